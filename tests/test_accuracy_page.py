@@ -39,7 +39,7 @@ def test_what_is_worse_is_told() -> None:
     group = Group(title="Runs", left_out="model", saw="others", rows=[good, bad])
     report = {"groups": [group], "grid": None, "days": {}, "not_stated": {}}
     text = page.groups(baseline.summarise(report))
-    assert "m, far off: -50.0%" in text and "1 called memory" in text and "50 % (50-100)" in text
+    assert "m, far off: -50.0%" in text and "1 infeasible: memory" in text and "50 % (50-100)" in text
 
 
 def test_a_point_on_the_diagonal_lies_on_it() -> None:

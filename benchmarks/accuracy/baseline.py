@@ -19,6 +19,8 @@ MOVED = 1e-3
 """Relative change of a prediction that counts as one."""
 SHOWN = 8
 """Rows named in a group; the rest is counted."""
+DRAWN = ("model", "GPU", "setting", "all")
+"""Groups with points in pictures, by what their constants did not see."""
 MOST_ROWS = 200
 """Groups of more rows are saved without their predictions."""
 
@@ -40,7 +42,8 @@ def _entry(group: Group) -> dict[str, Any]:
     """Equal names (repeats of one configuration) keep the last: their predictions are the same."""
     counted = [row for row in group.rows if math.isfinite(row.predicted)]
     predicted = {f"{row.model} {row.what}": float(f"{row.predicted:.6g}") for row in counted}
-    points = " ".join(f"{math.log10(row.published):.2f},{math.log10(row.predicted):.2f}" for row in counted)
+    drawn = counted if group.left_out in DRAWN else []
+    points = " ".join(f"{math.log10(row.published):.2f},{math.log10(row.predicted):.2f}" for row in drawn)
     kept = predicted if len(group.rows) <= MOST_ROWS else {}
     return {name: value for name, value in group.summary().items() if name != "title"} | {"predicted": kept, "points": points}
 

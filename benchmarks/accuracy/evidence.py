@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy import activations, grid, headlines, inference
+from benchmarks.accuracy import activations
+from benchmarks.accuracy import other_evidence as other
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import read
 from benchmarks.accuracy.fit_frameworks import (
@@ -19,34 +18,29 @@ from benchmarks.accuracy.fit_frameworks import (
     profile_2022,
     today_runs,
 )
-from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
-from benchmarks.accuracy.fsdp_memory import reserved
-from benchmarks.accuracy.fsdp_runs import titan_cases
-from benchmarks.accuracy.grid_rows import FILE as GRID
-from benchmarks.accuracy.grid_rows import groups as grid_groups
-from benchmarks.accuracy.groups import Group
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
-from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import release_cases
-from benchmarks.accuracy.serving_runs import runs
+from benchmarks.accuracy.recipe_runs import pretraining, release_cases
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.training.problem import named_model
-
-FORMULAS = "nothing: formulas alone"
-OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
-TODAY = "H100 recipes and MLPerf pre-training, recipes and cut models on B200, Qwen3-30B-A3B"
 
 
 def groups(folder: Path) -> list[Group]:
     """Those with rows."""
-    found = [*_paper(folder), *_megatron(folder), *_tuning(folder), *_fsdp(folder), *_nanotron(folder), *_memory(folder)]
-    found += [*_other_software(folder), *_ahead(folder), *_published(), *_serving(folder)]
+    found = [
+        *_paper(folder),
+        *_megatron(folder),
+        *_tuning(folder),
+        *other.fsdp(folder),
+        *other.nanotron(folder),
+        *other.memory(folder),
+    ]
+    found += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
     return [group for group in found if group.rows]
 
 
@@ -61,8 +55,8 @@ def _paper(folder: Path) -> list[Group]:
         cases = [case for case in table5_cases(rows) if case.name == size]
         left_out += compare_all(cases, lambda run, c=constants, x=x: run.compare(c, {("a100", "bf16"): x[-1]}))  # type: ignore[misc]
     shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
-    layer = [_on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
-    memory = [_on(row, "a100-sxm-80gb") for row in activations.figures(folder)]
+    layer = [on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
+    memory = [on(row, "a100-sxm-80gb") for row in activations.figures(folder)]
     return [
         Group(title="Table 5 of arXiv 2205.05198", left_out="model", rows=left_out, saw=f"{OPS}, other models' rows"),
         Group(title="Table 4 of arXiv 2205.05198, one layer", left_out="seen", rows=layer, saw=OPS, unit="ms"),
@@ -79,12 +73,12 @@ def _megatron(folder: Path) -> list[Group]:
     if not today_runs(folder) or not read(folder, "korthikanti2022_table4.csv"):
         return []
     cases = pretraining(folder)
-    dense, sparse = ([case for case in cases if has_experts(case) == wanted] for wanted in (False, True))
+    dense, sparse = ([case for case in cases if case.has_experts == wanted] for wanted in (False, True))
     cut, recent = b200_cases(folder), newest(sparse)
-    measured_dies = [case for case in (*dense, *cut) if not has_experts(case) and card(case) != "gb200-nvl72"]
-    gb200 = [case for case in dense if card(case) == "gb200-nvl72"]
-    h100 = [case for case in dense if card(case) == "h100-sxm-80gb"]
-    unseen = _leaving_out(folder, sparse, has_experts)
+    measured_dies = [case for case in (*dense, *cut) if not case.has_experts and case.card != "gb200-nvl72"]
+    gb200 = [case for case in dense if case.card == "gb200-nvl72"]
+    h100 = [case for case in dense if case.card == "h100-sxm-80gb"]
+    unseen = _leaving_out(folder, sparse, lambda case: case.has_experts)
     today = {case.what for case in recent}
     return [
         Group(
@@ -93,13 +87,13 @@ def _megatron(folder: Path) -> list[Group]:
         ),
         Group(
             title="Dense pre-training on a die left out", left_out="GPU", saw=f"{TODAY}, without the die",
-            rows=_leaving_out(folder, measured_dies, die),
+            rows=_leaving_out(folder, measured_dies, lambda case: case.die),
         ),
         Group(
             title="Dense recipes on GB200", left_out="GPU", saw=TODAY, rows=compare_all(gb200, Prepared.shipped),
         ),
         Group(
-            title="Models cut to fit 8 B200", left_out="GPU", saw=f"{TODAY}, without the layout",
+            title="Models cut to fit 8 B200", left_out="setting", saw=f"{TODAY}, without the layout",
             rows=_leaving_out(folder, cut, lambda case: case.layout),
         ),
         Group(
@@ -115,9 +109,9 @@ def _megatron(folder: Path) -> list[Group]:
 
 def _tuning(folder: Path) -> list[Group]:
     """Fine-tuning, which no constant but those of AMD's die saw."""
-    tuned = [case for case in release_cases(folder) if case.query.training.task != "pretrain"]  # type: ignore[union-attr]
+    tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
     audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
-    amd, others = ([case for case in audited if card(case).startswith("mi3") == wanted] for wanted in (True, False))
+    amd, others = ([case for case in audited if case.card.startswith("mi3") == wanted] for wanted in (True, False))
     return [
         Group(title="LoRA of MLPerf", left_out="all", saw=TODAY, rows=compare_all(others, Prepared.shipped)),
         Group(
@@ -125,87 +119,6 @@ def _tuning(folder: Path) -> list[Group]:
         ),
         Group(title="Fine-tuning recipes", left_out="all", saw=TODAY, rows=compare_all(tuned, Prepared.shipped)),
     ]
-
-
-def _fsdp(folder: Path) -> list[Group]:
-    """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
-    mpt = mpt_runs(folder)
-    cases = {f"{run.case.name} {run.case.what}": run for run in mpt}
-
-    def named(rows: Iterable[Comparison]) -> list[Comparison]:
-        return [dataclasses.replace(row, source="llm-foundry", gpu=(g := cases[f"{row.model} {row.what}"].gpu.name), part=g)
-                for row in rows]  # fmt: skip
-
-    return [
-        Group(
-            title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes",
-            rows=named(leave_one_model_out(mpt)) if mpt else [],
-        ),
-        Group(
-            title="MPT under FSDP on a GPU left out", left_out="GPU", saw="ops/, MPT on other GPUs",
-            rows=named(across_gpus(mpt)) if mpt else [],
-        ),
-        Group(
-            title="Llama under eager torchtitan", left_out="all", saw="ops/, MPT under llm-foundry",
-            rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
-        ),
-    ]  # fmt: skip
-
-
-def _nanotron(folder: Path) -> list[Group]:
-    rows = read(folder, GRID)
-    if not rows:
-        return []
-    cells = grid.cells(folder)
-    models, nodes = cells["model_left_out"], cells["nodes_left_out"]
-    saw = "ops/, nanotron's runs"
-    return [
-        Group(title="nanotron's grid", left_out="model", saw=f"{saw} of the other model", rows=grid.steps(models)),
-        Group(title="nanotron's grid, nodes left out", left_out="GPU", saw=f"{saw} on other nodes", rows=grid.steps(nodes)),
-        Group(title="nanotron's grid, memory", left_out="model", saw=saw, rows=grid.memory(models), unit="GiB"),
-    ]
-
-
-def _memory(folder: Path) -> list[Group]:
-    """Allocated bytes by formulas alone, and what the allocator holds. The number of micro-batches changes no memory."""
-    cut = [case for case in b200_cases(folder) if case.allocated_bytes]
-    cut_rows = [
-        dataclasses.replace(row, setting=case.layout)
-        for case, row in zip(cut, compare_all(cut, Prepared.allocated), strict=True)
-    ]
-    audited = [case for case in mlperf_cases(folder) if case.allocated_bytes]
-    held = [_on(row, "h100-sxm-96gb") for row in reserved(folder)]
-    return [
-        Group(title="Models cut to fit 8 B200, allocated", left_out="all", saw=FORMULAS, rows=cut_rows, unit="GiB"),
-        Group(
-            title="MLPerf, peak of allocated memory", left_out="all", saw=FORMULAS, unit="GiB",
-            rows=compare_all(audited, Prepared.allocated),
-        ),
-        Group(
-            title="Llama under torchtitan, reserved", left_out="all", unit="GiB", rows=held,
-            saw="formulas, and a typical 1 GiB and 3 % for the driver and the allocator",
-        ),
-    ]  # fmt: skip
-
-
-def _other_software(folder: Path) -> list[Group]:
-    """Runs by the constants of another framework than theirs. No interval is stated for one that nobody measured."""
-    fsdp = [run.case for run in mpt_runs(folder)]
-    dense = [case for case in pretraining(folder) if not has_experts(case) and card(case) == "h100-sxm-80gb"]
-    rows = read(folder, GRID)
-    megatron = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
-    cells = [grid.predicted(group, megatron) for group in grid_groups(rows)]
-    return [
-        Group(title="MPT under FSDP by Megatron Core's constants", left_out="framework", saw=TODAY,
-              rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core")),
-        Group(title="Dense pre-training on H100 by FSDP's constants", left_out="framework", saw="ops/, MPT under llm-foundry",
-              rows=_by_framework(dense, "torch-fsdp")),
-        Group(title="nanotron's grid by Megatron Core's constants", left_out="framework", saw=TODAY,
-              rows=_without_intervals(grid.steps(cells))),
-        Group(title="BLOOM's topology search, asked as Megatron Core", left_out="framework", saw=OPS,
-              rows=compare_all(bloom_cases(folder), Prepared.shipped)),
-        Group(title="Primus' schedules against 1F1B", left_out="framework", saw=TODAY, unit="ratio", rows=_schedules(folder)),
-    ]  # fmt: skip
 
 
 def _ahead(folder: Path) -> list[Group]:
@@ -216,7 +129,7 @@ def _ahead(folder: Path) -> list[Group]:
     audited = [case for case in cases if case.source == "MLPerf Training"]
     releases = [case for case in cases if case.source != "MLPerf Training"]
     known = [*cases, *b200_cases(folder)]
-    lora = [case for case in mlperf_cases(folder) if "lora" in case.name and not card(case).startswith("mi3")]
+    lora = [case for case in mlperf_cases(folder) if "lora" in case.name and not case.card.startswith("mi3")]
     rows = predicted_ahead([*cases, *lora], known=known, start=fit(folder).framework)
 
     def of(chosen: Sequence[Case]) -> list[Comparison]:
@@ -228,69 +141,10 @@ def _ahead(folder: Path) -> list[Group]:
         Group(title="The next round: MLPerf's pre-training", left_out="future", saw=saw, rows=of(audited)),
         Group(title="The next round: MLPerf's LoRA", left_out="future", saw=saw, rows=of(lora)),
         Group(title="The next release: dense recipes", left_out="future", saw=saw,
-              rows=of([case for case in releases if not has_experts(case)])),
+              rows=of([case for case in releases if not case.has_experts])),
         Group(title="The next release: mixtures of experts", left_out="future", saw=saw,
-              rows=of([case for case in releases if has_experts(case)])),
+              rows=of([case for case in releases if case.has_experts])),
     ]  # fmt: skip
-
-
-def _published() -> list[Group]:
-    """Figures that stand in this repository with their layouts: nobody can say that they were not seen."""
-    rows = [row for row in headlines.evaluate() if row.error is not None]
-
-    def of(source: str, where: str) -> list[Comparison]:
-        return [
-            Comparison(
-                source=row.source, model="", what=row.what, published=row.predicted / (1.0 + row.error),  # type: ignore[operator]
-                predicted=row.predicted, gpu=where, part=where,
-            )
-            for row in rows if source in row.source
-        ]  # fmt: skip
-
-    return [
-        Group(title="arXiv 2104.04473, table 1", left_out="seen", saw=OPS, unit="TFLOP/s",
-              rows=of("2104.04473", "a100-sxm-80gb")),
-        Group(title="arXiv 1909.08053, GPT-2 on V100", left_out="seen", saw=OPS, rows=of("1909.08053", "v100-sxm-32gb"),
-              unit="PFLOP/s, %, TFLOP/s"),
-        Group(title="Strong scaling of 177B to 4,608 H100, by our layout", left_out="seen", saw=TODAY,
-              rows=of("README, H100", "h100-sxm-80gb"), unit="% MFU"),
-    ]  # fmt: skip
-
-
-def _serving(folder: Path) -> list[Group]:
-    pairs = inference.unseen(runs(folder))
-    saw = "ops/, the other half of the groups of each engine's version"
-    return [
-        Group(title=f"Serving: {words}", left_out="model", saw=saw, unit=unit, rows=inference.comparisons(pairs, what))
-        for what, words, unit in (("tpot", "time per output token", "s"), ("throughput", "tokens/s of a GPU", "1/s"),
-                                  ("ttft", "time to first token, below the cache's limit", "s"))
-    ]  # fmt: skip
-
-
-def pretraining(folder: Path) -> list[Case]:
-    """Every release and round of pre-training that is published with its layout."""
-    cases = [*release_cases(folder), *mlperf_cases(folder)]
-    return [case for case in cases if case.query.training is not None and case.query.training.task == "pretrain"]
-
-
-def has_experts(case: Case) -> bool:
-    return named_model(case.query.model).num_experts is not None
-
-
-def card(case: Case) -> str:
-    return str(case.query.cluster.gpu)
-
-
-def die(case: Case) -> str:
-    return str(gpu(card(case)).silicon)
-
-
-def dated(cases: Iterable[Case], *, source: str) -> list[Case]:
-    return [dataclasses.replace(case, source=source) for case in cases]
-
-
-def _on(row: Comparison, name: str) -> Comparison:
-    return dataclasses.replace(row, gpu=name, part=name)
 
 
 def _leaving_out(folder: Path, cases: Iterable[Case], key: Callable[[Case], object]) -> list[Comparison]:
@@ -302,23 +156,4 @@ def _leaving_out(folder: Path, cases: Iterable[Case], key: Callable[[Case], obje
     for group, members in grouped.items():
         constants = fit_today([run for run in today_runs(folder) if key(run.case) != group], start)
         found += compare_all(members, constants.compare)
-    return found
-
-
-def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
-    return _without_intervals(compare_all(cases, lambda run: run.compare(efficiency(gpu=run.gpu, framework=name).framework)))
-
-
-def _without_intervals(rows: Iterable[Comparison]) -> list[Comparison]:
-    return [dataclasses.replace(row, low=None, high=None, refused=None) for row in rows]
-
-
-def _schedules(folder: Path) -> list[Comparison]:
-    """Seconds of a schedule over those of 1F1B."""
-    found = []
-    for base, other in schedule_cases(folder):
-        plain, row = compare_all([base, other], Prepared.shipped)
-        predicted = row.predicted / plain.predicted if math.isfinite(row.predicted) else math.nan
-        published = row.published / plain.published
-        found.append(dataclasses.replace(row, published=published, predicted=predicted, low=None, high=None))
     return found

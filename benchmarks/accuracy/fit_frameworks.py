@@ -202,12 +202,6 @@ def modern_leave_one_out(folder: Path) -> list[Comparison]:
     return _left_out(folder, dense, lambda run: run.case.name)
 
 
-def b200_leave_one_out(folder: Path) -> list[Comparison]:
-    """Every dense cut model on B200, by constants that never saw its layout (its three batch sizes go together)."""
-    dense = [run for run in today_runs(folder) if run.case.name == "llama-3-70b cut"]
-    return _left_out(folder, dense, lambda run: run.case.layout)
-
-
 def amd_runs(folder: Path) -> list[Prepared]:
     """LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]

@@ -52,7 +52,7 @@ def _mpt(row: Row) -> Case:
     )  # fmt: skip
     return Case(
         name=row["model"],
-        what=f"{gpu[5:].upper()} x{gpus}, s {sequence}, mbs {row['mbs']}, {recompute}, GBS {batch}",
+        what=f"{gpu.upper()} x{gpus}, s {sequence}, mbs {row['mbs']}, {recompute}, GBS {batch}",
         query=query,
         step_s=batch * sequence / float(row["tokens_per_s"]),
     )

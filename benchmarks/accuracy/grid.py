@@ -107,10 +107,10 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
         predicted = float(value / (1.0 + ratio))
         found.append(
             Comparison(
-                source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} nodes",
+                source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} x 8 H100",
                 what=", ".join(f"{name} {row[name]}" for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")),
                 published=float(value), predicted=predicted, low=predicted / spread, high=predicted * spread,
-                refused=None if fits else "memory or illegal",
+                refused=None if fits else "memory or rules",
             )
         )  # fmt: skip
     return found

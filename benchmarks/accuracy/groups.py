@@ -25,9 +25,14 @@ MANY_ROWS = 40
 OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 """Score of a figure's distance from its interval."""
 
-LeftOut = Literal["model", "GPU", "framework", "future", "all", "seen"]
-"""What the constants did not see of the rows: their model, their GPU (card, die or layout on it), their framework, anything of
-their time and later, or anything like them; seen: they saw the rows, or the figures stand in this repository."""
+FORMULAS = "nothing: formulas alone"
+OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
+TODAY = "H100 recipes and MLPerf pre-training, recipes and cut models on B200, Qwen3-30B-A3B"
+"""What constants saw, in words; ops/ are kernels and collectives timed alone."""
+LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
+"""What the constants did not see of the rows: their model, their GPU (card or die), their setting (layout, number of nodes, or
+load), their framework, anything of their month and later, or anything like them; seen: they saw the rows, or the figures stand
+in this repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,11 @@ class Group:
         return "\n".join([*lines, f"  {line(figures(self.rows))}"])
 
 
+def on(row: Comparison, card: str) -> Comparison:
+    """The row with its GPU."""
+    return replace(row, gpu=card, part=card)
+
+
 def votes(rows: Iterable[Comparison]) -> list[Comparison]:
     """One row a setting: that of the median published over predicted; rows without a prediction have no vote."""
     grouped: dict[str, list[Comparison]] = {}
@@ -106,7 +116,7 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
         "mean_error": float(errors.mean()),
         "median_error": float(np.median(errors)),
         "worst_error": float(errors.max()),
-        "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}",
+        "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}".removeprefix(", "),
         "bias": math.expm1(-float(np.mean([row.log_ratio for row in counted]))),
     }
     return found | intervals([row for row in counted if row.low and row.high])
@@ -152,7 +162,7 @@ def _kind(group: Group) -> str:
 
 def line(f: dict[str, Any]) -> str:
     """Figures in words."""
-    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
     count = f"{f['rows']} rows, {f['configurations']} configurations{refused}"
     if "mean_error" not in f:
         return count

@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.accuracy.data import Row, read
-from hp_tool.catalog import model
+from hp_tool.catalog import gpu, model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.training.problem import named_model
 from hp_tool.units import GIB
 
 SYSTEMS_2020 = {"DGX-2 V100": ("v100-sxm-32gb", 16), "DGX-A100": ("a100-sxm-40gb", 8)}
@@ -58,6 +59,29 @@ class Case:
         return f"{self.name} {self.what.rpartition(',')[0]}"
 
     @property
+    def card(self) -> str:
+        """The GPU as the query names it."""
+        return str(self.cluster.gpu)
+
+    @property
+    def cluster(self) -> ClusterQuery:
+        assert isinstance(self.query.cluster, ClusterQuery)
+        return self.query.cluster
+
+    @property
+    def die(self) -> str:
+        return str(gpu(self.card).silicon)
+
+    @property
+    def has_experts(self) -> bool:
+        return named_model(self.query.model).num_experts is not None
+
+    @property
+    def task(self) -> str:
+        assert self.query.training is not None
+        return self.query.training.task
+
+    @property
     def setting(self) -> str:
         """What was asked, without the release and who ran it: rows that agree in it are one vote."""
         assert self.query.training is not None
@@ -73,7 +97,7 @@ def megatron_2020_cases(folder: Path) -> list[Case]:
     """
     cases = []
     for row in read(folder, "megatron_lm_2020_scaling.csv"):
-        gpu, per_node = SYSTEMS_2020[row["system"]]
+        card, per_node = SYSTEMS_2020[row["system"]]
         shape = ModelSpec(
             name=row["case"], num_hidden_layers=int(row["layers"]), hidden_size=int(row["hidden"]),
             num_attention_heads=int(row["heads"]), vocab_size=51200, max_position_embeddings=1024,
@@ -81,7 +105,7 @@ def megatron_2020_cases(folder: Path) -> list[Case]:
         behind_backward = int(row["tp"]) > 2 and int(row["dp"]) > 1
         query = Query(
             kind="training", model=shape,
-            cluster=ClusterQuery(gpu=gpu, num_gpus=int(row["gpus"]), gpus_per_node=min(per_node, int(row["gpus"]))),
+            cluster=ClusterQuery(gpu=card, num_gpus=int(row["gpus"]), gpus_per_node=min(per_node, int(row["gpus"]))),
             training=TrainingWorkload(
                 sequence_length=int(row["seq"]), global_batch_size=int(row["gbs"]), precision="fp16",
                 attention="unfused", dropout=0.1, gradient_precision="fp16",  # reduced as they are: fp32 was an option

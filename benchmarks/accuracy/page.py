@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ BLOCK = re.compile(r"(<!-- result: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
 LEFT_OUT = {
     "model": "its model",
-    "GPU": "its GPU, die or layout",
+    "GPU": "its GPU or die",
+    "setting": "its layout, nodes or load",
     "all": "anything like it",
     "future": "its month and later",
     "framework": "its framework",
@@ -30,12 +32,13 @@ LEFT_OUT = {
 HEADINGS = {
     "model": "A model left out",
     "GPU": "A GPU left out",
+    "setting": "A layout, a number of nodes or a load left out",
     "all": "Nothing like it was fitted",
     "future": "Time travel: the next round, the next release",
     "framework": "A framework left out",
     "seen": "Seen: fitted, or published with a layout that stands in this repository",
 }
-SKETCHES = {
+SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
     "accuracy-training": ("Seconds of a training step, s", lambda title, g: g["unit"] == "s" and not _kind(title)),
     "accuracy-nanotron": ("nanotron's grid, the other model fitted, s", lambda title, g: title == "nanotron's grid"),
     "accuracy-memory": ("Memory of the fullest GPU, GiB", lambda title, g: g["unit"] == "GiB"),
@@ -80,15 +83,15 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _refused(f: dict[str, Any]) -> str:
-    """`; 7 of 19 rows called infeasible (memory)`, or nothing."""
+    """`; 7 of 19 rows infeasible: memory`, or nothing."""
     if not f["refused"]:
         return ""
-    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows called infeasible ({', '.join(f['refused'])})"
+    return f"; {sum(f['refused'].values())} of {f['rows']:,} rows infeasible: {', '.join(f['refused'])}"
 
 
 def pooled(result: dict[str, Any]) -> str:
     """All rows that constants of their framework did not see, by what is predicted."""
-    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}"]
+    lines = [f"| rows | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|"]
     return "\n".join([*lines, *(f"| {name} | {_cells(f)}" for name, f in result["pooled"].items())])
 
 
@@ -96,7 +99,7 @@ COLUMNS = "n | configurations | mean | median | bias | inside 90 % (if right) | 
 
 
 def _cells(f: dict[str, Any]) -> str:
-    refused = "".join(f", {count} called {code}" for code, count in f["refused"].items())
+    refused = "".join(f"; {count} infeasible: {code}" for code, count in f["refused"].items())
     head = f"{f['rows']:,}{refused} | {f['configurations']:,}"
     if "mean_error" not in f:
         return f"{head} | | | | | | | |"
@@ -119,7 +122,7 @@ def groups(result: dict[str, Any]) -> str:
             parts = list(group["parts"].items())
             lines = [("all", group["figures"]), *parts] if len(parts) > 1 else parts
             rows = [f"| {name or '-'} | {_cells(f)}" for name, f in lines]
-            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}", *rows]
+            table = [f"| | {COLUMNS}", f"|---{'|---' * COLUMNS.count('|')}|", *rows]
             blocks += [f"**{title}** ({group['unit']}). Constants from: {group['saw']}.", "\n".join(table)]
     return "\n\n".join(blocks)
 
@@ -152,7 +155,7 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
         series = {
             one: [(float(x), float(y)) for x, y in (point.split(",") for point in group["points"].split())]
             for one, group in result["groups"].items()
-            if group["left_out"] not in ("seen", "framework", "future") and chosen(one, group)
+            if group["left_out"] in baseline.DRAWN and chosen(one, group)
         }
         found[name] = scatter(series, title=title)
     return found

@@ -182,7 +182,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
         try:
             found.append(by(Prepared.of(case)))
         except InputError as error:
-            gpu = str(case.query.cluster.gpu)
+            gpu = case.card
             found.append(
                 Comparison(
                     source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
@@ -31,6 +32,11 @@ TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
 DISPATCHERS = {"": None, "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
 
 
+def pretraining(folder: Path) -> list[Case]:
+    """Every release and every audited round of pre-training that is published with its layout."""
+    return [case for case in (*release_cases(folder), *mlperf_cases(folder)) if case.task == "pretrain"]
+
+
 def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
     rows = read(folder, FILE)
@@ -51,7 +57,7 @@ def release_cases(folder: Path) -> list[Case]:
 
 def _rate(case: Case) -> tuple[str, int]:
     """GPUs, and tokens a second of each."""
-    training, gpus = case.query.training, case.query.cluster.num_gpus
+    training, gpus = case.query.training, case.cluster.num_gpus
     assert training is not None and gpus is not None
     return str(gpus), round(training.global_batch_size * training.sequence_length / case.step_s / gpus)
 

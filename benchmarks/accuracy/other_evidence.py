@@ -1,0 +1,173 @@
+"""Groups of evidence beside Megatron Core's: FSDP, nanotron, memory, frameworks left out, published headlines, serving."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.accuracy import grid, headlines, inference
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import read
+from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
+from benchmarks.accuracy.fsdp_memory import reserved
+from benchmarks.accuracy.fsdp_runs import titan_cases
+from benchmarks.accuracy.grid_rows import FILE as GRID
+from benchmarks.accuracy.grid_rows import groups as grid_groups
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
+from benchmarks.accuracy.heldout import Case, b200_cases
+from benchmarks.accuracy.korthikanti import GPU
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
+from benchmarks.accuracy.prepared import Prepared, compare_all
+from benchmarks.accuracy.recipe_runs import pretraining
+from benchmarks.accuracy.serving_runs import runs
+from hp_tool.catalog import gpu
+from hp_tool.catalog.efficiency import efficiency
+
+
+def fsdp(folder: Path) -> list[Group]:
+    """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
+    mpt = mpt_runs(folder)
+    return [
+        Group(
+            title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes",
+            rows=_from("llm-foundry", leave_one_model_out(mpt)) if mpt else [],
+        ),
+        Group(
+            title="MPT under FSDP on a GPU left out", left_out="GPU", saw="ops/, MPT on other GPUs",
+            rows=_from("llm-foundry", across_gpus(mpt)) if mpt else [],
+        ),
+        Group(
+            title="Llama under eager torchtitan", left_out="all", saw="ops/, MPT under llm-foundry",
+            rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
+        ),
+    ]  # fmt: skip
+
+
+def nanotron(folder: Path) -> list[Group]:
+    rows = read(folder, GRID)
+    if not rows:
+        return []
+    cells = grid.cells(folder)
+    models, nodes = cells["model_left_out"], cells["nodes_left_out"]
+    saw = "ops/, nanotron's runs"
+    return [
+        Group(title="nanotron's grid", left_out="model", saw=f"{saw} of the other model", rows=grid.steps(models)),
+        Group(title="nanotron's grid, nodes left out", left_out="setting", saw=f"{saw} on other nodes", rows=grid.steps(nodes)),
+        Group(title="nanotron's grid, memory", left_out="model", saw=saw, rows=grid.memory(models), unit="GiB"),
+    ]
+
+
+def memory(folder: Path) -> list[Group]:
+    """Allocated bytes by formulas alone, and what the allocator holds. The number of micro-batches changes no memory."""
+    cut = [case for case in b200_cases(folder) if case.allocated_bytes]
+    cut_rows = [
+        dataclasses.replace(row, setting=case.layout)
+        for case, row in zip(cut, compare_all(cut, Prepared.allocated), strict=True)
+    ]
+    audited = [case for case in mlperf_cases(folder) if case.allocated_bytes]
+    held = [on(row, "h100-sxm-96gb") for row in reserved(folder)]
+    return [
+        Group(title="Models cut to fit 8 B200, allocated", left_out="all", saw=FORMULAS, rows=cut_rows, unit="GiB"),
+        Group(
+            title="MLPerf, peak of allocated memory", left_out="all", saw=FORMULAS, unit="GiB",
+            rows=compare_all(audited, Prepared.allocated),
+        ),
+        Group(
+            title="Llama under torchtitan, reserved", left_out="all", unit="GiB", rows=held,
+            saw="formulas, and a typical 1 GiB and 3 % for the driver and the allocator",
+        ),
+    ]  # fmt: skip
+
+
+def other_software(folder: Path) -> list[Group]:
+    """Runs by the constants of another framework than theirs. No interval is stated for one that nobody measured."""
+    fsdp = [run.case for run in mpt_runs(folder)]
+    dense = [case for case in pretraining(folder) if not case.has_experts and case.card == "h100-sxm-80gb"]
+    rows = read(folder, GRID)
+    megatron = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
+    cells = [grid.predicted(group, megatron) for group in grid_groups(rows)]
+    return [
+        Group(title="MPT under FSDP by Megatron Core's constants", left_out="framework", saw=TODAY,
+              rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core")),
+        Group(title="Dense pre-training on H100 by FSDP's constants", left_out="framework", saw="ops/, MPT under llm-foundry",
+              rows=_by_framework(dense, "torch-fsdp")),
+        Group(title="nanotron's grid by Megatron Core's constants", left_out="framework", saw=TODAY,
+              rows=_without_intervals(grid.steps(cells))),
+        Group(title="BLOOM's topology search, asked as Megatron Core", left_out="framework", saw=OPS,
+              rows=compare_all(bloom_cases(folder), Prepared.shipped)),
+        Group(title="Primus' schedules against 1F1B", left_out="framework", saw=TODAY, unit="ratio", rows=_schedules(folder)),
+    ]  # fmt: skip
+
+
+def published() -> list[Group]:
+    """Figures that stand in this repository with their layouts: nobody can say that they were not seen."""
+    rows = headlines.evaluate()
+
+    def of(source: str, where: str) -> list[Comparison]:
+        return [
+            Comparison(
+                source=row.source, model="", what=row.what, published=row.predicted / (1.0 + row.error),
+                predicted=row.predicted, gpu=where, part=where,
+            )
+            for row in rows if source in row.source and row.error is not None
+        ]  # fmt: skip
+
+    ranges = [_of_range(row) for row in rows if "overhead" in row.what]
+    return [
+        Group(title="arXiv 2104.04473, table 1", left_out="seen", saw=OPS, unit="TFLOP/s",
+              rows=of("2104.04473", "a100-sxm-80gb")),
+        Group(title="arXiv 2205.05198, time of a layer that is recomputed", left_out="seen", saw=OPS,
+              unit="over a layer without", rows=ranges),
+        Group(title="arXiv 1909.08053, GPT-2 on V100", left_out="seen", saw=OPS, rows=of("1909.08053", "v100-sxm-32gb"),
+              unit="PFLOP/s, %, TFLOP/s"),
+        Group(title="Strong scaling of 177B to 4,608 H100, by our layout", left_out="seen", saw=TODAY,
+              rows=of("README, H100", "h100-sxm-80gb"), unit="% MFU"),
+    ]  # fmt: skip
+
+
+def _of_range(row: headlines.Headline) -> Comparison:
+    """A layer's time over that without recomputation, beside the nearest bound of the published range."""
+    low, high = map(float, row.published.split("-"))
+    nearest = min(max(row.predicted, low), high)
+    published, predicted = (1.0 + overhead / 100.0 for overhead in (nearest, row.predicted))
+    return on(Comparison(source=row.source, model="", what=row.what, published=published, predicted=predicted), GPU)
+
+
+def serving(folder: Path) -> list[Group]:
+    pairs = inference.unseen(runs(folder))
+    saw = "ops/, the other half of the groups of each engine's version"
+    return [
+        Group(title=f"Serving: {words}", left_out="setting", saw=saw, unit=unit, rows=inference.comparisons(pairs, what))
+        for what, words, unit in (("tpot", "time per output token", "s"), ("throughput", "tokens/s of a GPU", "1/s"),
+                                  ("ttft", "time to first token, below the cache's limit", "s"))
+    ]  # fmt: skip
+
+
+def dated(cases: Iterable[Case], *, source: str) -> list[Case]:
+    return [dataclasses.replace(case, source=source) for case in cases]
+
+
+def _from(source: str, rows: Iterable[Comparison]) -> list[Comparison]:
+    return [dataclasses.replace(row, source=source) for row in rows]
+
+
+def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
+    return _without_intervals(compare_all(cases, lambda run: run.compare(efficiency(gpu=run.gpu, framework=name).framework)))
+
+
+def _without_intervals(rows: Iterable[Comparison]) -> list[Comparison]:
+    return [dataclasses.replace(row, low=None, high=None, refused=None) for row in rows]
+
+
+def _schedules(folder: Path) -> list[Comparison]:
+    """Seconds of a schedule over those of 1F1B."""
+    found = []
+    for base, other in schedule_cases(folder):
+        plain, row = compare_all([base, other], Prepared.shipped)
+        predicted = row.predicted / plain.predicted if math.isfinite(row.predicted) else math.nan
+        published = row.published / plain.published
+        found.append(dataclasses.replace(row, published=published, predicted=predicted, low=None, high=None))
+    return found
