@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.accuracy import heldout, moe_runs
 from benchmarks.accuracy.fsdp_runs import mpt_cases, titan_cases
+from benchmarks.accuracy.internevo_runs import internevo_cases, memory_cases
 
 SOURCES: dict[str, Callable[[Path], Iterable[heldout.Run]]] = {
     "Megatron-LM 2020": heldout.megatron_2020,
@@ -16,6 +17,7 @@ SOURCES: dict[str, Callable[[Path], Iterable[heldout.Run]]] = {
     "NVIDIA's mixture-of-experts recipes": lambda folder: (case.run() for case in moe_runs.moe_cases(folder)),
     "models cut to fit 8 B200": heldout.b200,
     "MPT under FSDP": lambda folder: (case.run() for case in mpt_cases(folder)),
+    "InternEvo": lambda folder: (case.run() for case in (*internevo_cases(folder), *memory_cases(folder))),
     "torchtitan": lambda folder: (case.run() for case in titan_cases(folder)[0]),
 }
 

@@ -98,6 +98,8 @@ class Case:
     query: Query
     step_s: float
     allocated_bytes: float | None = None
+    used_bytes: float | None = None
+    """What the allocator holds, or the whole device."""
 
     @property
     def layout(self) -> str:

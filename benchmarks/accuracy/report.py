@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, coverage, days, feasible, fsdp_report, grid, heldout, moe_runs
+from benchmarks.accuracy import activations, coverage, days, feasible, fit_internevo, fsdp_report, grid, heldout, moe_runs
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import (
     adapters_unseen,
@@ -62,6 +62,7 @@ def sections(folder: Path) -> list[Section]:
         title = f"{name} cut to fit 8 B200, allocated (GiB)"
         found.append(_section(title, "held out", modern, allocated, log_sd=modern.memory_log_sd, fitted_on=NOTHING))
     found += fsdp_report.sections(folder)
+    found += fit_internevo.sections(folder)
     return [section for section in found if section.comparisons]
 
 

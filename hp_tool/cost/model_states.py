@@ -236,7 +236,8 @@ def _divided(
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
-    bucket_share = facts(case.workload.framework).bucket_bytes / size.gradients
+    framework = facts(case.workload.framework)
+    bucket_share = framework.bucket_bytes / size.gradients
     ranks = sharding.shards
     shard = 1.0 / ranks
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
@@ -255,11 +256,23 @@ def _divided(
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
-    return states, StateTimes(
+    times = StateTimes(
         reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
         replica_s=sharding.replica_seconds(gradients, machine=case),
         gather_s=data.seconds((1.0 - shard) * sent) * (zero_stage >= 1),
         update_s=traffic * (profile.framework.optimizer_traffic_factor / reached),
+    )
+    if not framework.broadcasts_weights:
+        return states, times
+    everyone, below = group_ring(machine=case, group=sharding.group), zero_stage < 2
+    broadcast = replace(data, ramp_bytes=where(data.in_domain, data.ramp_bytes, profile.framework.broadcast_ramp_bytes))
+    all_reduce = everyone.seconds((2.0 - 2.0 / sharding.group.size) * gradients)
+    return states, replace(
+        times,
+        reduce_s=where(below, all_reduce, times.reduce_s),
+        replica_s=where(below, 0.0, times.replica_s),
+        gather_s=where(below, 0.0, times.gather_s),
+        broadcast_s=where(below, broadcast.seconds((1.0 - shard) * sent, pieces=ranks), 0.0),
     )
 
 

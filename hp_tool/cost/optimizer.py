@@ -69,7 +69,8 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
     `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight kept in
     8 bits.
     """
-    wide = workload.precision == "fp32" or facts(workload.framework).wide_weights
+    framework = facts(workload.framework)
+    wide = workload.precision == "fp32" or framework.wide_weights
     stored = workload.parameter_precision or ("fp32" if wide else "bf16")
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
     quantized = quantized_bytes(workload) if stored == "fp8" else None
@@ -80,7 +81,7 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
         second = 0.0
     return BytesPerParameter(
         weights=weights,
-        gradients=STATE_BYTES[workload.gradient_precision or "fp32"],
+        gradients=STATE_BYTES[workload.gradient_precision or ("bf16" if framework.narrow_gradients else "fp32")],
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,

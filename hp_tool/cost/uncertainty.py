@@ -8,6 +8,7 @@ import math
 
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -63,7 +64,8 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "training.overlap.expert_parallel": workload.overlap is not None and workload.overlap.expert_parallel is True,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0,
+        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0
+        and not facts(workload.framework).broadcasts_weights,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute) and recompute.modules not in (None, (), ("core_attn",)),
         "parallel.context_parallel_communication": config.context_parallel_size > 1

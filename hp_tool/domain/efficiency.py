@@ -141,6 +141,8 @@ class FrameworkEfficiency(Strict):
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
+    broadcast_ramp_bytes: float = 0.0
+    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in place of a gather."""
     all_reduce_overlap: float | None = None
     """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients are all-reduced bucket by
     bucket in the backward pass and whose parameters need no gathering; None: the same."""

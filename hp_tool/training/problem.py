@@ -77,7 +77,7 @@ class TrainingProblem(TrainingCase):
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
         """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
-        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).balances_blocks or self.kinds:
+        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
         layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
