@@ -24,10 +24,15 @@ def sections(folder: Path) -> list[Section]:
     if not runs:
         return []
     constants = efficiency(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
+    on_h100 = [run for run in runs if run.gpu.silicon == "h100"]
     return [
         Section(
             title="MPT under FSDP on A100 and H100, leaving one model out (s)", role="headline",
             comparisons=leave_one_model_out(runs), fitted_on=f"{KERNELS} eight models", stated_log_sd=constants.time_log_sd,
+        ),
+        Section(
+            title="MPT under FSDP on H100, leaving one size out (s)", role="headline", stated_log_sd=constants.time_log_sd,
+            comparisons=leave_one_model_out(runs, of=on_h100), fitted_on=f"{KERNELS} sizes, on A100 too",
         ),
         Section(
             title="MPT under FSDP on A100 and H100, leaving one GPU out (s)", role="headline", comparisons=across_gpus(runs),

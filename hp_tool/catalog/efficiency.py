@@ -11,7 +11,7 @@ from typing import TypeVar
 from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import at_sustained_clocks
+from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec
@@ -31,6 +31,7 @@ def efficiency(
     framework: str,
     overlap: OverlapSpec | None = None,
     cuda_graphs: bool = False,
+    narrow: bool = False,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
     """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
@@ -44,6 +45,8 @@ def efficiency(
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
         constants = without_host(constants)
+    if narrow:
+        constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
         return EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu), gpu=gpu), framework=constants)

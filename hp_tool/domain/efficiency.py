@@ -87,6 +87,9 @@ class FrameworkEfficiency(Strict):
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    narrow_traffic_factor: float | None = None
+    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand in for the framework's own.
+    None: no different."""
     attention_slowdown: float = 1.0
     """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later), both passes."""
     attention_backward_slowdown: float
