@@ -219,7 +219,7 @@ class Endpoints:
 
     @Endpoint
     def catalog(self, *, kind: str) -> Call[JsonObject]:
-        """All `models`, `gpus` or `clusters` that a query may name."""
+        """All `models`, `gpus`, `clusters` or `recipes` that a query may name."""
         return Call(path=f"/v1/{kind}", answer=JsonObject)
 
     @Endpoint

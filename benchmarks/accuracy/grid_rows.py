@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.data import Row
 from hp_tool.catalog import cluster, gpu
-from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
+from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
@@ -62,7 +62,9 @@ class Group:
 
     def predict(self, constants: FrameworkEfficiency) -> TrainingCosts:
         """Predictions for the rows."""
-        profile = EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu(GPU)), gpu=gpu(GPU)), framework=constants)
+        device = gpu(GPU)
+        kernels = sustained(gpu_efficiency(device), gpu=device, clocks=usual_clocks(device))
+        profile = EfficiencyProfile(gpu=kernels, framework=constants)
         return training_costs(case=self._case(profile), candidates=self.candidates)
 
     def _case(self, profile: EfficiencyProfile) -> TrainingCase:

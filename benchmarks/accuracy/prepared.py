@@ -14,7 +14,7 @@ import hp_tool
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.korthikanti import Comparison
 from hp_tool import documents
-from hp_tool.catalog.efficiency import gpu_efficiency, sustained
+from hp_tool.catalog.efficiency import gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import below_16_bits, is_narrow
@@ -104,7 +104,9 @@ class Prepared:
         if is_narrow(workload):
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
-        kernels = sustained(gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else None)
+        kernels = sustained(
+            gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else usual_clocks(self.gpu)
+        )
         profile = EfficiencyProfile(gpu=kernels, framework=framework)
         return float(dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s)
 

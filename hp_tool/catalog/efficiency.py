@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,7 @@ from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
-from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
@@ -49,28 +50,44 @@ def efficiency(
         constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        return EfficiencyProfile(gpu=sustained(gpu_efficiency(gpu), gpu=gpu), framework=constants)
+        return EfficiencyProfile(
+            gpu=_usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items())), framework=constants
+        )
     network = machine.network or constants.network
-    kernels = sustained(machine.gpu, gpu=gpu)
+    kernels = sustained(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
     return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network))
 
 
-def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks | None = None) -> GpuEfficiency:
-    """Constants of isolated kernels, at the clocks of a long training on this GPU: those of its die, or typical ones."""
-    if clocks is None:
-        known = _profiles(FOLDER / "clocks")
-        clocks = _clocks(known.get(_die(gpu), known[_GENERIC]))
+def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
+    """Constants of isolated kernels, at the clocks of a long training on this GPU."""
+    return _at_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
+
+
+def usual_clocks(gpu: GpuSpec) -> Clocks:
+    """Those of the GPU's die, or typical ones."""
+    return _clocks(_die(gpu))
+
+
+@functools.lru_cache(maxsize=256)
+def _usual_kernels(die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]) -> GpuEfficiency:
+    """Those of a die at its sustained clocks, on a card with this power limit and these peaks."""
+    return _at_clocks(_of_die(die), _clocks(die), power_w, dict(peaks))
+
+
+def _at_clocks(kernels: GpuEfficiency, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float]) -> GpuEfficiency:
     reference = _reference(clocks.gpu) if clocks.gpu is not None else None
-    return at_sustained_clocks(kernels, clocks=clocks, gpu=gpu, reference=reference)
+    return at_sustained_clocks(kernels, clocks=clocks, power_w=power_w, peaks=peaks, reference=reference)
 
 
 _reference = functools.lru_cache(maxsize=64)(hardware.gpu)
 library.on_change(_reference.cache_clear)
+library.on_change(_usual_kernels.cache_clear)
 
 
 @functools.lru_cache(maxsize=64)
-def _clocks(path: Path) -> Clocks:
-    return _build(Clocks, path)
+def _clocks(die: str) -> Clocks:
+    known = _profiles(FOLDER / "clocks")
+    return _build(Clocks, known.get(die, known[_GENERIC]))
 
 
 def frameworks() -> list[str]:

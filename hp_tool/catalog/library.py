@@ -23,7 +23,7 @@ from hp_tool import documents
 from hp_tool.catalog.records import nearest
 from hp_tool.errors import InputError, NotFoundError
 
-Kind = Literal["models", "gpus", "clusters", "lengths"]
+Kind = Literal["models", "gpus", "clusters", "lengths", "recipes"]
 
 _BUILT_IN = Path(__file__).parent / "data"
 _SINGULAR: dict[Kind, str] = {
@@ -31,6 +31,7 @@ _SINGULAR: dict[Kind, str] = {
     "gpus": "gpu",
     "clusters": "cluster",
     "lengths": "distribution of lengths",
+    "recipes": "recipe",
 }
 
 

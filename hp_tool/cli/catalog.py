@@ -1,4 +1,4 @@
-"""`hp-tool models|gpus|clusters [NAME]`: the names that a query may use, and their specifications."""
+"""`hp-tool models|gpus|clusters|recipes [NAME]`: the names that a query may use, and what they stand for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from hp_tool.catalog import Kind
     from hp_tool.domain.hardware import GpuSpec, NodeType
     from hp_tool.domain.model import ModelSpec
+    from hp_tool.domain.recipe import Recipe
 
-    Spec = ModelSpec | GpuSpec | NodeType
+    Spec = ModelSpec | GpuSpec | NodeType | Recipe
 
 NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; lists all by default.")]
 JsonOption = Annotated[
@@ -54,6 +55,21 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
     specs = [catalog.node_type(each) for each in ([name] if name else catalog.names("clusters"))]
     heads = ("cluster", "gpu", "GPUs per node", "GPUs", "network GB/s per GPU", "$/GPU-hour", "fabric")
     _print(specs, single=name is not None, as_json=as_json, kind="clusters", heads=heads, rows=map(_cluster_row, specs))
+
+
+def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """List the recipes that training.recipe may name, or show what one sets, and for which trainings."""
+    from hp_tool.training.recipes import recipe
+    from hp_tool.training.recipes import recipes as all_recipes
+
+    found = [recipe(name)] if name else all_recipes()
+    if name is None or as_json:
+        _print(found, single=name is not None, as_json=as_json, kind="recipes", heads=("recipe", "description"), rows=(
+            (each.name, each.description) for each in found
+        ))  # fmt: skip
+        return
+    typer.echo(f"{found[0].description}\nsource: {found[0].source}\nLater rows win, and what a query writes wins over all.")
+    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules])
 
 
 def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
@@ -133,12 +149,13 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, head in enumerate(heads):
         table.add_column(head, no_wrap=column == 0, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     # Piped output is for other programs and files, so its lines are not cut to the width of a screen.
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -161,6 +161,7 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
+        "assumed": dict(case.assumed),
     }
     if workload.framework_version is not None:
         provenance["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"

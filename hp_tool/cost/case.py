@@ -1,6 +1,7 @@
 """The inputs of a prediction besides the candidates: model, machine and training."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
@@ -24,3 +25,5 @@ class TrainingCase(Machine):
     model: ModelSpec
     workload: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
+    assumed: Mapping[str, object] = field(default_factory=dict)
+    """Values of knobs by their key in a query, where the query left them open; for the answer's provenance."""

@@ -61,7 +61,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
     """Of the T h hidden states those whose logits exist at once."""
-    return minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.cross_entropy == "chunked" else hidden
+    return minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
 
 
 def waiting_logit_bytes(case: TrainingCase, candidates: Candidates, *, micro_batches: Floats) -> Floats:
@@ -95,7 +95,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
     embedding = elementwise_seconds(tokens * h * moved / shards, machine=case, kernels=4.0)
     precision = workload.precision
     added = accumulation_slowdown(case, precision)
-    passes = 3.0 if workload.cross_entropy == "chunked" else 2.0
+    passes = 3.0 if workload.loss == "chunked" else 2.0
     output = passes * matmul_seconds(tokens, local_vocab, h, machine=case, precision=precision)
     if not frozen:
         output = output + added * matmul_seconds(local_vocab, h, tokens, machine=case, output_bytes=8.0, precision=precision)
@@ -105,7 +105,7 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
             output = output + added * matmul_seconds(h, h, tokens / shards, machine=case, output_bytes=8.0, precision=precision)
         # Activation and norm: forward reads and writes each, backward reads two and writes one.
         output = output + elementwise_seconds(tokens * h * 10.0 * e / shards, machine=case, kernels=6.0)
-    loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.cross_entropy]
+    loss_traffic = tokens * local_vocab * LOSS_TRAFFIC_BYTES[workload.loss]
     output = output + elementwise_seconds(loss_traffic, machine=case, kernels=10.0)
 
     # The input is gathered forward (with SP), its gradient reduced backward; the loss reduces three fp32 numbers per token.
@@ -126,8 +126,8 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     the 16-bit logits are freed.
     """
     kept = facts(workload.framework)
-    if workload.cross_entropy == "in_place":
+    if workload.loss == "in_place":
         return e
-    if kept.fused_loss_in_place and workload.cross_entropy == "fused":
+    if kept.fused_loss_in_place and workload.loss == "fused":
         return 2.0 * e
     return e * kept.keeps_narrow_logits + 4.0 * kept.loss_copies

@@ -155,7 +155,7 @@ def stage_memory(
     if workload.offload == "activations":
         per_layer = chunk * chunks / stage.layers.count
         saved, on_host = offload_activations(saved, layer_bytes=per_layer, layers=stage.layers.count, workload=workload)
-        offloaded = workload.offload_fraction * per_layer * critical_layers
+        offloaded = workload.offloaded_share * per_layer * critical_layers
     activations = saved + stage.output * head.inputs + stage.embedding * head.dropout_mask
     working = layer.backward_working + recomputed_working(candidates=c, layer=layer, layers=stage.layers.count / chunks)
     # The loss's memory is free again when the backward pass reaches the layers.

@@ -295,7 +295,7 @@ def _offloaded(
     stages: Sequence[StageStates], times: StateTimes, *, case: TrainingCase, size: BytesPerParameter
 ) -> tuple[list[StageStates], StateTimes]:
     """The states with the share f of the optimizer on the host (see `optimizer.offloaded_update`)."""
-    share = case.workload.offload_fraction
+    share = case.workload.offloaded_share
     moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
     update = offloaded_update(_largest(moved[:2]), workload=case.workload, gpu=case.cluster.gpu, size=size)
     kept = [

@@ -57,6 +57,15 @@ class StageBytes:
     """The same for the weights that an optimizer step changes."""
 
 
+def stored_precision(workload: TrainingWorkload) -> StatePrecision:
+    """Precision of stored parameters: the query's, else fp32 where that is trained in or kept in shards, else 16 bits."""
+    if workload.parameter_precision is not None:
+        return workload.parameter_precision
+    if workload.precision == "fp32" or facts(workload.framework).wide_weights:
+        return "fp32"
+    return "fp16" if workload.precision == "fp16" else "bf16"
+
+
 def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.0) -> BytesPerParameter:
     """Bytes per parameter in mixed precision.
 
@@ -69,9 +78,7 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
     `remainder` stores the 16 bits of the fp32 master copy that bf16 weights lack. `weight_copies` are those of a weight kept in
     8 bits.
     """
-    framework = facts(workload.framework)
-    wide = workload.precision == "fp32" or framework.wide_weights
-    stored = workload.parameter_precision or ("fp32" if wide else "bf16")
+    stored = stored_precision(workload)
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
     quantized = quantized_bytes(workload) if stored == "fp8" else None
     weights = STATE_BYTES[stored] if quantized is None else 2.0
@@ -81,7 +88,7 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
         second = 0.0
     return BytesPerParameter(
         weights=weights,
-        gradients=STATE_BYTES[workload.gradient_precision or ("bf16" if framework.narrow_gradients else "fp32")],
+        gradients=STATE_BYTES[workload.gradient_precision or facts(workload.framework).gradient_precision],
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,
@@ -268,8 +275,8 @@ def offload_activations(
     backward pass (Transformer Engine's CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). What is on its way
     then is where the other layers of the micro-batch, not yet run or done, have or had theirs.
     """
-    away = workload.offload_fraction * saved
-    others = (1.0 - workload.offload_fraction) * layers * layer_bytes
+    away = workload.offloaded_share * saved
+    others = (1.0 - workload.offloaded_share) * layers * layer_bytes
     return saved - away + maximum(minimum(away, LAYERS_ON_DEVICE * layer_bytes) - others, 0.0), away
 
 

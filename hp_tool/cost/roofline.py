@@ -1,6 +1,6 @@
 """Seconds of the operations inside a layer, by roofline: matmuls, attention, elementwise kernels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, maximum
@@ -108,8 +108,10 @@ def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
 
 
-def at_sustained_clocks(kernels: GpuEfficiency, *, clocks: Clocks, gpu: GpuSpec, reference: GpuSpec | None) -> GpuEfficiency:
-    """The constants with matmul peaks at the clocks that a long training sustains on `gpu`.
+def at_sustained_clocks(
+    kernels: GpuEfficiency, *, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float], reference: GpuSpec | None
+) -> GpuEfficiency:
+    """The constants with matmul peaks at the clocks that a long training sustains on a card: its power limit, its FLOP/s.
 
     Power above the idle grows with the cube of the clock, which voltage follows: a card of the same die sustains the FLOP/s of
     the `reference` card, on which `clocks` holds, times the cube root of the ratio of their power limits, and never more than
@@ -120,9 +122,9 @@ def at_sustained_clocks(kernels: GpuEfficiency, *, clocks: Clocks, gpu: GpuSpec,
     for precision, roof in kernels.matmul.items():
         narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
         share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
-        peak = gpu.peak_flops_per_second.get(precision)
+        peak = peaks.get(precision)
         if reference is not None and peak is not None:
-            power = (gpu.power_w / reference.power_w) ** (1.0 / 3.0)
+            power = (power_w / reference.power_w) ** (1.0 / 3.0)
             share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
         matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
     return replace(kernels, matmul=matmul, fp32_accumulation=clocks.fp32_accumulation)

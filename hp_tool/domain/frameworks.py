@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
+from hp_tool.domain.workload import StatePrecision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkFacts:
@@ -35,8 +37,8 @@ class FrameworkFacts:
     """Where p does not divide L the last stages hold a layer more, instead of the ends holding fewer."""
     fills_pipeline: bool = False
     """Its 1F1B refuses fewer than p - 1 micro-batches."""
-    narrow_gradients: bool = False
-    """Gradients are accumulated in bf16 unless a query names a precision."""
+    gradient_precision: StatePrecision = "fp32"
+    """Of accumulated gradients unless a query names another."""
     broadcasts_weights: bool = False
     """ZeRO 1 all-reduces every gradient over all replicas, whatever they shard; after the step each rank of a shard group
     broadcasts the weights it updated, one after the other, and nothing hides that."""
@@ -86,7 +88,7 @@ FACTS = {
         accumulates_in_fp32=False,
         loss_copies=1.0,
         caches_weight_gradients=False,
-        narrow_gradients=True,
+        gradient_precision="bf16",
         broadcasts_weights=True,
         update_copies=3.0,
         late_layers=True,

@@ -38,10 +38,10 @@ _USUAL_MODEL: dict[str, tuple[Any, ...]] = {
 _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "framework": ENGINES,
     "precision": ("bf16", "fp16", "fp32", "fp8"),
-    "cross_entropy": ("unfused", "fused"),
+    "cross_entropy": (None, "unfused", "fused"),
     "offload": (None, "none"),
-    "offload_fraction": (1.0,),
-    "cuda_graphs": (False,),
+    "offload_fraction": (None, 1.0),
+    "cuda_graphs": (None, False),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": _FP32,
     "exp_avg_sq_precision": _FP32,
@@ -51,7 +51,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
 _USUAL_FSDP: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp32"),
     "attention": ("flash",),
-    "cross_entropy": ("unfused",),
+    "cross_entropy": (None, "unfused"),
     "gradient_precision": _FP32,
 }
 """What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""

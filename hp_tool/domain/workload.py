@@ -14,6 +14,7 @@ AttentionKind = Literal["flash", "unfused"]
 FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
+CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,9 @@ class TrainingWorkload(Strict):
     framework: str = "megatron-core"
     """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
     framework_version: str | None = None
-    """Release of the framework, where it matters."""
+    """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
+    recipe: str | None = None
+    """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has it."""
     task: Literal["pretrain", "sft", "lora"] = "pretrain"
     """sft costs what pretraining does: a loss on the answers alone runs the same passes over the same rows."""
     lora: LoraSpec | None = None
@@ -117,11 +120,12 @@ class TrainingWorkload(Strict):
     """adam; sgd with momentum; muon for the layers' weight matrices and Adam for the rest."""
     offload: Literal["none", "optimizer", "activations"] | None = None
     """What is kept in host memory: the optimizer's states and master copy, which the host updates, or saved activations."""
-    offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] = 1.0
-    """Fraction of the parameters, or of the layers, that is offloaded."""
-    cross_entropy: Literal["unfused", "fused", "in_place", "chunked"] = "unfused"
-    """fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy. in_place writes the gradient over the
-    16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, and again for the backward pass (TRL's)."""
+    offload_fraction: Annotated[float, Interval(ge=1e-3, le=1.0)] | None = None
+    """Fraction of the parameters, or of the layers, that is offloaded; None: all."""
+    cross_entropy: CrossEntropy | None = None
+    """None: unfused. fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy. in_place writes the
+    gradient over the 16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, and again for the backward
+    pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
@@ -130,12 +134,22 @@ class TrainingWorkload(Strict):
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication overlaps compute; None: as in the framework's measured runs."""
-    cuda_graphs: bool = False
-    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host."""
+    cuda_graphs: bool | None = None
+    """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
     total_tokens: Annotated[float, Interval(ge=1.0, le=1e18)] | None = None
     """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None
     """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost. {}: published rates."""
+
+    @cached_property
+    def loss(self) -> CrossEntropy:
+        """How much of the logits there is at once."""
+        return self.cross_entropy or "unfused"
+
+    @property
+    def offloaded_share(self) -> float:
+        """What is offloaded, of what offload names."""
+        return self.offload_fraction or 1.0
 
     @cached_property
     def activation_element_bytes(self) -> float:

@@ -11,17 +11,28 @@ _PRECISIONS = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "fp8 delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8 tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "fp8 blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
-"""Named recipes of megatron/bridge/training/mixed_precision.py."""
+"""Named recipes of megatron/bridge/training/mixed_precision.py; those of 8 bits, but blockwise, keep parameters in 8 bits."""
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE) - {"pipeline_layout"}, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
-    if w.precision not in _PRECISIONS or granularity not in ("none", "selective", "full"):
+    precision = _PRECISIONS.get(f"{w.precision} {w.fp8_recipe}" if w.fp8_recipe else w.precision)
+    if w.parameter_precision not in (None, "bf16") and (w.parameter_precision != "fp8" or w.fp8_recipe == "blockwise"):
+        raise UnsupportedError(
+            f"{TOOL}'s recipe for {w.precision} does not keep parameters in {w.parameter_precision}",
+            field="training.parameter_precision",
+        )
+    if w.loss == "chunked":
+        raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
+    if precision is None or granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {granularity}", field="training.precision")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     data = str(hidden.data_parallel is not False).lower()
@@ -35,7 +46,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "model.recompute_granularity": "null" if granularity == "none" else granularity,
         "train.micro_batch_size": str(c.micro_batch_size),
         "train.global_batch_size": str(w.global_batch_size),
-        "mixed_precision": _PRECISIONS[w.precision],
+        "mixed_precision": precision,
         "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
         "ddp.overlap_grad_reduce": data,
         "ddp.overlap_param_gather": data if c.zero_stage else "false",
@@ -47,6 +58,16 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if setup.model.num_experts:
         options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
         options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
+        options["model.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
+    if w.loss != "unfused":
+        options |= {
+            "model.cross_entropy_loss_fusion": "true",
+            "model.cross_entropy_fusion_impl": "te" if w.loss == "in_place" else "native",
+        }
+    if w.cuda_graphs:
+        options |= {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"}
+    if hidden.expert_parallel:
+        options["comm_overlap.overlap_moe_expert_parallel_comm"] = "true"
     options |= _fields(recomputation(setup.recompute))
     if c.zero_stage >= 2:
         options["ddp.use_megatron_fsdp"] = "true"

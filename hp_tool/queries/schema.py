@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 MAX_COMPLAINTS = 1_000
 """Complaints that are looked at: a long list of wrong values has one of each, several where types may differ."""
+RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
+"""Where a query names a release: text, which YAML and JSON take for a number unless it is quoted."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 Q = TypeVar("Q", Query, SizingQuery)
 
@@ -64,14 +67,14 @@ def with_own_files(query: Q) -> Q:
 
 def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     """`data` as the domain type `kind`, strictly: no coercion, no unknown key. Raises InputError."""
-    text = data if isinstance(data, str | bytes) else _dump(data)
+    text = data if isinstance(data, str | bytes) else _dump(_with_release_texts(data))
     if len(text) > MAX_QUERY_BYTES:
         raise InputError(f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read", code="too_large")
     try:
         return adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        if data is text and error.error_count() == 1 and error.errors(include_url=False)[0]["type"] == "json_invalid":
-            return parse(kind, read_yaml(text))
+        if data is text and _read_as_mapping(error):
+            return parse(kind, parse_mapping(text))
         raise _input_error(error, adapter=adapter(kind)) from None
 
 
@@ -110,6 +113,30 @@ def lay(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
                 raise InputError(f"{dotted} cannot be set: {name} is not a mapping in this query", field=dotted)
             node = child
         node[last] = value
+    return data
+
+
+def _read_as_mapping(error: ValidationError) -> bool:
+    """Whether a text is no JSON, or has a number where a release's text is asked for."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
+    return not_json or any(p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems)
+
+
+def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A query's mapping with a release that is a number as text, if it can have lost no zero: 26.06, but not 26.1."""
+    for section, key in RELEASES:
+        values = data.get(section)
+        number = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping) and isinstance(number, int | float) and not isinstance(number, bool):
+            text = str(number)
+            if re.fullmatch(r"\d+\.\d{2,}", text) is None:
+                raise InputError(
+                    f'{section}.{key} {text} is a number, which may have lost a zero; write it in quotes: "{text}"',
+                    field=f"{section}.{key}",
+                    code="invalid_value",
+                )
+            data = {**data, section: {**values, key: text}}
     return data
 
 

@@ -87,14 +87,14 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 
 def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Mend]:
     """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's frozen base in 8 or 4 bits."""
-    workload, config = query.training, infeasible.parallel
-    assert workload is not None and config is not None
+    workload, config = problem.workload, infeasible.parallel
+    assert query.training is not None and config is not None
     if infeasible.memory is None or facts(workload.framework).is_plain:
         return []
     key, before, narrower = _narrower_states(workload)
     candidates = Candidates.from_configs([config])
     for value in narrower:
-        changed = resolve_training(replace(query, training=replace(workload, **{key: value})))  # type: ignore[arg-type]
+        changed = resolve_training(replace(query, training=replace(query.training, **{key: value})))  # type: ignore[arg-type]
         near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
         if near.acceptable[0]:
             fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)

@@ -41,6 +41,7 @@ from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training, first_case
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
@@ -140,14 +141,16 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=_without_usual_layout(query.parallel, model))
-    assert query.training is not None
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
+    asked, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
+    assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
     workload, rows = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload)
+    open_knobs = assumed(asked, resolved=query, model=model, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,
@@ -155,6 +158,7 @@ def resolve_training(query: Query) -> TrainingProblem:
             workload=workload,
             profile=_profile(kind, model=model, workload=workload, name=cluster.name),
             strategy=strategy,
+            assumed=open_knobs,
         )
         for kind in cluster.kinds or (cluster,)
     ]
@@ -164,6 +168,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         workload=workload,
         profile=max((case.profile for case in cases), key=lambda one: (not one.gpu.measured, one.framework.time_log_sd)),
         strategy=strategy,
+        assumed=open_knobs,
         constraints=query.constraints,
         parallel=query.parallel,
         kinds=(cases[0], cases[1]) if cluster.kinds else (),
@@ -289,7 +294,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         gpu=cluster.gpu,
         framework=workload.framework,
         overlap=workload.overlap,
-        cuda_graphs=workload.cuda_graphs,
+        cuda_graphs=bool(workload.cuda_graphs),
         narrow=is_narrow(workload),
         cluster=name,
     )

@@ -5,6 +5,7 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
+from hp_tool.cost.optimizer import stored_precision
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -142,7 +143,7 @@ def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
     stages, known = axis_values(parallel.zero_stage), facts(framework).zero_stages
     replicated = "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3"
     _refuse(
-        "parallel.data_parallel_shard_size", (any(axis_values(parallel.data_parallel_shard_size)) and 0 in stages, replicated)
+        "parallel.data_parallel_shard_size", (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated)
     )
     for stage in stages:
         choices = " or ".join(map(str, known))
@@ -160,8 +161,7 @@ def _check_states(workload: TrainingWorkload) -> None:
     _refuse("training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; leave it out"))
     if workload.master_precision is None:
         return
-    wide = precision == "fp32" or facts(workload.framework).wide_weights
-    stored = workload.parameter_precision or ("fp32" if wide else "fp16" if precision == "fp16" else "bf16")
+    stored = stored_precision(workload)
     _refuse(
         "training.master_precision",
         (stored == "fp32", "parameters of 32 bits have no master copy; leave it out, or set parameter_precision"),
@@ -241,7 +241,7 @@ def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel:
 def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
     if workload.offload in (None, "none"):
         alone = "offload_fraction says how much of offload: optimizer or activations; choose one, or leave it out"
-        _refuse("training.offload_fraction", (workload.offload_fraction != 1.0, alone))
+        _refuse("training.offload_fraction", (workload.offload_fraction not in (None, 1.0), alone))
         return
     if workload.offload != "optimizer":
         return
@@ -291,7 +291,7 @@ def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: Paralle
             "prediction are not",
             field="model",
         )
-    gradients = {"gradient_precision": ("bf16",) if facts(framework).narrow_gradients else ("fp32",)}
+    gradients = {"gradient_precision": (facts(framework).gradient_precision,)}
     shards = {} if facts(framework).broadcasts_weights else {"data_parallel_shard_size": (0,)}
     for section, spec, more in (("training", workload, gradients), ("parallel", parallel, shards)):
         for name, values in {**_PLAIN[section], **more}.items():

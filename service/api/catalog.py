@@ -11,9 +11,12 @@ from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import GpuSpec, NodeType
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
+from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.queries.registered import checked_registration, read_spec
+from hp_tool.training.recipes import recipe as one_recipe
+from hp_tool.training.recipes import recipes as all_recipes
 from service.api import openapi
 from service.api.bodies import json_body
 from service.api.dependencies import PrincipalDep, StoreDep
@@ -99,6 +102,18 @@ def clusters(store: StoreDep) -> Listing[NodeType]:
     """Servers, cloud instances and registered clusters, with fabric and price."""
     known = [catalog.node_type(name) for name in catalog.names("clusters")]
     return cast(Listing[NodeType], _listing(known, store, kind="cluster"))
+
+
+@router.get("/recipes")
+def recipes() -> Listing[Recipe]:
+    """Every recipe that training.recipe may name, with what it sets and for which trainings."""
+    return Listing(items=all_recipes())
+
+
+@router.get("/recipes/{name}")
+def recipe(name: str) -> Recipe:
+    """The recipe of this name."""
+    return one_recipe(name)
 
 
 @router.get("/models/{name}")

@@ -154,7 +154,7 @@ def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch
 def test_help_and_version_name_everything(hp_tool: Run) -> None:
     assert hp_tool("--version").stdout.strip().count(".") == 2
     shown = hp_tool("--help").stdout
-    for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "db", "serve", "worker"):
+    for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "recipes", "db", "serve", "worker"):
         assert command in shown
 
 
@@ -172,3 +172,20 @@ def test_a_config_json_is_shown_with_its_parameters(hp_tool: Run, tmp_path: Path
     refused = hp_tool("models", str(path))
     assert refused.returncode == 2
     assert "'mamba' cannot be read: its layers are recurrent" in refused.stderr
+
+
+def test_recipes_are_listed_shown_and_asked_for(hp_tool: Run) -> None:
+    assert "megatron-bridge-26.06" in hp_tool("recipes").stdout
+    shown = hp_tool("recipes", "megatron-bridge-26.06")
+    assert shown.returncode == 0 and "training.gradient_precision: bf16" in shown.stdout
+    assert "modules: [mla_up_proj]" in shown.stdout, "brackets are text, not markup"
+    rules = json.loads(hp_tool("recipes", "megatron-bridge-26.06", "--json").stdout)["rules"]
+    assert {"gradient_precision": "bf16", "cross_entropy": "in_place"} in [rule["training"] for rule in rules]
+    unknown = hp_tool("recipes", "megatron-bridge-26.6")
+    assert unknown.returncode == 2 and "did you mean 'megatron-bridge-26.06'" in unknown.stderr
+    flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--sequence-length", "4096")
+    asked = hp_tool(
+        "recommend", *flags, "--global-batch-size", "64", "--set", "training.recipe=megatron-bridge-26.06", "--json"
+    )
+    best = json.loads(asked.stdout)["recommendations"][0]["estimate"]
+    assert best["provenance"]["assumed"]["training.gradient_precision"] == "bf16"

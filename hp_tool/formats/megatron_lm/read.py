@@ -157,6 +157,7 @@ class _Reader:
             "context_parallel_communication": self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None,
             "expert_parallel_size": self.number("expert-model-parallel-size", 1) if experts else None,
             "expert_tensor_parallel_size": self.number("expert-tensor-parallel-size", tensor) if experts else None,
+            "moe_token_dispatcher_type": self.dispatcher() if experts else None,
         }
 
     def replicas(self) -> int:
@@ -203,6 +204,9 @@ class _Reader:
             "sequence_length": self.number("seq-length"),
             "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
             "precision": self.precision(),
+            "fp8_recipe": self.fp8_recipe(),
+            "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
+            "cuda_graphs": self.cuda_graphs(),
             "framework": "megatron-core",
             "attention": self.attention(),
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
@@ -243,6 +247,24 @@ class _Reader:
         if self.on("fp8-format"):
             return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
         return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"
+
+    def fp8_recipe(self) -> str | None:
+        recipe = self.text("fp8-recipe", "delayed")
+        return recipe if self.on("fp8-format") and recipe not in ("delayed", "mxfp8") else None
+
+    def dispatcher(self) -> str:
+        field = "--moe-token-dispatcher-type"
+        name = self.text(field[2:], "alltoall")
+        if name not in ("alltoall", "flex"):
+            raise UnsupportedError(f"{field} {name} is not modelled; alltoall and flex are", field=field)
+        return name
+
+    def cuda_graphs(self) -> bool | None:
+        """Only graphs of the whole iteration spare devices the wait for their host; those of parts of a layer do not."""
+        if self.on("enable-cuda-graph"):
+            return True
+        scope = self.flags.get("cuda-graph-scope", ["full"])
+        return True if self.text("cuda-graph-impl", "none") != "none" and scope in (["full"], ["full_iteration"]) else None
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
         """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer layers than the usual ones.

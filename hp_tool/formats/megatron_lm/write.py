@@ -32,7 +32,7 @@ def _model(setup: TrainingSetup) -> Values:
         "num-experts": m.num_experts,
         "moe-router-topk": m.num_experts_per_tok or 1,
         "moe-ffn-hidden-size": m.moe_intermediate_size or m.ffn_size,
-        "moe-token-dispatcher-type": "alltoall",
+        "moe-token-dispatcher-type": setup.strategy.moe_token_dispatcher_type,
         "moe-grouped-gemm": True,
         "moe-shared-expert-intermediate-size": m.shared_expert_size if m.num_shared_experts else None,
         "moe-router-num-groups": m.n_group or None,
@@ -121,6 +121,11 @@ def _training(setup: TrainingSetup) -> Values:
     gradients = w.gradient_precision or "fp32"
     if gradients not in ("fp32", "bf16"):
         raise UnsupportedError(f"{words.TOOL} accumulates gradients in fp32 or bf16", field="training.gradient_precision")
+    computed = w.precision if w.precision in ("fp16", "fp32") else "bf16"
+    if w.parameter_precision not in (None, "fp8", computed):
+        raise UnsupportedError(
+            f"{words.TOOL} keeps parameters as they are computed with, or in fp8", field="training.parameter_precision"
+        )
     first = w.optimizer_precision or "fp32"
     second = w.exp_avg_sq_precision or first
     aware = (first, second) != ("fp32", "fp32")
@@ -133,7 +138,11 @@ def _training(setup: TrainingSetup) -> Values:
         "hidden-dropout": w.dropout,
         "optimizer": w.optimizer,
         **words.PRECISIONS[w.precision],
-        "cross-entropy-loss-fusion": w.cross_entropy != "unfused",
+        **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
+        "fp8-param-gather": w.parameter_precision == "fp8",
+        "cuda-graph-impl": "local" if w.cuda_graphs else None,
+        "cuda-graph-scope": "full_iteration" if w.cuda_graphs else None,
+        "cross-entropy-loss-fusion": w.loss != "unfused",
         "cross-entropy-fusion-impl": "te" if w.cross_entropy == "in_place" else None,
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
         "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
@@ -186,6 +195,7 @@ _LANGUAGE_MODEL = {
     "recompute-modules", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
     "moe-router-num-groups", "moe-router-group-topk", "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm",
     "moe-expert-capacity-factor", "add-qkv-bias",
+    "cuda-graph-impl", "cuda-graph-scope",
     "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
     "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
     "mtp-num-layers", "cp-comm-type", words.WITH_EMBEDDING, words.WITH_LOSS, words.FIRST_STAGE, words.LAST_STAGE,

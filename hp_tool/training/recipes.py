@@ -1,0 +1,168 @@
+"""Knobs that a query leaves open: what its recipe sets, and what is assumed of the rest."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from hp_tool.catalog import library
+from hp_tool.cost.optimizer import stored_precision
+from hp_tool.domain.frameworks import facts
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import ParallelQuery, Strategy, recompute_name
+from hp_tool.domain.query import Query
+from hp_tool.domain.recipe import Recipe, RecipeRule
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.queries import schema
+
+TRAINING_KNOBS = (
+    "framework_version", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
+    "exp_avg_sq_precision", "master_precision", "cross_entropy", "cuda_graphs", "overlap", "frozen_precision", "lora",
+    "activation_func_fp8_input_store", "expert_capacity_factor", "offload", "offload_fraction",
+)  # fmt: skip
+"""Keys of `training` that a recipe may set beside the framework."""
+PARALLEL_KNOBS = (
+    "moe_token_dispatcher_type", "expert_tensor_parallel_size", "recompute", "zero_stage", "context_parallel_communication"
+)  # fmt: skip
+S = TypeVar("S", TrainingWorkload, ParallelQuery)
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe called so, in the built-in catalogue or one's own. Raises NotFoundError; InputError for a malformed one."""
+    return _recipe(library.entry("recipes", name, field="training.recipe"))
+
+
+def recipes() -> list[Recipe]:
+    """All of them, by name."""
+    return [_recipe(entry) for entry in library.entries("recipes")]
+
+
+def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
+    """The query with what its recipe sets where the query says nothing; what it writes stays. A recipe of another framework
+    brings it.
+    """
+    workload, parallel = query.training, query.parallel
+    assert workload is not None
+    if workload.recipe is not None:
+        values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
+        for rule in recipe(workload.recipe).rules:
+            if rule.holds(model=model, gpu=gpu, workload=workload):
+                values["training"] |= rule.training
+                values["parallel"] |= rule.parallel
+        training, knobs = _typed(values)
+        framework = training.framework if workload.framework == TrainingWorkload.framework else workload.framework
+        if workload.offload is not None:  # the fraction belongs to what is offloaded
+            training = replace(training, offload_fraction=None)
+        workload = replace(_filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None)
+        if training.overlap is not None:
+            workload = replace(workload, overlap=_filled_overlap(workload.overlap, training.overlap))
+        parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
+    if workload.cross_entropy == "unfused" or workload.cuda_graphs is False:
+        # A default that is written is the same training, and the same measurement, as one that is left out.
+        loss = None if workload.cross_entropy == "unfused" else workload.cross_entropy
+        workload = replace(workload, cross_entropy=loss, cuda_graphs=workload.cuda_graphs or None)
+    same = workload is query.training
+    return query if same else replace(query, training=workload, parallel=parallel)
+
+
+def assumed(asked: Query, *, resolved: Query, model: ModelSpec, strategy: Strategy) -> dict[str, object]:
+    """The value of each knob by its key, where the query as asked left it open and it matters to this training."""
+    before, after = asked.training, resolved.training
+    assert before is not None and after is not None
+    set_by_recipe = {name: schema.to_dict(value) for name in TRAINING_KNOBS if (value := getattr(after, name)) is not None}
+    knobs = set_by_recipe | dict(_training_values(after, model))
+    values: dict[str, object] = {f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None}
+    if after.framework != before.framework:
+        values["training.framework"] = after.framework
+    open_axes = tuple(name for name in PARALLEL_KNOBS if getattr(asked.parallel, name) is None)
+    for name in open_axes:
+        if (value := _parallel_value(name, resolved.parallel, model, strategy)) is not None:
+            values[f"parallel.{name}"] = value
+    return values
+
+
+def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[tuple[str, object]]:
+    stored = stored_precision(workload)
+    if workload.precision == "fp8":
+        yield "fp8_recipe", workload.fp8_recipe or "delayed"
+    yield "parameter_precision", stored
+    if workload.lora is not None:
+        yield "frozen_precision", workload.frozen_precision or stored
+    yield "gradient_precision", workload.gradient_precision or facts(workload.framework).gradient_precision
+    yield "optimizer_precision", workload.optimizer_precision or "fp32"
+    yield "cross_entropy", workload.cross_entropy or "unfused"
+    yield "cuda_graphs", bool(workload.cuda_graphs)
+    overlap = workload.overlap or OverlapSpec()
+    said = {f.name: value for f in fields(overlap) if (value := getattr(overlap, f.name)) is not None}
+    yield "overlap", said or "as in the framework's measured runs"
+    if model.num_experts:
+        yield "expert_capacity_factor", workload.expert_capacity_factor or "none: no token is dropped"
+
+
+def _parallel_value(name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy) -> object:
+    """None where it does not matter, or a ranking varies it: each answer has its `parallel`."""
+    if name == "context_parallel_communication":
+        return strategy.context_parallel_communication
+    if name == "moe_token_dispatcher_type":
+        return strategy.moe_token_dispatcher_type if model.num_experts else None
+    value = getattr(parallel, name)
+    if name == "recompute" and value is not None and not isinstance(value, tuple):
+        return recompute_name(value)
+    return value if isinstance(value, int) else None
+
+
+def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
+    """What is written, and the usual values where nothing is."""
+    open_names = (name for name in names if getattr(written, name) is None)
+    return replace(written, **{name: value for name in open_names if (value := getattr(usual, name)) is not None})
+
+
+def _filled_overlap(written: OverlapSpec | None, usual: OverlapSpec) -> OverlapSpec:
+    said = {} if written is None else {f.name: v for f in fields(written) if (v := getattr(written, f.name)) is not None}
+    return replace(usual, **said)
+
+
+def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, ParallelQuery]:
+    """Values of both sections, checked as a query's are; what no recipe sets stands at its default."""
+    sizes = {"sequence_length": 1, "global_batch_size": 1}
+    return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(ParallelQuery, values["parallel"])
+
+
+@functools.lru_cache(maxsize=256)
+def _recipe(entry: library.Entry) -> Recipe:
+    content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
+    content.pop("extends", None)
+    try:
+        found: Recipe = schema.parse(Recipe, content)
+        for rule in found.rules:
+            for section, known in (("training", ("framework", *TRAINING_KNOBS)), ("parallel", PARALLEL_KNOBS)):
+                if foreign := sorted(getattr(rule, section).keys() - set(known)):
+                    raise InputError(f"{section}.{foreign[0]} is no knob of a recipe; knobs: {', '.join(known)}")
+            _typed({"training": rule.training, "parallel": rule.parallel})
+    except InputError as error:
+        raise InputError(f"{entry.path}: recipe {entry.name}: {error.message}", field="training.recipe") from None
+    return replace(found, rules=_without_overruled(found.rules))
+
+
+def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
+    """The rules without what later ones set anew for all of an earlier one's trainings."""
+    kept: list[RecipeRule] = []
+    for index, rule in enumerate(rules):
+        later = [each for each in rules[index + 1 :] if each.covers(rule)]
+        training = {k: v for k, v in rule.training.items() if not any(k in each.training for each in later)}
+        parallel = {k: v for k, v in rule.parallel.items() if not any(k in each.parallel for each in later)}
+        if training or parallel:
+            kept.append(replace(rule, training=training, parallel=parallel))
+    return tuple(kept)
+
+
+def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
+    """The rules of the recipe that this one extends, then its own."""
+    base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
+    if base is None:
+        return own
+    if entry.name in seen:
+        raise InputError(f"{entry.path}: recipe {entry.name} extends itself", field="training.recipe")
+    return _rules(library.entry("recipes", base, field="training.recipe"), seen=(*seen, entry.name)) + own

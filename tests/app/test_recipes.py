@@ -1,0 +1,179 @@
+"""Recipes: what a query leaves open is as the recipe has it, what it writes stays, and the answer says which was which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_tool.catalog import library
+from hp_tool.errors import HpToolError, NotFoundError
+from hp_tool.exchange import export
+from hp_tool.queries.schema import parse_query
+from hp_tool.training import estimate, recommend
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.recipes import recipe, recipes
+
+NEWEST = "megatron-bridge-26.06"
+
+
+def mixture(training: dict[str, Any] | None = None, **parallel: Any) -> dict[str, Any]:
+    return {
+        "kind": "training",
+        "model": "qwen3-30b-a3b",
+        "cluster": {"gpu": "gb200-nvl72", "num_gpus": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 512, "precision": "mxfp8", **(training or {})},
+        "parallel": {"expert_parallel_size": 8, "micro_batch_size": 4, **parallel},
+    }
+
+
+def resolved(query: dict[str, Any]) -> TrainingProblem:
+    return resolve_training(parse_query(query))
+
+
+def assumed(query: dict[str, Any]) -> dict[str, Any]:
+    found = estimate(query=parse_query(query)).provenance["assumed"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_recipe_fills_what_the_query_leaves_open() -> None:
+    problem = resolved(mixture({"recipe": NEWEST}))
+    workload = problem.workload
+    assert (workload.gradient_precision, workload.parameter_precision, workload.cross_entropy) == ("bf16", "fp8", "in_place")
+    assert workload.cuda_graphs and workload.merges_passes and workload.framework_version == "26.06"
+    assert problem.strategy.moe_token_dispatcher_type == "flex"
+    step = estimate(query=parse_query(mixture({"recipe": NEWEST}))).time
+    plain = estimate(query=parse_query(mixture())).time
+    assert step is not None and plain is not None and step.step_s < 0.7 * plain.step_s
+
+
+def test_written_keys_win_each_on_its_own() -> None:
+    written = {"recipe": NEWEST, "gradient_precision": "fp32", "cuda_graphs": False, "cross_entropy": "unfused"}
+    problem = resolved(mixture({**written, "overlap": {"data_parallel": False}}, moe_token_dispatcher_type="alltoall"))
+    workload = problem.workload
+    assert workload.gradient_precision == "fp32" and not workload.cuda_graphs and workload.loss == "unfused"
+    assert workload.parameter_precision == "fp8", "what is not written is still the recipe's"
+    assert workload.overlap is not None and workload.overlap.data_parallel is False and workload.overlap.expert_parallel is True
+    assert problem.strategy.moe_token_dispatcher_type == "alltoall"
+
+
+def test_what_is_offloaded_and_how_much_go_together() -> None:
+    query = mixture({"recipe": NEWEST, "precision": "fp8"})
+    query |= {"model": "llama-3-70b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 64}, "parallel": {"micro_batch_size": 2}}
+    offloads = resolved(query).workload
+    assert (offloads.offload, offloads.offload_fraction) == ("activations", 0.5)
+    kept = resolved({**query, "training": {**query["training"], "offload": "none"}}).workload
+    assert (kept.offload, kept.offload_fraction) == ("none", None)
+
+
+def test_the_answer_names_each_knob_that_was_left_open_with_its_value() -> None:
+    named = assumed(mixture({"recipe": NEWEST, "gradient_precision": "fp32"}))
+    assert "training.gradient_precision" not in named
+    assert named["training.cuda_graphs"] is True and named["training.cross_entropy"] == "in_place"
+    assert named["parallel.moe_token_dispatcher_type"] == "flex" and named["parallel.expert_tensor_parallel_size"] == 1
+    defaults = assumed(mixture())
+    assert defaults["training.gradient_precision"] == "fp32" and defaults["training.cross_entropy"] == "unfused"
+    assert defaults["training.cuda_graphs"] is False and defaults["parallel.moe_token_dispatcher_type"] == "alltoall"
+    dense = assumed({**mixture(), "model": "llama-3-8b", "parallel": {}})
+    assert not any("expert" in key or "moe" in key for key in dense), "experts' knobs are of no matter to a dense model"
+    first = recommend(query=parse_query(mixture({"recipe": NEWEST})), top=1).recommendations[0]
+    assert first.estimate.provenance["assumed"] == assumed(mixture({"recipe": NEWEST}))
+
+
+def test_a_recipe_of_another_framework_brings_it() -> None:
+    query = mixture({"recipe": "trl", "precision": "bf16"})
+    query |= {"model": "llama-3-8b", "parallel": {}}
+    assert resolved(query).workload.framework == "torch-fsdp" and resolved(query).workload.loss == "chunked"
+    assert assumed(query)["training.framework"] == "torch-fsdp"
+
+
+def test_a_written_default_is_the_same_measurement_as_one_left_out() -> None:
+    plain = resolved(mixture()).workload
+    assert resolved(mixture({"cross_entropy": "unfused", "cuda_graphs": False})).workload == plain
+    names = {"recipe": NEWEST}
+    spelled = {
+        "gradient_precision": "bf16", "parameter_precision": "fp8", "cross_entropy": "in_place", "cuda_graphs": True,
+        "overlap": {"expert_parallel": True}, "framework_version": "26.06",
+    }  # fmt: skip
+    assert resolved(mixture(names)).workload == resolved(mixture(spelled)).workload
+
+
+def test_rules_hold_for_their_trainings_alone() -> None:
+    cut = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16}}
+    on_h100 = resolved({**mixture({"recipe": NEWEST, "precision": "fp8"}), **cut}).workload
+    assert not on_h100.cuda_graphs and on_h100.fp8_recipe == "tensorwise"
+    lora = mixture({"recipe": "mlperf-training-5.0", "task": "lora", "precision": "fp8"})
+    lora |= {"model": "llama-2-70b", "parallel": {"tensor_parallel_size": 4}}
+    adapters = resolved(lora).workload
+    assert adapters.frozen_precision == "fp8" and adapters.lora is not None and adapters.lora.rank == 16
+    assert adapters.parameter_precision is None, "only what is trained is kept quantised by rows and columns"
+
+
+def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:
+    names = [each.name for each in recipes()]
+    assert NEWEST in names and len(names) > 8
+    for name in names:
+        task = {"task": "lora", "lora": {"rank": 16}} if name.startswith("mlperf") else {}
+        query = {**mixture({"recipe": name, **task}), "model": "llama-3-8b", "parallel": {}}
+        assert resolved(query).workload != resolved({**query, "training": {**query["training"], "recipe": None}}).workload
+    assert recipe("megatron-bridge") == recipe(names[[name.startswith("megatron") for name in names].index(False) - 1])
+
+
+def test_what_a_recipe_sets_is_exported() -> None:
+    text = export(result=mixture({"recipe": NEWEST}), format="megatron-lm")
+    flags = (
+        "--moe-token-dispatcher-type flex", "--grad-reduce-in-bf16", "--fp8-param-gather", "--cross-entropy-fusion-impl te",
+        "--cuda-graph-scope full_iteration", "--overlap-moe-expert-parallel-comm",
+    )  # fmt: skip
+    for flag in flags:
+        assert flag in text
+    bridge = export(result=mixture({"recipe": NEWEST}), format="nemo")
+    assert "model.moe_token_dispatcher_type=flex" in bridge and "model.cross_entropy_fusion_impl=te" in bridge
+
+
+def test_an_unknown_name_names_its_nearest() -> None:
+    with pytest.raises(NotFoundError, match=r"megatron-bridge-26\.06") as error:
+        resolved(mixture({"recipe": "megatron-bridge-26.6"}))
+    assert error.value.field == "training.recipe"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "_seen", None)
+    return tmp_path / "recipes"
+
+
+def keep(folder: Path, **fields: Any) -> None:
+    (folder / "ours.json").write_text(json.dumps({"source": "ours", "description": "what we set", **fields}))
+    library.clear_cache()
+
+
+def test_one_s_own_recipe_extends_another(own: Path) -> None:
+    keep(own, extends=NEWEST, rules=[{"training": {"optimizer_precision": "bf16", "cuda_graphs": None}}])
+    workload = resolved(mixture({"recipe": "ours"})).workload
+    assert workload.optimizer_precision == "bf16" and workload.gradient_precision == "bf16"
+    assert workload.cuda_graphs is None, "null takes an earlier rule's value back"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rules": [{"training": {"sequence_length": 4096}}]}, "sequence_length is no knob of a recipe"),
+        ({"rules": [{"training": {"gradient_precision": "fp7"}}]}, "gradient_precision"),
+        ({"rules": [{"when": {}}]}, "unknown key"),
+        ({"rules": [{"precisions": ["fp7"]}]}, "precisions"),
+        ({"extends": "ours", "rules": []}, "extends itself"),
+        ({"extends": "nothing", "rules": []}, "no recipe is called 'nothing'"),
+        ({"rules": {"training": {}}}, "rules"),
+    ],
+)
+def test_a_malformed_recipe_says_where_and_why(own: Path, fields: dict[str, Any], words: str) -> None:
+    keep(own, **fields)
+    with pytest.raises(HpToolError, match=words) as error:
+        resolved(mixture({"recipe": "ours"}))
+    assert error.value.field == "training.recipe"
