@@ -37,6 +37,7 @@ def groups(folder: Path) -> list[Group]:
         *_megatron(folder),
         *_tuning(folder),
         *other.fsdp(folder),
+        *other.internevo(folder),
         *other.nanotron(folder),
         *other.memory(folder),
     ]

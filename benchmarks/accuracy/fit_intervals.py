@@ -57,6 +57,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     own = scatter([*dense, *(row for row in cut if row.model.startswith("llama"))])
     earlier = scatter([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]])
     fsdp = scatter(groups["MPT under FSDP"])
+    internevo = max(scatter(rows) for title, rows in groups.items() if title.startswith("InternEvo, a "))
 
     def on(title: str, *cards: str) -> list[Comparison]:
         return [row for row in groups[title] if row.gpu.startswith(cards)]
@@ -84,6 +85,8 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "megatron-core/v100": {"time_log_sd": earlier, **of_experts},
         "torch-fsdp/default": {"time_log_sd": fsdp},
         "torch-fsdp/a100": {"time_log_sd": fsdp},
+        "torch-fsdp/h100": {"time_log_sd": fsdp},
+        "internevo/default": {"time_log_sd": internevo},
     }
     doubts = {
         "card_log_sd": (card, "dense recipes on GB200, LoRA of MLPerf on H200 and GB200"),

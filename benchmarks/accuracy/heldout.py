@@ -49,6 +49,8 @@ class Case:
     step_s: float = math.nan
     """Not a number where memory alone was published."""
     allocated_bytes: float | None = None
+    used_bytes: float | None = None
+    """What the allocator holds, or the whole device."""
     source: str = ""
     date: str = ""
     """Year and month that the figure, or the release that it belongs to, came out: 2025-09."""

@@ -18,6 +18,7 @@ from hp_tool import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.roofline import below_16_bits, is_narrow
 from hp_tool.cost.step_time import without_host
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
@@ -105,6 +106,8 @@ class Prepared:
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
             framework = without_host(framework)
+        if is_narrow(workload):
+            framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
         kernels = sustained(
             gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else usual_clocks(self.gpu)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import at_sustained_clocks
+from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec, Precision
@@ -32,6 +32,7 @@ def efficiency(
     framework: str,
     overlap: OverlapSpec | None = None,
     cuda_graphs: bool = False,
+    narrow: bool = False,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
     """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
@@ -45,6 +46,8 @@ def efficiency(
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
         constants = without_host(constants)
+    if narrow:
+        constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
         kernels = _usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items()))

@@ -7,6 +7,7 @@ doubt for each thing that its measured runs do not tell (`domain.efficiency.Doub
 import math
 
 from hp_tool.cost.case import TrainingCase
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -75,7 +76,8 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0,
+        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0
+        and not facts(workload.framework).broadcasts_weights,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute)
         and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),

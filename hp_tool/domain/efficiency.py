@@ -87,6 +87,9 @@ class FrameworkEfficiency(Strict):
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    narrow_traffic_factor: float | None = None
+    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand in for the framework's own.
+    None: no different."""
     attention_slowdown: float = 1.0
     """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later), both passes."""
     attention_backward_slowdown: float
@@ -148,6 +151,8 @@ class FrameworkEfficiency(Strict):
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
+    broadcast_ramp_bytes: float = 0.0
+    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in place of a gather."""
     all_reduce_overlap: float | None = None
     """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients are all-reduced bucket by
     bucket in the backward pass and whose parameters need no gathering; None: the same."""

@@ -93,7 +93,7 @@ class TrainingWorkload(Strict):
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
-    """Training framework: megatron-core, torch-fsdp or nanotron."""
+    """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
     framework_version: str | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None

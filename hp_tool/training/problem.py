@@ -21,7 +21,7 @@ from hp_tool.cost.lengths.imbalance import with_imbalance
 from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import peak_flops
+from hp_tool.cost.roofline import is_narrow, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
@@ -82,7 +82,7 @@ class TrainingProblem(TrainingCase):
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
         """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
-        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).balances_blocks or self.kinds:
+        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
         layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
@@ -307,6 +307,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
+        narrow=is_narrow(workload),
         cluster=name,
     )
     return with_scatter(profile, model=model, workload=workload)
