@@ -2,8 +2,8 @@
 
 Everything comes from rows that constants did not see. A group's scatter is that for which the central 90 % of a normal
 distribution would have held nine in ten of its configurations, with one more to come (split conformal prediction, Lei et al.,
-arXiv 1604.04173, section 2.2). What a group lacks beside the framework's own scatter adds to it in variance, and is what the
-group left out: `catalog/data/efficiency/doubts.yaml`; the framework's own goes into its profiles.
+arXiv 1604.04173, section 2.2). What a group lacks beside the variance that is known of it is that of what it left out:
+`catalog/data/efficiency/doubts.yaml`; the framework's own goes into its profiles.
 """
 
 from __future__ import annotations
@@ -31,75 +31,81 @@ from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 COMMAND = "python -m benchmarks.accuracy.fit_intervals"
 
 
-def scatter(rows: Sequence[Comparison]) -> float:
-    """Standard deviation of a normal distribution whose central 90 % hold the rows, repeats of a configuration counted once."""
-    errors = np.sort([abs(row.log_ratio) for row in votes(rows)])
-    if not len(errors):
+Known = tuple[Sequence[Comparison], float]
+"""Rows of one kind, and the variance of ln(published / predicted) that is known of them."""
+
+
+def scatter(*kinds: Known) -> float:
+    """Standard deviation of what adds to the known variances so that the central 90 % of normal distributions hold nine in ten
+    of the rows: repeats of a configuration counted once, each kind with the same weight.
+    """
+    lacking, weights = [], []
+    for rows, known in kinds:
+        counted = votes(rows)
+        lacking += [(row.log_ratio / NORMAL_QUANTILE) ** 2 - known for row in counted]
+        weights += [1.0 / len(counted)] * len(counted)
+    if not lacking:
         return 0.0
-    rank = min(math.ceil(CONFIDENCE * (len(errors) + 1)), len(errors))
-    return float(errors[rank - 1]) / NORMAL_QUANTILE
-
-
-def beyond(rows: Sequence[Comparison], *known: float) -> float:
-    """What adds to the known standard deviations, in variance, to scatter as these rows do."""
-    return math.sqrt(max(scatter(rows) ** 2 - sum(sd**2 for sd in known), 0.0))
-
-
-def together(*deviations: float) -> float:
-    """Of several groups, each of which tells the same: the root of the mean variance."""
-    return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
+    order = np.argsort(lacking)
+    share = np.cumsum(np.array(weights)[order]) / (sum(weights) + max(weights))  # one more is to come
+    place = min(int(np.searchsorted(share, CONFIDENCE)), len(lacking) - 1)
+    return math.sqrt(max(lacking[order[place]], 0.0))
 
 
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
     """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
     groups = {group.title: group.rows for group in evidence.groups(folder)}
-    dense, cut = groups["Dense pre-training on H100"], groups["Models cut to fit 8 B200"]
-    own = scatter([*dense, *(row for row in cut if row.model.startswith("llama"))])
-    earlier = scatter([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]])
-    fsdp = scatter(groups["MPT under FSDP"])
-    internevo = max(scatter(rows) for title, rows in groups.items() if title.startswith("InternEvo, a "))
+    cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
+    own = scatter(([*groups["Dense pre-training on H100"], *cut], 0.0)) ** 2
+    early = scatter(([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]], 0.0)) ** 2
+    fsdp = scatter((groups["MPT under FSDP"], 0.0)) ** 2
+    internevo = max(scatter((rows, 0.0)) for title, rows in groups.items() if title.startswith("InternEvo, a ")) ** 2
 
     def on(title: str, *cards: str) -> list[Comparison]:
         return [row for row in groups[title] if row.gpu.startswith(cards)]
 
-    adapters = beyond(on("LoRA of MLPerf", "h100-sxm", "b200"), own)
-    die = "Dense pre-training on a die left out"
-    across = "MPT under FSDP on a GPU left out"
-    silicon = together(
-        beyond(on(die, "h100"), own), beyond(on(die, "b200"), own), beyond(on(across, "h100"), fsdp),
-        beyond(on(across, "a100"), fsdp), beyond(groups["LoRA of MLPerf on AMD"], own, adapters),
+    adapters, mixtures = on("LoRA of MLPerf", "h100-sxm", "b200"), groups["Mixtures of experts, releases from 26.02.01 on"]
+    lora, experts = scatter((adapters, own)) ** 2, scatter((mixtures, own)) ** 2
+    card = (
+        scatter(
+            (groups["Dense recipes on GB200"], own),
+            (on("LoRA of MLPerf", "gb200"), own + lora),
+            (on("LoRA of MLPerf", "h200"), own + lora),
+            (groups["LoRA of MLPerf on AMD"], own + lora),
+        )
+        ** 2
+    )
+    die, across = "Dense pre-training on a die left out", "MPT under FSDP on a GPU left out"
+    silicon = scatter(
+        (on(die, "h100"), own + card), (on(die, "b200"), own + card),
+        (on(across, "h100"), fsdp + card), (on(across, "a100"), fsdp + card),
     )  # fmt: skip
-    card = together(
-        beyond(groups["Dense recipes on GB200"], own), beyond(on("LoRA of MLPerf", "gb200"), own, adapters),
-        beyond(on("LoRA of MLPerf", "h200"), own, adapters),
-    )  # fmt: skip
-    experts = beyond(groups["Mixtures of experts, releases from 26.02.01 on"], own)
-    older = beyond(groups["Mixtures of experts, earlier releases"], own, experts)
+    older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
-    memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"]
-    kernels = together(*(beyond(untimed(runs), width) for runs, width in ((today_runs(folder), own), (mpt_runs(folder), fsdp))))
-    of_experts = {"expert_time_log_sd": experts, "earlier_expert_time_log_sd": older}
+    memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"] ** 2
+    kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
+    of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     profiles = {
-        "megatron-core/default": {"time_log_sd": own, **of_experts},
-        "megatron-core/a100": {"time_log_sd": earlier, **of_experts},
-        "megatron-core/v100": {"time_log_sd": earlier, **of_experts},
-        "torch-fsdp/default": {"time_log_sd": fsdp},
-        "torch-fsdp/a100": {"time_log_sd": fsdp},
-        "torch-fsdp/h100": {"time_log_sd": fsdp},
-        "internevo/default": {"time_log_sd": internevo},
+        "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts},
+        "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts},
+        "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts},
+        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp)},
+        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp)},
+        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp)},
+        "internevo/default": {"time_log_sd": math.sqrt(internevo)},
     }
     doubts = {
-        "card_log_sd": (card, "dense recipes on GB200, LoRA of MLPerf on H200 and GB200"),
+        "card_log_sd": (math.sqrt(card), "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out"),
         "silicon_log_sd": (
             silicon,
-            "dense runs on H100 and B200, MPT on A100 and H100, LoRA on AMD, each with its die left out",
+            "dense runs on H100 and B200, MPT on A100 and H100, each die left out",
         ),
         "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
-        "lora_log_sd": (adapters, "LoRA of MLPerf on H100 and B200, which no constant saw"),
-        "release_log_sd": (beyond(ahead, own), "rounds of MLPerf and releases of dense recipes, by those before"),
-        "feature_log_sd": (together(adapters, experts), "adapters and experts, as they were before constants saw any"),
+        "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
+        "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
+        "feature_log_sd": (scatter((adapters, own), (mixtures, own)), "adapters and experts, by constants that saw none"),
         "memory_feature_log_sd": (
-            beyond(groups["MLPerf, peak of allocated memory"], memory),
+            scatter((groups["MLPerf, peak of allocated memory"], memory)),
             "LoRA and pre-training of MLPerf",
         ),
     }

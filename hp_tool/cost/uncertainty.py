@@ -48,8 +48,9 @@ def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
     framework, doubts, gpu = case.profile.framework, case.profile.doubts, case.cluster.gpu
     variance = framework.time_log_sd**2 + unchecked * doubts.feature_log_sd**2
     if gpu.name not in framework.fitted_gpus:
-        known = gpu.silicon in framework.fitted_silicon
-        variance += doubts.card_log_sd**2 if known else doubts.silicon_log_sd**2
+        variance += doubts.card_log_sd**2
+    if gpu.silicon not in framework.fitted_silicon:
+        variance += doubts.silicon_log_sd**2
     if not case.profile.gpu.measured:
         variance += doubts.kernels_log_sd**2
     if case.workload.lora is not None:

@@ -165,9 +165,9 @@ class Doubts(Strict):
     """
 
     card_log_sd: float = 0.0
-    """A card that no run was on, of a die that some were on."""
+    """A card that no run of the framework was on."""
     silicon_log_sd: float = 0.0
-    """A die that no run of the framework was on."""
+    """A die that none was on, besides."""
     kernels_log_sd: float = 0.0
     """A die whose kernels nobody timed."""
     lora_log_sd: float = 0.0
