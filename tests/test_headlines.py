@@ -33,7 +33,8 @@ def test_what_sequence_parallelism_and_selective_recomputation_save(name: str) -
     low, high = KORTHIKANTI_2022["overhead_full"]  # type: ignore[misc]
     assert low - 0.01 <= headlines.layer_overhead(name, recompute="full") <= high + 0.01
     low, high = KORTHIKANTI_2022["overhead_selective"]  # type: ignore[misc]
-    assert low - 0.012 <= headlines.layer_overhead(name, recompute="selective") <= high + 0.012
+    # docs/cost-model.md, "Recomputation", says what keeps the largest below 2 %
+    assert low - 0.016 <= headlines.layer_overhead(name, recompute="selective") <= high
     assert headlines.layer_memory_factor(name) == pytest.approx(5.0, abs=1.25)
 
 
