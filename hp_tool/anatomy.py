@@ -76,13 +76,14 @@ def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pi
 
 def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
     """What each rank of a pipeline that is not laid out by hand holds."""
-    if facts(problem.workload.framework).balances_blocks:
+    framework = facts(problem.workload.framework)
+    if framework.balances_blocks:
         layers, output_at = stage_contents(problem.model, p)
         counts = [float(count) for count in layers]
         ends = [(rank == 0, rank == output_at) for rank in range(p)]
     else:
         chunks = int(candidate.virtual_pipeline_parallel_size)
-        layers = chunk_layers(num_layers=problem.model.total_layers, stages=p, chunks=chunks)
+        layers = chunk_layers(num_layers=problem.model.total_layers, stages=p, chunks=chunks, late=framework.late_layers)
         counts = [float(sum(layers[rank::p])) for rank in range(p)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.pipeline_schedule == ZBV:

@@ -18,16 +18,22 @@ def test_table_1_of_2021_once_the_release_is_known() -> None:
     assert max(left) <= 0.08
 
 
-def test_scaling_of_gpt2_to_512_gpus() -> None:
-    _, scaling, _ = headlines.gpt2_2019()
-    assert scaling.predicted == pytest.approx(100.0 * SHOEYBI_2019["scaling"], abs=8.5)
+def test_gpt2_on_512_gpus() -> None:
+    """Nothing was fitted on these; the kernels of 2019 are part of the query."""
+    petaflops, scaling, tensor, exposed, single = headlines.gpt2_2019()
+    assert petaflops.predicted == pytest.approx(SHOEYBI_2019["petaflops"], rel=0.05)
+    assert single.predicted == pytest.approx(SHOEYBI_2019["single_gpu_tflops"], rel=0.05)
+    assert scaling.predicted == pytest.approx(100.0 * SHOEYBI_2019["scaling"], abs=6.0)
+    assert tensor.predicted == pytest.approx(100.0 * SHOEYBI_2019["tensor_scaling"], abs=3.0)
+    assert exposed.predicted == pytest.approx(100.0 * SHOEYBI_2019["exposed_scaling"], abs=5.0)
 
 
 @pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "mt-nlg-530b", "gpt-1t"])
 def test_what_sequence_parallelism_and_selective_recomputation_save(name: str) -> None:
     low, high = KORTHIKANTI_2022["overhead_full"]  # type: ignore[misc]
     assert low - 0.01 <= headlines.layer_overhead(name, recompute="full") <= high + 0.01
-    assert headlines.layer_overhead(name, recompute="selective") <= 0.04
+    low, high = KORTHIKANTI_2022["overhead_selective"]  # type: ignore[misc]
+    assert low - 0.012 <= headlines.layer_overhead(name, recompute="selective") <= high + 0.012
     assert headlines.layer_memory_factor(name) == pytest.approx(5.0, abs=1.25)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -26,11 +25,12 @@ import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.fsdp_memory import scatter_above
-from benchmarks.accuracy.heldout import b200_cases, bridge_cases
+from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases, newest
-from benchmarks.accuracy.prepared import Prepared, Shares, clocks, write_clocks
+from benchmarks.accuracy.prepared import Prepared, Shares, clocks, seen, write_clocks
+from hp_tool import documents
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
@@ -38,6 +38,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Li
 Floats = NDArray[np.float64]
 
 OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/frameworks"
+SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd")
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)
@@ -64,6 +65,9 @@ FIXED = FrameworkEfficiency(
     optimizer_traffic_factor=1.0,
     step_overhead_s=0.0,
     time_log_sd=0.08,
+    fitted_gpus=(GPU,),
+    fitted_silicon=("a100",),
+    newest_release="22.05",
     memory_log_sd=0.03,
     fragmentation_fraction=0.03,
     fitted_on="",
@@ -128,11 +132,6 @@ CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
 MODERN_NOISE = 0.04
 AUDITED_WEIGHT = 0.5
 """Of MLPerf's rows: a few layouts of one model each, submitted many times."""
-SPREAD = {
-    "2022": 0.065,  # the twelve rows of 2020 on V100 and A100, never fitted; Table 5 leaving one model out scatters by 0.024
-    "today": 0.08,  # recipes on H100 leaving one model out, B200 leaving one layout out and GB200, never fitted: 0.05 to 0.07
-}
-"""Standard deviations of log(measured / predicted) behind the stated intervals; `python -m benchmarks.accuracy` prints them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +141,8 @@ class Today:
     framework: FrameworkEfficiency
     shares: Shares
 
-    def compare(self, run: Prepared) -> Comparison:
-        return run.compare(self.framework, self.shares)
+    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
+        return run.compare(self.framework, self.shares, ahead=ahead)
 
 
 @functools.cache
@@ -177,7 +176,8 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     bounds = ((low - mean) / sd, (high - mean) / sd)
     near = np.full(len(mean), 1e-2)
     fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
-    return constants(fitted.x, digits=4)
+    found = constants(fitted.x, digits=4)
+    return dataclasses.replace(found, framework=seen(found.framework, chosen))
 
 
 def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
@@ -207,54 +207,52 @@ def amd_runs(folder: Path) -> list[Prepared]:
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
 
 
-def fit_amd(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
-    """What matmuls of MI300X's die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
+def v100_runs(folder: Path) -> list[Prepared]:
+    """Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a layout."""
+    return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
+
+
+def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
+    """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
 
     def residuals(x: Floats) -> Floats:
-        return np.log([run.ratio(framework, {("mi300x", "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
+        return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
 
-    return {("mi300x", "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+    return {(die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
+
+
+def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
+    """Every row of one die, by what the rows of other keys say of the die."""
+    card = runs[0].gpu
+    framework, found = efficiency(gpu=card, framework="megatron-core").framework, []
+    for group, members in _grouped(runs, key).items():
+        others = [run for run in runs if key(run) != group]
+        shares = fit_die(card.silicon or "generic", others, framework)
+        found += [run.compare(seen(framework, others), shares) for run in members]
+    return found
 
 
 def amd_left_out(folder: Path) -> list[Comparison]:
     """Every AMD row, by what the other card's rows say of the die."""
-    runs = amd_runs(folder)
-    framework = efficiency(gpu=gpu("mi300x"), framework="megatron-core").framework
-    found = []
-    for card, members in _grouped(runs, lambda run: run.gpu.name).items():
-        shares = fit_amd([run for run in runs if run.gpu.name != card], framework)
-        found += [run.compare(framework, shares) for run in members]
-    return found
+    return die_left_out(amd_runs(folder), lambda run: run.gpu.name)
 
 
-def moe_left_out(folder: Path) -> list[Comparison]:
-    """Recipes with experts, predicted by constants that saw none of them."""
-    recipes = [Prepared.of(case) for case in moe_cases(folder)]
-    names = {run.case.name for run in recipes}
-    constants = fit_today([run for run in today_runs(folder) if run.case.name not in names], fit(folder).framework)
-    return [constants.compare(run) for run in recipes]
-
-
-def widths(folder: Path) -> dict[str, float]:
-    """Standard deviations behind the intervals that all GPUs share, of rows that no constant saw: step times of today's
-    recipes with experts, of those of earlier releases, and memory that the allocator holds.
-    """
-    found = moe_left_out(folder)
-    recent = {case.what for case in newest(moe_cases(folder))}
-    today, earlier = ([math.log1p(c.error) for c in found if (c.what in recent) == wanted] for wanted in (True, False))
-    return {
-        "expert_time_log_sd": float(f"{math.sqrt(np.square(today).mean()):.2g}"),
-        "earlier_expert_time_log_sd": float(f"{math.sqrt(np.square(earlier).mean()):.2g}"),
-        "reserved_log_sd": scatter_above(folder),
-    }
+def megatron_2020_left_out(folder: Path) -> list[Comparison]:
+    """Every row of 2020: on V100 by what the other models' rows say of the die; no constant saw those on A100."""
+    others = [Prepared.of(case).shipped() for case in megatron_2020_cases(folder) if "V100" not in case.what]
+    return [*die_left_out(v100_runs(folder), lambda run: run.case.name), *others] if others else []
 
 
 def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmarks.accuracy.fit_frameworks") -> None:
-    """The profile of one GPU (or `default`) as a data file."""
-    folder = OUTPUT / constants.framework
-    folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(dataclasses.asdict(constants), sort_keys=False, width=120)
-    (folder / f"{name}.yaml").write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
+    """The profile of one die (or `default`) as a data file; fit_intervals says how far its predictions scatter."""
+    path = OUTPUT / constants.framework / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = dataclasses.asdict(constants)
+    known = documents.read(path) if path.is_file() else {}
+    fields |= {key: known[key] for key in SCATTER if key in known}
+    fields |= {key: list(value) for key, value in fields.items() if isinstance(value, tuple)}
+    text = yaml.safe_dump(fields, sort_keys=False, width=120)
+    path.write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
 
 
 def main() -> None:
@@ -270,29 +268,41 @@ def main() -> None:
         "dense fp8 recipes of Megatron Bridge and NeMo and MLPerf pre-training from v3.1 on, on H100; dense models and "
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of Qwen3-30B-A3B"
     )
-    shared = widths(folder)
+    reserved = scatter_above(folder)
     old = dataclasses.replace(
         old,
         host_launch_s=today.framework.host_launch_s,
-        time_log_sd=SPREAD["2022"],
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
-        **shared,  # type: ignore[arg-type]
+        reserved_log_sd=reserved,
     )
     modern = dataclasses.replace(
         today.framework,
-        time_log_sd=SPREAD["today"],
         fitted_on=f"{rows}; {command}",
-        **shared,  # type: ignore[arg-type]
+        reserved_log_sd=reserved,
     )
-    for name in ("a100", "v100"):
-        write(name, old)
-    write("default", modern)
-    write("cpu", dataclasses.replace(FIXED, fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates"))
+    write("a100", old)
+    write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))
+    amd = amd_runs(folder)
+    saw_all = seen(modern, [*today_runs(folder), *amd])
+    write("default", dataclasses.replace(saw_all, newest_release=modern.newest_release))
+    write(
+        "cpu",
+        dataclasses.replace(
+            FIXED,
+            fitted_gpus=(),
+            fitted_silicon=(),
+            newest_release=None,
+            fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates",
+        ),
+    )
     by = "by python -m benchmarks.accuracy.fit_frameworks"
     write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
-    amd = fit_amd(amd_runs(folder), modern)
-    write_clocks(amd, fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}")
+    v100 = fit_die("v100", v100_runs(folder), old)
+    write_clocks(v100, fitted_on=f"four runs of Megatron-LM 2020 on V100, kernels and clocks in one; {by}")
+    write_clocks(
+        fit_die("mi300x", amd, modern), fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}"
+    )
     for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
         errors = [abs(c.error) for c in found]
         print(f"{title} leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")

@@ -64,6 +64,8 @@ FIXED = FrameworkEfficiency(
     step_overhead_s=0.0,
     # Held out, 90 % of the runs are within 1.645 of these; half are within a tenth, and some ran twenty times slower.
     time_log_sd=0.8,
+    fitted_gpus=("h100-sxm-80gb",),
+    fitted_silicon=("h100",),
     memory_log_sd=0.175,
     message_stall_nodes=32,  # of the grid's pipelines 79 % are held up on 64 nodes, 46 % on 32, 8 to 17 % on fewer
     fragmentation_fraction=0.0,  # `temporaries_fraction` was fitted with the holes between blocks

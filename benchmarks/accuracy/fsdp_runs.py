@@ -17,6 +17,7 @@ from hp_tool.training.problem import resolve_training
 GPUS_MPT = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb", "h100_80gb": "h100-sxm-80gb"}
 GPUS_TITAN = {"A100-80GB": "a100-sxm-80gb", "H200": "h200-sxm-141gb"}
 """Not in it: an H100 of 96 GB and 2.4 TB/s with its power limited to 500 W."""
+SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 MODELS_TITAN = {
     "llama3.1-8b": "llama-3.1-8b",
     "llama3.1-70b": "llama-3.1-70b",
@@ -30,7 +31,7 @@ RECOMPUTE_TITAN = {"none": "none", "full": "full", "selective op": "per_op"}
 
 
 def mpt_cases(folder: Path) -> list[Case]:
-    """MPT of 125M to 70B under llm-foundry: FULL_SHARD over all GPUs, gradients reduced in 16 bits (mixed_precision PURE),
+    """MPT of 125M to 70B under llm-foundry: sharded over all GPUs, gradients reduced in 16 bits (mixed_precision PURE),
     the loss in flash-attn's fused kernel, whole layers recomputed or nothing.
     """
     return [_mpt(row) for row in read(folder, "training_llm_foundry_fsdp.csv")]
@@ -47,7 +48,8 @@ def _mpt(row: Row) -> Case:
             cross_entropy="fused",
         ),
         parallel=ParallelQuery(
-            micro_batch_size=int(row["mbs"]), recompute=recompute, zero_stage=3  # type: ignore[arg-type]
+            micro_batch_size=int(row["mbs"]), recompute=recompute,  # type: ignore[arg-type]
+            zero_stage=SHARDING[row["sharding"]],
         ),
     )  # fmt: skip
     return Case(

@@ -49,6 +49,8 @@ class Case:
     step_s: float = math.nan
     """Not a number where memory alone was published."""
     allocated_bytes: float | None = None
+    used_bytes: float | None = None
+    """What the allocator holds, or the whole device."""
     source: str = ""
     date: str = ""
     """Year and month that the figure, or the release that it belongs to, came out: 2025-09."""
@@ -90,7 +92,11 @@ class Case:
 
 
 def megatron_2020_cases(folder: Path) -> list[Case]:
-    """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step, everything recomputed."""
+    """GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step, everything recomputed.
+
+    Nothing ran beside the collectives of tensor parallelism yet. Replicas reduced their gradients behind the backward pass
+    (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the README of that commit calls it slower than reducing them afterwards.
+    """
     cases = []
     for row in read(folder, "megatron_lm_2020_scaling.csv"):
         card, per_node = SYSTEMS_2020[row["system"]]
@@ -98,12 +104,14 @@ def megatron_2020_cases(folder: Path) -> list[Case]:
             name=row["case"], num_hidden_layers=int(row["layers"]), hidden_size=int(row["hidden"]),
             num_attention_heads=int(row["heads"]), vocab_size=51200, max_position_embeddings=1024,
         )  # fmt: skip
+        behind_backward = int(row["tp"]) > 2 and int(row["dp"]) > 1
         query = Query(
             kind="training", model=shape,
             cluster=ClusterQuery(gpu=card, num_gpus=int(row["gpus"]), gpus_per_node=min(per_node, int(row["gpus"]))),
             training=TrainingWorkload(
                 sequence_length=int(row["seq"]), global_batch_size=int(row["gbs"]), precision="fp16",
                 attention="unfused", dropout=0.1, gradient_precision="fp16",  # reduced as they are: fp32 was an option
+                overlap=OverlapSpec(tensor_parallel=False, data_parallel=behind_backward or None),
             ),
             parallel=ParallelQuery(
                 tensor_parallel_size=int(row["tp"]), micro_batch_size=int(row["gbs"]) // int(row["dp"]),

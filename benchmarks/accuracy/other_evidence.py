@@ -11,12 +11,14 @@ from benchmarks.accuracy import grid, headlines, inference
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import read
 from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
+from benchmarks.accuracy.fit_internevo import LEFT_OUT, leave_one_out, memory_left_out
 from benchmarks.accuracy.fsdp_memory import reserved
 from benchmarks.accuracy.fsdp_runs import titan_cases
 from benchmarks.accuracy.grid_rows import FILE as GRID
 from benchmarks.accuracy.grid_rows import groups as grid_groups
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
 from benchmarks.accuracy.heldout import Case, b200_cases
+from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.korthikanti import GPU
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
@@ -36,6 +38,10 @@ def fsdp(folder: Path) -> list[Group]:
             rows=_from("llm-foundry", leave_one_model_out(mpt)) if mpt else [],
         ),
         Group(
+            title="MPT under FSDP on H100", left_out="model", saw="ops/, MPT of other sizes",
+            rows=_from("llm-foundry", leave_one_model_out(mpt, of=[run for run in mpt if run.gpu.silicon == "h100"])),
+        ),
+        Group(
             title="MPT under FSDP on a GPU left out", left_out="GPU", saw="ops/, MPT on other GPUs",
             rows=_from("llm-foundry", across_gpus(mpt)) if mpt else [],
         ),
@@ -44,6 +50,23 @@ def fsdp(folder: Path) -> list[Group]:
             rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
         ),
     ]  # fmt: skip
+
+
+def internevo(folder: Path) -> list[Group]:
+    """One model's runs, each by constants that saw no run on as many GPUs, or of its layout."""
+    runs = [Prepared.of(case) for case in internevo_cases(folder)]
+    if not runs:
+        return []
+    found = [
+        Group(
+            title=f"InternEvo, a {name} left out", left_out="setting", saw="ops/, the other runs of the model",
+            rows=leave_one_out(runs, key),
+        )
+        for name, key in LEFT_OUT.items()
+    ]  # fmt: skip
+    held = [on(row, row.gpu) for row in memory_left_out(folder)]
+    saw = "formulas, and the share that the other rows cache"
+    return [*found, Group(title="InternEvo, memory in use", left_out="setting", saw=saw, rows=held, unit="GiB")]
 
 
 def nanotron(folder: Path) -> list[Group]:

@@ -15,20 +15,23 @@ import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.heldout import Case
 from hp_tool import documents
-from hp_tool.catalog.efficiency import gpu_efficiency, sustained, usual_clocks
+from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.overlap import with_overlap
+from hp_tool.cost.roofline import below_16_bits, is_narrow
 from hp_tool.cost.step_time import without_host
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
-from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.problem import TrainingProblem, resolve_training, with_scatter
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
-REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb"}
+REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
+             "v100": "v100-sxm-32gb"}  # fmt: skip
 """Card under whose power limit a die's shares are stated."""
 ACCUMULATION = "fp32_accumulation"
 Shares = Mapping[tuple[str, str], float]
@@ -56,9 +59,8 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
     _shipped.cache_clear()
-    for die, origin in (("b300", "b200"), ("v100", "a100")):
-        card = REFERENCE[origin] if die == "b300" else None
-        _write(die, card, _shipped(origin), dict.fromkeys(_shipped(origin), f"nobody measured it: as {origin}"))
+    borrowed = _shipped("b200")
+    _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8", ACCUMULATION):
@@ -104,6 +106,8 @@ class Prepared:
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
             framework = without_host(framework)
+        if is_narrow(workload):
+            framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"
         kernels = sustained(
             gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else usual_clocks(self.gpu)
@@ -120,9 +124,28 @@ class Prepared:
         """Predicted over published step time."""
         return self.step_s(framework, shares) / self.case.step_s
 
-    def compare(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> Comparison:
-        """The step by these constants, in an interval as wide as an answer states it."""
-        return self._compared(published=self.case.step_s, predicted=self.step_s(framework, shares))
+    def compare(self, framework: FrameworkEfficiency, shares: Shares | None = None, *, ahead: bool = False) -> Comparison:
+        """The step by these constants, in an interval as wide as an answer by them would state it; `ahead`: of runs that came
+        out after those they were fitted on.
+        """
+        predicted = self.step_s(framework, shares)
+        if self.stated.parallel is None or self.stated.intervals is None:
+            return self._beside(published=self.case.step_s, predicted=predicted)
+        later = doubts().release_log_sd if ahead else 0.0
+        bound = math.exp(NORMAL_QUANTILE * math.hypot(self._log_sd(framework), later))
+        return self._beside(published=self.case.step_s, predicted=predicted, low=1.0 / bound, high=bound)
+
+    def _log_sd(self, framework: FrameworkEfficiency) -> float:
+        """How far runs scatter is the shipped constants' to say; these tell what they were fitted on."""
+        shipped = efficiency(gpu=self.gpu, framework=framework.framework)
+        constants = dataclasses.replace(
+            shipped.framework, fitted_gpus=framework.fitted_gpus, fitted_silicon=framework.fitted_silicon
+        )
+        model, workload = self.problem.model, self.problem.workload
+        profile = with_scatter(dataclasses.replace(shipped, framework=constants), model=model, workload=workload)
+        assert self.stated.parallel is not None
+        unchecked = unchecked_features(case=self.problem, config=self.stated.parallel)
+        return step_log_sd(case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked))
 
     def shipped(self) -> Comparison:
         """The step as an answer gives it."""
@@ -170,3 +193,15 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
                 )
             )  # fmt: skip
     return found
+
+
+def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
+    """The constants with the cards, dies and releases of the runs that they were fitted on."""
+    chosen = list(runs)
+    releases = [run.problem.workload.framework_version for run in chosen if run.problem.workload.framework_version]
+    return dataclasses.replace(
+        framework,
+        fitted_gpus=tuple(sorted({run.gpu.name for run in chosen})),
+        fitted_silicon=tuple(sorted({str(run.gpu.silicon) for run in chosen})),
+        newest_release=max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")]),
+    )

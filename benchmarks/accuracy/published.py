@@ -51,9 +51,10 @@ NARAYANAN_2021_TABLE_1 = tuple(
 """arXiv 2104.04473, table 1: Selene (A100 80GB, 8 x 200 Gb/s), s = 2048, V = 51,200, everything recomputed, fp16, the software
 of 2021. Micro-batches and model chunks are those of the authors' script, Megatron-LM's examples/sc21/run_table_1.sh."""
 
-SHOEYBI_2019 = {"petaflops": 15.1, "scaling": 0.76, "single_gpu_tflops": 39.0}
+SHOEYBI_2019 = {"petaflops": 15.1, "scaling": 0.76, "tensor_scaling": 0.77, "exposed_scaling": 0.60, "single_gpu_tflops": 39.0}
 """arXiv 1909.08053, abstract and section 5.1: GPT-2 8.3B on 512 V100 (DGX-2H), 8-way tensor times 64-way data parallel,
-against 1.2B on one GPU; batch 8 a replica, s = 1024, every layer recomputed."""
+against 1.2B on one GPU; batch 8 a replica, s = 1024, every layer recomputed. Figure 5: tensor parallelism alone. Megatron-LM's
+README: gradients reduced after the backward pass."""
 
 KORTHIKANTI_2022 = {
     "overhead_full": (0.36, 0.39),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -27,7 +28,7 @@ def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: Fram
         if len(seen) < FEWEST:
             continue
         constants = fit_today(seen, start)
-        rows = compare_all((case for case in cases if case.date == date), constants.compare)
+        rows = compare_all((case for case in cases if case.date == date), functools.partial(constants.compare, ahead=True))
         found += [dataclasses.replace(row, part=date) for row in rows]
     return found
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import at_sustained_clocks
+from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
-from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
+from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.workload import OverlapSpec
@@ -23,7 +23,7 @@ from hp_tool.errors import InputError, UnsupportedError
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, Clocks, FrameworkEfficiency, EngineEfficiency)
+P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency)
 
 
 def efficiency(
@@ -32,6 +32,7 @@ def efficiency(
     framework: str,
     overlap: OverlapSpec | None = None,
     cuda_graphs: bool = False,
+    narrow: bool = False,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
     """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
@@ -45,14 +46,21 @@ def efficiency(
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
         constants = without_host(constants)
+    if narrow:
+        constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None
     if machine is None or machine.gpu.gpu != gpu.name:
-        return EfficiencyProfile(
-            gpu=_usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items())), framework=constants
-        )
+        kernels = _usual_kernels(_die(gpu), gpu.power_w, tuple(gpu.peak_flops_per_second.items()))
+        return EfficiencyProfile(gpu=kernels, framework=constants, doubts=doubts())
     network = machine.network or constants.network
     kernels = sustained(machine.gpu, gpu=gpu, clocks=usual_clocks(gpu))
-    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network))
+    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(constants, network=network), doubts=doubts())
+
+
+@functools.cache
+def doubts() -> Doubts:
+    """What predictions scatter beyond a framework's own runs."""
+    return _build(Doubts, FOLDER / "doubts.yaml")
 
 
 def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:

@@ -71,6 +71,8 @@ def _checked(value: Any, hint: Any, field: str) -> Any:
         if typing.get_origin(option) is dict and isinstance(value, Mapping):
             key_hint, value_hint = typing.get_args(option)
             return {_checked(k, key_hint, field): _checked(v, value_hint, f"{field}.{k}") for k, v in value.items()}
+        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_checked(each, typing.get_args(option)[0], field) for each in value)
         if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if option is int and isinstance(value, float) and value.is_integer():

@@ -1,7 +1,7 @@
 """The attention block: projections (plain, grouped or latent), the core, and its context-parallel communication."""
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
@@ -14,6 +14,7 @@ from hp_tool.cost.roofline import (
     peak_flops,
     weight_matmuls,
 )
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
@@ -87,6 +88,9 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * per_hidden / s.shards + rotary + cast)
     backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + cast_backward)
+    if not workload.kernel_fusion:
+        split = projected(model, s) if model.has_attention_bias else 0.0
+        forward = forward + unfused_bytes(s=s, split=split, bias=model.has_attention_output_bias)
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,
@@ -97,6 +101,12 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         context=context,
         context_backward=context_backward,
     )
+
+
+def projected(model: ModelSpec, s: Shapes) -> Floats:
+    """Elements per token of queries, keys and values on one rank."""
+    qk, v = model.qk_head_size, model.v_head_size
+    return query_heads(model, s.t) * qk + kv_heads(model, s.t) * (qk + v)
 
 
 def core_seconds(
@@ -130,8 +140,15 @@ def core_seconds(
     matmuls = matmuls + matmul_seconds(length, v, keys, machine=case, precision=precision, batch=batch)
     # Softmax reads and writes; dropout reads, writes and stores its mask. Backward softmax reads two, writes one.
     dropout = s.mask * (2.0 * s.e + 1.0)
-    softmax = elementwise_seconds(scores * (2.0 * s.e + dropout), machine=case, kernels=2.0)
-    softmax_backward = elementwise_seconds(scores * (3.0 * s.e + dropout), machine=case, kernels=2.0)
+    moved, moved_backward, kernels, kernels_backward = 2.0 * s.e + dropout, 3.0 * s.e + dropout, 2.0, 2.0
+    copies: Floats = 0.0
+    if not workload.kernel_fusion:
+        # Scaling, multiplying with the mask and subtracting from what it hides read and write each; the last has no backward.
+        # Batched matmuls copy queries, keys and values by heads; their gradients are put together again.
+        moved, moved_backward, kernels, kernels_backward = moved + 6.0 * s.e, moved_backward + 4.0 * s.e, 8.0, 7.0
+        copies = 2.0 * s.e * s.tokens * projected(model, s)
+    softmax = elementwise_seconds(scores * moved + copies, machine=case, kernels=kernels)
+    softmax_backward = elementwise_seconds(scores * moved_backward + copies, machine=case, kernels=kernels_backward)
     return matmuls + softmax, 2.0 * matmuls + softmax_backward
 
 

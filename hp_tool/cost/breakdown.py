@@ -57,7 +57,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         mfu=rate * flops.model / peak,
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
-        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, profile=case.profile, unchecked=unchecked),
+        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
         provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )

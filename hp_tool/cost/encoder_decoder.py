@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hp_tool.cost.arrays import Floats, maximum, minimum, where
 from hp_tool.cost.attention import core_bytes, core_seconds
-from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes, unfused_bytes
 from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
@@ -164,6 +164,8 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     cast_read, cast_read_backward = cast_traffic(workload, read)
     traffic = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + cast + ratio * cast_read)
     traffic_backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + cast_backward + ratio * cast_read_backward)
+    if not workload.kernel_fusion:
+        traffic = traffic + unfused_bytes(s=s, split=0.0, bias=model.has_attention_output_bias)
     return BlockTime(
         matmul=forward + forward_read,
         weight_gradient=gradient + gradient_read,

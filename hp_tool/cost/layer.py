@@ -129,8 +129,9 @@ def _tensor_seconds(
 
     Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
     all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, exposed; if the weights are
-    trained, the sharded inputs are gathered once more behind the input-gradient matmuls, wholly if those are longer (arXiv
-    2205.05198 section 4.2.2); input gradients are reduce-scattered behind the weight-gradient matmuls.
+    trained, the sharded inputs are gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
+    gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls takes cores and bandwidth from
+    them: the framework's overlap is the share that costs nothing.
     """
     gather, all_reduce = regions * s.gather_s, regions * s.all_reduce_s
     overlap = framework.tensor_parallel_overlap
@@ -141,6 +142,6 @@ def _tensor_seconds(
     # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
     pipelined = framework.tensor_parallel_forward_overlap * s.sharded * s.tensor.in_domain
     again = 1.0 if trained else 0.0
-    behind_inputs = minimum((again + pipelined) * gather, block.matmul)
+    behind_inputs = minimum((again * overlap + pipelined) * gather, block.matmul)
     exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)
     return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)

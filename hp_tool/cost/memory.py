@@ -162,6 +162,9 @@ def stage_memory(
     buffers = maximum(working - logits, 0.0) + gathered
     if framework.temporaries_fraction or framework.workspace_bytes:
         buffers = buffers + (framework.workspace_bytes + framework.temporaries_fraction * (activations + logits))
+    if copies := facts(workload.framework).update_copies:
+        # The optimizer's step begins when activations and logits are free; the optimizer has three fp32 copies itself.
+        buffers = maximum(buffers, copies / 3.0 * states.optimizer - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     return StageMemory(
         parts=kept | {"activations": activations, "logits": logits, "buffers": buffers},

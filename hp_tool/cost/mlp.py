@@ -1,6 +1,6 @@
 """The dense MLP block."""
 
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.parameters import mlp_matrices, shapes
 from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
@@ -39,6 +39,9 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
     backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0) * s.e * hidden + cast_backward)
+    if not workload.kernel_fusion:
+        split = gates * hidden if model.has_mlp_bias else 0.0
+        forward = forward + unfused_bytes(s=s, split=split, bias=model.has_mlp_bias)
     return BlockTime(
         matmul=matmul,
         weight_gradient=weight_gradient,

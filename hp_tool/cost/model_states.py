@@ -82,12 +82,15 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
-    stages, times = _divided(_shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division)
+    pieces = where(c.zero_stage >= 2, pipeline.critical.count + 1, 1)
+    stages, times = _divided(
+        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces
+    )
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division, pieces=pieces
         )
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
@@ -227,16 +230,24 @@ def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
 
 
 def _divided(
-    stages: Sequence[StageBytes], *, case: TrainingCase, candidates: Candidates, size: BytesPerParameter, sharding: Sharding
+    stages: Sequence[StageBytes],
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    size: BytesPerParameter,
+    sharding: Sharding,
+    pieces: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones.
+    """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones, sent in
+    `pieces`.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
     share of the accumulated gradients'.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
-    bucket_share = facts(case.workload.framework).bucket_bytes / size.gradients
+    framework = facts(case.workload.framework)
+    bucket_share = framework.bucket_bytes / size.gradients
     ranks = sharding.shards
     shard = 1.0 / ranks
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
@@ -255,11 +266,23 @@ def _divided(
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
-    return states, StateTimes(
-        reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0)),
+    times = StateTimes(
+        reduce_s=data.seconds((1.0 - shard) * gradients * where(zero_stage >= all_reduced_below, 1.0, 2.0), pieces=pieces),
         replica_s=sharding.replica_seconds(gradients, machine=case),
-        gather_s=data.seconds((1.0 - shard) * sent) * (zero_stage >= 1),
+        gather_s=data.seconds((1.0 - shard) * sent, pieces=pieces) * (zero_stage >= 1),
         update_s=traffic * (profile.framework.optimizer_traffic_factor / reached),
+    )
+    if not framework.broadcasts_weights:
+        return states, times
+    everyone, below = group_ring(machine=case, group=sharding.group), zero_stage < 2
+    broadcast = replace(data, ramp_bytes=where(data.in_domain, data.ramp_bytes, profile.framework.broadcast_ramp_bytes))
+    all_reduce = everyone.seconds((2.0 - 2.0 / sharding.group.size) * gradients)
+    return states, replace(
+        times,
+        reduce_s=where(below, all_reduce, times.reduce_s),
+        replica_s=where(below, 0.0, times.replica_s),
+        gather_s=where(below, 0.0, times.gather_s),
+        broadcast_s=where(below, broadcast.seconds((1.0 - shard) * sent, pieces=1.0 * ranks), 0.0),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
-from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes
+from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
@@ -90,6 +90,8 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     active = routed * width * s.e
     traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    if not workload.kernel_fusion:
+        traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
 
     ranks = expert_group(c, "ep", cluster=cluster)
     near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)

@@ -296,16 +296,16 @@ class Ring:
     inner: Ring | None = None
     """Between racks, the part of the ring inside them, which may be the slower one."""
 
-    def seconds(self, wire_bytes: Floats) -> Floats:
+    def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
         """Seconds to send `wire_bytes` from each member; zero bytes for a group of one.
 
         An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice that (NCCL's bus-bandwidth
-        convention).
+        convention). In `pieces`, sent one after the other, each pays the latency and the approach to full bandwidth.
         """
-        seconds = _ramped(wire_bytes, self.ramp_bytes) / self.bandwidth
+        seconds = _ramped(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
-            seconds = maximum(seconds, _ramped(wire_bytes, self.inner.ramp_bytes) / self.inner.bandwidth)
-        return self.latency_s + seconds
+            seconds = maximum(seconds, _ramped(wire_bytes, pieces * self.inner.ramp_bytes) / self.inner.bandwidth)
+        return pieces * self.latency_s + seconds
 
 
 def _ramped(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:

@@ -88,7 +88,7 @@ def bytes_per_parameter(workload: TrainingWorkload, *, weight_copies: float = 2.
         second = 0.0
     return BytesPerParameter(
         weights=weights,
-        gradients=STATE_BYTES[workload.gradient_precision or "fp32"],
+        gradients=STATE_BYTES[workload.gradient_precision or facts(workload.framework).gradient_precision],
         optimizer=first + second + (MASTER_BYTES[workload.master_precision or "fp32"] if weights < 4.0 else 0.0),
         communicated_weights=min(weights, workload.activation_element_bytes),
         lighter_matrices=second if workload.optimizer == "muon" else 0.0,

@@ -103,9 +103,12 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     framework balances blocks, stages are filled by weight.
     """
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
-    if facts(case.workload.framework).balances_blocks:
+    framework = facts(case.workload.framework)
+    if framework.balances_blocks:
         return _filled_pipeline(model, c)
-    on_ends = stage_layers(num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
+    on_ends = stage_layers(
+        num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size, late=framework.late_layers
+    )
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = each - first_layers, each - last_layers, p * each - model.total_layers
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.

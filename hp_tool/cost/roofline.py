@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.case import Machine, TrainingCase
-from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, GpuEfficiency, Roofline
+from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Roofline
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
@@ -99,6 +99,13 @@ def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) ->
     moved = traffic * profile.framework.elementwise_traffic_factor
     reached = profile.gpu.memory_fraction * machine.cluster.gpu.memory_bandwidth_bytes_per_second
     return moved / reached + kernels * profile.gpu.kernel_overhead_s
+
+
+def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
+    """The constants where matmuls take less than 16 bits."""
+    if framework.narrow_traffic_factor is None:
+        return framework
+    return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
 
 
 def at_sustained_clocks(

@@ -335,9 +335,19 @@ def host_waits(
         tensor_parallel_size=t,
         moe_fraction=moe_fraction,
         recomputed_fraction=recomputed_fraction,
-        added=added_launches(case.model, case.workload.lora, candidates) if case.workload.lora is not None else (0.0, 0.0),
+        added=_added_launches(case, candidates),
     )
     return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
+
+
+def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[float, float]:
+    """(forward, backward) kernels of a layer that other workloads do not launch."""
+    workload = case.workload
+    forward, backward = (0.0, 0.0) if workload.lora is None else added_launches(case.model, workload.lora, candidates)
+    if workload.kernel_fusion:
+        return forward, backward
+    core = float(workload.attention == "unfused")
+    return forward + 6.0 + 6.0 * core, backward + 5.0 * core
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:

@@ -1,13 +1,13 @@
-"""Intervals of predictions, from the errors on held-out rows, and wider for features without measurements.
+"""Intervals of predictions, from the errors on rows that were left out of the fits.
 
-ln(measured / predicted step time) is taken as normal around zero. Its standard deviation is the profile's, from held-out rows;
-each kind of doubt without data widens it by the same factor.
+ln(measured / predicted step time) is taken as normal around zero. Its variance is a sum: the framework's own scatter, and a
+doubt for each thing that its measured runs do not tell (`domain.efficiency.Doubts`).
 """
 
 import math
 
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -16,30 +16,45 @@ from hp_tool.domain.result import Intervals
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
-WIDENING = 2.0
-"""Factor on a GPU whose constants come from another one, and again for a feature that was never measured. It is a judgement,
-the same for all: no data tells it."""
-CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8")
+CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 CHECKED_SCHEDULES = (None, "1f1b", "interleaved")
+CHECKED_MODULES = {"core_attn", "mla_up_proj", "mlp", "layernorm", "moe_act"}
+"""Those that recipes with experts recompute."""
 
 
-def intervals(*, step_s: float, memory_total_bytes: float, profile: EfficiencyProfile, unchecked: tuple[str, ...]) -> Intervals:
+def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...]) -> Intervals:
     """The central 90 %.
 
     Measured memory is what the allocator holds: it may keep more than is in use, never less, so `reserved_log_sd` may extend
     the upper bound.
     """
-    doubt = NORMAL_QUANTILE * (WIDENING if unchecked else 1.0)
-    constants = profile.framework
-    time = math.exp(doubt * constants.time_log_sd * (1.0 if profile.gpu.measured else WIDENING))
-    below = math.exp(doubt * constants.memory_log_sd)
-    above = math.exp(doubt * (constants.reserved_log_sd or constants.memory_log_sd))
+    constants, doubts = case.profile.framework, case.profile.doubts
+    time = math.exp(NORMAL_QUANTILE * step_log_sd(case=case, unchecked=len(unchecked)))
+    more = len(unchecked) * doubts.memory_feature_log_sd**2
+    below, above = (
+        math.exp(NORMAL_QUANTILE * math.sqrt(sd**2 + more))
+        for sd in (constants.memory_log_sd, constants.reserved_log_sd or constants.memory_log_sd)
+    )
     return Intervals(
         confidence=CONFIDENCE,
         step_s=(step_s / time, step_s * time),
         memory_total_bytes=(memory_total_bytes / below, memory_total_bytes * above),
         source=constants.fitted_on,
     )
+
+
+def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
+    """Standard deviation of ln(measured / predicted step time) of a configuration with so many features without data."""
+    framework, doubts, gpu = case.profile.framework, case.profile.doubts, case.cluster.gpu
+    variance = framework.time_log_sd**2 + unchecked * doubts.feature_log_sd**2
+    if gpu.name not in framework.fitted_gpus:
+        known = gpu.silicon in framework.fitted_silicon
+        variance += doubts.card_log_sd**2 if known else doubts.silicon_log_sd**2
+    if not case.profile.gpu.measured:
+        variance += doubts.kernels_log_sd**2
+    if case.workload.lora is not None:
+        variance += doubts.lora_log_sd**2
+    return math.sqrt(variance)
 
 
 def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[str, ...]:
@@ -49,23 +64,23 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
     used = {
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
-        "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0,
+        "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0 and not model.num_experts,
         "cluster.stages": bool(cluster.kinds),
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
         f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
-        f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe not in (None, "delayed"),
-        "training.parameter_precision: fp8": workload.parameter_precision == "fp8",
+        f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe == "blockwise",
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
-        "training.offload": workload.offload not in (None, "none"),
-        "training.lora": workload.lora is not None,
+        "training.offload: optimizer": workload.offload == "optimizer",
+        "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
-        "training.overlap.expert_parallel": workload.overlap is not None and workload.overlap.expert_parallel is True,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
-        "parallel.pipeline_layout": strategy.pipeline_layout is not None,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0,
+        "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
+        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0
+        and not facts(workload.framework).broadcasts_weights,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
-        "parallel.recompute.modules": isinstance(recompute, Recompute) and recompute.modules not in (None, (), ("core_attn",)),
+        "parallel.recompute.modules": isinstance(recompute, Recompute)
+        and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),
         "parallel.context_parallel_communication": config.context_parallel_size > 1
         and strategy.context_parallel_communication != "p2p",
         "parallel.rank_order": cluster.rank_order != DEFAULT_RANK_ORDER,

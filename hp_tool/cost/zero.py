@@ -22,6 +22,8 @@ class Sharding:
     group inside and its replicas outside: FSDP2's two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
     """
 
+    group: Group
+    """All ranks that hold the same parameters."""
     shard_group: Group
     replica_group: Group | None = None
     """None without hybrid sharding."""
@@ -47,10 +49,10 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
-        return Sharding(shard_group=group)
+        return Sharding(group=group, shard_group=group)
     replicas = where(size > 0, candidates.data_parallel_size // maximum(size, 1), 1)
     shard_group, replica_group = split(group, replicas)
-    return Sharding(shard_group=shard_group, replica_group=replica_group)
+    return Sharding(group=group, shard_group=shard_group, replica_group=replica_group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class StateTimes:
     """All-reduce of the sharded gradients over the replicas of hybrid sharding, once per step; otherwise 0."""
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
+    broadcast_s: Floats = 0.0
+    """Broadcasts of the updated weights, which nothing hides, where the framework has them in place of a gather."""
     update_s: Floats
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
@@ -75,6 +79,7 @@ class StateTimes:
             reduce_s=self.reduce_s + other.reduce_s,
             replica_s=self.replica_s + other.replica_s,
             gather_s=self.gather_s + other.gather_s,
+            broadcast_s=self.broadcast_s + other.broadcast_s,
             update_s=self.update_s + other.update_s,
         )
 
@@ -117,7 +122,7 @@ def data_parallel_seconds(
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):
         total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)
-    return total + states.tied_reduction_s
+    return total + states.broadcast_s + states.tied_reduction_s
 
 
 def fully_sharded_seconds(

@@ -1,6 +1,6 @@
 """How far real software stays below a datasheet: few constants per GPU and framework, read from the catalogue's data files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
@@ -87,6 +87,9 @@ class FrameworkEfficiency(Strict):
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
+    narrow_traffic_factor: float | None = None
+    """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand in for the framework's own.
+    None: no different."""
     attention_slowdown: float = 1.0
     """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later), both passes."""
     attention_backward_slowdown: float
@@ -114,13 +117,20 @@ class FrameworkEfficiency(Strict):
     step_overhead_s: float
     """Host work once a step: data loading, logging, synchronisation."""
     time_log_sd: float
-    """Standard deviation of log(measured / predicted step time) on rows that were not fitted on."""
+    """Standard deviation of log(measured / predicted step time) of dense models that were not fitted on, on fitted_gpus."""
     expert_time_log_sd: float | None = None
-    """The same for models with experts under a release whose dispatcher is today's; None: nobody measured any."""
+    """What models with experts add to it, in variance; None: nobody measured any."""
     earlier_expert_time_log_sd: float | None = None
-    """The same under earlier releases, or one that nobody named: they took up to twice as long for the same step."""
+    """What they add besides under releases before today's dispatcher, or one that nobody named: these took up to twice as long
+    for the same step."""
+    fitted_gpus: tuple[str, ...] = ()
+    """Cards whose runs the constants saw, by catalogue name."""
+    fitted_silicon: tuple[str, ...] = ()
+    """Their dies."""
+    newest_release: str | None = None
+    """Of those runs, as the year and month of its NeMo container; later ones drift."""
     memory_log_sd: float
-    """The same for allocated memory."""
+    """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
     """The same for what the allocator holds, which is more than what is in use: how far above the prediction it may be. None:
     as memory_log_sd."""
@@ -141,14 +151,44 @@ class FrameworkEfficiency(Strict):
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
+    broadcast_ramp_bytes: float = 0.0
+    """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in place of a gather."""
     all_reduce_overlap: float | None = None
     """`data_parallel_overlap` of replicated optimizers (ZeRO 0) without a pipeline, whose gradients are all-reduced bucket by
     bucket in the backward pass and whose parameters need no gathering; None: the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts(Strict):
+    """Standard deviations of log(measured / predicted) that add to a framework's own in variance, one for each thing that its
+    measured runs do not tell.
+    """
+
+    card_log_sd: float = 0.0
+    """A card that no run was on, of a die that some were on."""
+    silicon_log_sd: float = 0.0
+    """A die that no run of the framework was on."""
+    kernels_log_sd: float = 0.0
+    """A die whose kernels nobody timed."""
+    lora_log_sd: float = 0.0
+    """Adapters, whose runs no constant saw."""
+    release_log_sd: float = 0.0
+    """A release after the newest of the runs."""
+    feature_log_sd: float = 0.0
+    """Each feature without a measured step time."""
+    memory_feature_log_sd: float = 0.0
+    """The same for allocated memory."""
+    fitted_on: dict[str, str] = field(default_factory=dict)
+    """Rows and command that gave each."""
+
+
+NO_DOUBTS = Doubts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyProfile:
-    """The two together, as the cost model takes them."""
+    """Constants of a die and of a framework, as the cost model takes them."""
 
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
+    doubts: Doubts = NO_DOUBTS

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
+from hp_tool.domain.workload import StatePrecision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkFacts:
@@ -31,8 +33,20 @@ class FrameworkFacts:
     balances_blocks: bool = False
     """Pipeline stages are filled with layers and the output layer by their number of weights (`cost.pipeline_stages`), instead
     of holding the same number of layers each."""
+    late_layers: bool = False
+    """Where p does not divide L the last stages hold a layer more, instead of the ends holding fewer."""
     fills_pipeline: bool = False
     """Its 1F1B refuses fewer than p - 1 micro-batches."""
+    gradient_precision: StatePrecision = "fp32"
+    """Of accumulated gradients unless a query names another."""
+    broadcasts_weights: bool = False
+    """ZeRO 1 all-reduces every gradient over all replicas, whatever they shard; after the step each rank of a shard group
+    broadcasts the weights it updated, one after the other, and nothing hides that."""
+    update_copies: float = 0.0
+    """fp32 copies of an optimizer shard that its step alone needs: the gradient, and results on their way."""
+    is_plain: bool = False
+    """Measured, and modelled, for dense decoders under tensor, data and plain 1F1B parallelism, with layers recomputed whole or
+    not at all."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """The ZeRO stages it has."""
     default_zero_stage: int = 1
@@ -63,7 +77,23 @@ FACTS = {
         bucket_bytes=2.0,
         balances_blocks=True,
         fills_pipeline=True,
+        is_plain=True,
         zero_stages=(0, 1),
+    ),
+    # InternLM/InternEvo, internlm/solver/optimizer: hybrid_zero_optim.py (reduce_grad_hook: all-reduce with rank None;
+    # broadcast_params; step: fp32 gradients made for the shard), fsdp_optimizer.py (zero_stage 3: torch's FSDP over bf16
+    # parameters with an fp32 copy); train/training_internlm.py: torch.optim.AdamW, whose root and quotient are copies;
+    # configs/7B_sft.py: overlap_sync_grad, not overlap_sync_param; pipeline_utils.py: partition_uniform.
+    "internevo": FrameworkFacts(
+        accumulates_in_fp32=False,
+        loss_copies=1.0,
+        caches_weight_gradients=False,
+        gradient_precision="bf16",
+        broadcasts_weights=True,
+        update_copies=3.0,
+        late_layers=True,
+        is_plain=True,
+        zero_stages=(1, 3),
     ),
 }
 

@@ -122,9 +122,11 @@ def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
 
 
-def stage_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any, Any]:
-    """Layers of the (first, last, fullest) stage."""
+def stage_layers(*, num_layers: Any, stages: Any, chunks: Any, late: bool = False) -> tuple[Any, Any, Any]:
+    """Layers of the (first, last, fullest) stage; `late`: as in chunk_layers."""
     p = stages
+    if late:
+        return num_layers // p, -(-num_layers // p), -(-num_layers // p)
     first, last = missing_layers(num_layers=num_layers, stages=p, chunks=chunks)
     full = -(-num_layers // (p * chunks)) * chunks
     ends = ends_are_shorter(num_layers=num_layers, stages=p, chunks=chunks)
@@ -137,10 +139,14 @@ def stage_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any
     )
 
 
-def chunk_layers(*, num_layers: int, stages: int, chunks: int) -> list[int]:
-    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them."""
+def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False) -> list[int]:
+    """Layers of each of the p v model chunks, in the order in which a micro-batch passes them; `late`: those that are left over
+    are on the last ones.
+    """
     first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
     count = stages * chunks
+    if late:
+        return [num_layers // count + (place >= count - num_layers % count) for place in range(count)]
     held = [(num_layers + first + last) // count] * count
     if ends_are_shorter(num_layers=num_layers, stages=stages, chunks=chunks):
         held[0] -= first

@@ -42,6 +42,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "offload": (None, "none"),
     "offload_fraction": (None, 1.0),
     "cuda_graphs": (None, False),
+    "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": _FP32,
     "exp_avg_sq_precision": _FP32,

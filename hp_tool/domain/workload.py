@@ -93,7 +93,7 @@ class TrainingWorkload(Strict):
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
-    """Training framework: megatron-core, torch-fsdp or nanotron."""
+    """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
     framework_version: str | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None
@@ -136,6 +136,9 @@ class TrainingWorkload(Strict):
     """Which communication overlaps compute; None: as in the framework's measured runs."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
+    kernel_fusion: bool = True
+    """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
+    False: each passes over memory on its own, as in Megatron-LM of 2019."""
     total_tokens: Annotated[float, Interval(ge=1.0, le=1e18)] | None = None
     """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None

@@ -65,10 +65,9 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     n = cluster.num_gpus
     # Neither a pipeline nor context parallelism splits an encoder and a decoder.
     whole = (1,) if model.architecture == "encoder_decoder" else None
-    # A framework that balances blocks has neither interleaving nor context parallelism.
     framework = facts(workload.framework)
     balanced = framework.balances_blocks
-    plain = (1,) if balanced else whole
+    plain = (1,) if framework.is_plain else whole
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
     stages = axis_values(query.pipeline_parallel_size) or whole or tuple(sorted((*divisors(layers, limit=n), *unevenly)))
@@ -155,7 +154,7 @@ def _counts_ends(layers: int, chunks: Ints) -> Bools:
 
 def _recompute_values(query: ParallelQuery, workload: TrainingWorkload) -> tuple[tuple[int, int, int], ...]:
     values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
-    if not values and facts(workload.framework).balances_blocks:
+    if not values and facts(workload.framework).is_plain:
         values = ("none", "full")
     elif not values:  # merged passes cannot run whole layers again
         values = ("none", "selective") if workload.merges_passes else ("none", "selective", "full")

@@ -12,6 +12,7 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule, as_asked
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
@@ -88,7 +89,7 @@ def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Es
     """The least of these after which the layout fits as it is: gradients in bf16, a LoRA's frozen base in 8 or 4 bits."""
     workload, config = problem.workload, infeasible.parallel
     assert query.training is not None and config is not None
-    if infeasible.memory is None or workload.framework == "nanotron":
+    if infeasible.memory is None or facts(workload.framework).is_plain:
         return []
     key, before, narrower = _narrower_states(workload)
     candidates = Candidates.from_configs([config])

@@ -21,7 +21,7 @@ from hp_tool.cost.lengths.imbalance import with_imbalance
 from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import peak_flops
+from hp_tool.cost.roofline import is_narrow, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
@@ -48,6 +48,10 @@ from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
 Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+TODAY = "26.02.01"
+"""What runs where a query names no release: software as new as this, at least."""
+FIRST_CONTAINER = 20
+"""Year of the first NeMo container; Megatron Core's releases begin with 0."""
 
 BEYOND_PEAK = 2.0
 """Kernels skip the causal half of attention at most."""
@@ -78,7 +82,7 @@ class TrainingProblem(TrainingCase):
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
         """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
-        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).balances_blocks or self.kinds:
+        if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
         layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
@@ -199,11 +203,21 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_SINCE on; alltoall, which runs everywhere, before them and for unknown releases."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", framework_version or "")[:3])
+    numbers = _release(framework_version or "")
     if not numbers:
         return "alltoall"
-    since = FLEX_SINCE["container" if numbers[0] >= 20 else "core"]
+    since = FLEX_SINCE["container" if numbers[0] >= FIRST_CONTAINER else "core"]
     return "flex" if numbers >= since else "alltoall"
+
+
+def is_later(release: str, *, than: str) -> bool:
+    """Whether a release is later than a NeMo container's (year.month). Versions of Megatron Core (0.x) began in 2023."""
+    numbers, since = _release(release), _release(than)
+    return bool(numbers) and ((23,) if numbers[0] < FIRST_CONTAINER else numbers) > since
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def _with_rank_order(cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
@@ -287,21 +301,30 @@ def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int
 
 
 def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str) -> EfficiencyProfile:
-    """The profile of a GPU under the workload's framework, with the scatter of step times that holds for the kind of model
-    and the release. `name`: the whole cluster's.
-    """
+    """The profile of a GPU under the workload's framework. `name`: the whole cluster's."""
     profile = efficiency(
         gpu=cluster.gpu,
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
+        narrow=is_narrow(workload),
         cluster=name,
     )
-    constants = profile.framework
-    newest = usual_dispatcher(workload.framework_version) == "flex"
-    scatter = constants.expert_time_log_sd if newest else constants.earlier_expert_time_log_sd
-    if not model.num_experts or scatter is None:
+    return with_scatter(profile, model=model, workload=workload)
+
+
+def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
+    """The profile with the scatter of step times that holds for this kind of model and this release."""
+    constants, release = profile.framework, workload.framework_version
+    more = 0.0
+    if model.num_experts:
+        earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
+        more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
+    if constants.newest_release is not None and is_later(release or TODAY, than=constants.newest_release):
+        more += profile.doubts.release_log_sd**2
+    if more == 0.0:
         return profile
+    scatter = math.sqrt(constants.time_log_sd**2 + more)
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
 
 

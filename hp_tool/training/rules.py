@@ -31,8 +31,8 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
             f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
             field="training.decoder_sequence_length",
         )
-    if workload.framework == "nanotron":
-        _check_nanotron(model, workload, parallel)
+    if facts(workload.framework).is_plain:
+        _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
@@ -256,11 +256,10 @@ def _check_offload(gpu: GpuSpec, workload: TrainingWorkload) -> None:
         )
 
 
-_NANOTRON: dict[str, dict[str, tuple[Any, ...]]] = {
+_PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
     "training": {
         "precision": ("bf16",),
         "parameter_precision": ("bf16",),
-        "gradient_precision": ("fp32",),
         "optimizer_precision": ("fp32",),
         "exp_avg_sq_precision": (),
         "master_precision": ("fp32",),
@@ -277,26 +276,28 @@ _NANOTRON: dict[str, dict[str, tuple[Any, ...]]] = {
         "context_parallel_size": (1,),
         "expert_parallel_size": (1,),
         "expert_tensor_parallel_size": (1,),
-        "data_parallel_shard_size": (0,),
         "recompute": ("none", "full"),
     },
 }
-"""What its measured runs used."""
+"""What the measured runs of plain frameworks used."""
 
 
-def _check_nanotron(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Refuse what nanotron does not have, or none of its measured runs used: another framework's figures are no answer."""
+def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    """Refuse what the framework does not have, or none of its measured runs used: another's figures are no answer."""
+    framework = workload.framework
     if model.architecture != "decoder" or model.num_experts or model.kv_lora_rank or model.num_nextn_predict_layers:
         raise UnsupportedError(
-            f"{model.name}: with framework nanotron dense decoders are modelled; experts, latent attention and multi-token "
+            f"{model.name}: with framework {framework} dense decoders are modelled; experts, latent attention and multi-token "
             "prediction are not",
             field="model",
         )
-    for section, spec in (("training", workload), ("parallel", parallel)):
-        for name, values in _NANOTRON[section].items():
+    gradients = {"gradient_precision": (facts(framework).gradient_precision,)}
+    shards = {} if facts(framework).broadcasts_weights else {"data_parallel_shard_size": (0,)}
+    for section, spec, more in (("training", workload, gradients), ("parallel", parallel, shards)):
+        for name, values in {**_PLAIN[section], **more}.items():
             field, choices = f"{section}.{name}", " or ".join(map(str, values)) or "nothing"
             for value in axis_values(getattr(spec, name)):
-                message = f"{field} {value} is not modelled for framework nanotron; choose {choices}"
+                message = f"{field} {value} is not modelled for framework {framework}; choose {choices}"
                 _refuse(field, (value not in values, message), error=UnsupportedError)
 
 

@@ -29,6 +29,7 @@ from service.dashboard import formats
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
+from service.dashboard.new_search_form import to_values
 from service.dashboard.page import (
     MAX_QUERY,
     ErrorFields,
@@ -102,6 +103,8 @@ class ConfigurationPage(Page):
     bubble_fraction: float | None = None
     """Share of the bubble in the whole step, of which the drawing may show a part."""
     placement: Placement | None = None
+    form_href: str | None = None
+    """The form of a new search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
     """Comparison with the fastest configuration of the same query; None if this is it or none is feasible."""
@@ -122,11 +125,14 @@ def configuration_page(query: Query, *, json_href: str, calibrations: Calibratio
     """Context of the page of the query's one configuration. Raises HpToolError."""
     configuration = None if query.kind == "inference" else resolve_configuration(query)
     view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
-    page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view)
+    form_href = address("/searches/new", to_values(schema.query_mapping(query)))
+    page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href)
     if configuration is None or not isinstance(estimate, Estimate):
         return page
     problem, config = configuration.problem, configuration.config
-    page = replace(page, explorer_href=explorer_href(query, config), compare_href=_compare_with_fastest_href(query, config))
+    # Without a layout that the stages have by themselves: the explorer changes their number.
+    free = replace(query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout))
+    page = replace(page, explorer_href=explorer_href(free, config), compare_href=_compare_with_fastest_href(query, config))
     if estimate.time is None:
         return page
     return replace(
@@ -270,8 +276,16 @@ def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | N
     sources = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
     if estimate.intervals is not None and estimate.intervals.source:
         sources["intervals"] = estimate.intervals.source
-    texts = {name: _calibration(value) if name == "calibration" else formats.in_words(value) for name, value in sources.items()}
+    special = {"calibration": _calibration, "assumed": _assumed}
+    texts = {name: special.get(name, formats.in_words)(value) for name, value in sources.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
+
+
+def _assumed(value: Any) -> str:
+    """Keys that the query left open, and their values."""
+    if not isinstance(value, dict):
+        return formats.in_words(value)
+    return ", ".join(f"{path}: {formats.in_words(assumption)}" for path, assumption in value.items())
 
 
 def _calibration(value: Any) -> str:

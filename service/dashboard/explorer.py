@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from hp_tool import catalog, training
-from hp_tool.domain.parallel import ParallelConfig, RecomputeName
+from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, Recommendation
 from hp_tool.errors import HpToolError
@@ -23,8 +23,9 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.explorer_settings import Control, Settings, controls
+from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
+from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices
 from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
@@ -70,7 +71,14 @@ class ExplorerPage(Page):
     models: tuple[str, ...]
     gpus: tuple[str, ...]
     precisions: tuple[str, ...]
+    frameworks: tuple[str, ...] = FRAMEWORKS
+    recipes: tuple[RecipeChoice, ...]
+    recipe: Field
+    groups: tuple[Section, ...]
+    """Further fields of the query; their values are `settings.details`."""
     controls: tuple[Control, ...] = ()
+    modules: tuple[RecomputeModule, ...] = ()
+    """What selective recomputation may name in this model, what it does name first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     fastest: tuple[FastRow, ...] = ()
@@ -97,6 +105,9 @@ def explorer_context(
         models=tuple(sorted({*catalog.names("models"), *registered})),
         gpus=tuple(catalog.names("gpus")),
         precisions=_precisions(settings.gpu),
+        recipes=recipe_choices(),
+        recipe=detail_fields()[RECIPE],
+        groups=groups(),
     )
     try:
         return _answered(page, settings, find=find, calibrations=calibrations)
@@ -105,24 +116,27 @@ def explorer_context(
 
 
 def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None) -> ExplorerPage:
-    unrestricted = resolve(schema.parse_query(settings.workload()), find=find)
+    workload = settings.workload()
+    unrestricted = resolve(schema.parse_query(workload), find=find)
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
     ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations)
     parallel = settings.parallel()
     if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
         parallel = schema.to_dict(config_query(best[0].parallel))
-    query = resolve(schema.parse_query(settings.workload() | {"parallel": parallel}), find=find)
+    query = resolve(schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel}), find=find)
     configuration = resolve_configuration(query)
-    config = configuration.config
+    config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(query, config, settings)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
+    shown = settings.at(config)
     return replace(
         page,
-        json_href=json_href(settings.at(config).href),
-        settings=settings.at(config),
-        controls=controls(settings, model=configuration.problem.model, config=config),
+        json_href=json_href(shown.href),
+        settings=shown,
+        controls=controls(shown, model=model, framework=framework, config=config),
+        modules=tuple(dict.fromkeys((*shown.modules, *modules(model, framework=framework)))),
         view=view,
         configuration_href=configuration_href(query, parallel=config),
         fastest=tuple(_row(row, query, settings, config) for row in rows),
@@ -173,7 +187,10 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
         if sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # sequence parallelism divides work among tensor parallel ranks
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
-        estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
+        try:
+            estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
+        except HpToolError:
+            continue  # not in this framework, or not with what else the query says
         if estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(changed).href

@@ -2,30 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Annotated, Any, Literal
 
+from fastapi import Depends, Request
 from fastapi import Query as QueryParameter
 
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import AttentionKind, FrozenPrecision
-from service.dashboard.page import address
+from hp_tool.errors import InputError
+from hp_tool.queries import schema
+from service.dashboard.formats import dotted
+from service.dashboard.new_search_form import (
+    EXTRA,
+    RECIPE,
+    Field,
+    Section,
+    fields,
+    recompute_text,
+    recompute_value,
+    to_query,
+    to_values,
+)
+from service.dashboard.page import BLANK_IS_NONE, IRRELEVANT, address, read_form
 
 MAX_SIZE = 64
 """Largest tensor, pipeline and context parallel size offered; the address accepts any."""
 MAX_CHUNKS = 16
 LENGTHS = tuple(1024 * 2**k for k in range(11))
-RECOMPUTATION = {"none": "none", "selective": "selective (attention core)", "full": "full"}
+RECOMPUTATION = {"none": "none", "selective": "selective", "full": "full"}
+OTHER_RECOMPUTATION = {
+    "torch-fsdp": {"none": "none", "per_op": "per operator", "per_layer": "per layer"},
+    "nanotron": {"none": "none", "full": "full"},
+}
 SWITCH = {"off": "off", "on": "on"}
-ZERO = {"0": "0, nothing", "1": "1, optimizer", "2": "2, and gradients", "3": "3, and weights"}
+ZERO = ("nothing", "optimizer", "and gradients", "and weights (FSDP)")
 
 Name = Annotated[str, QueryParameter(max_length=100)]
 Count = Annotated[int, QueryParameter(ge=1, le=1 << 20)]
 Size = Annotated[int | None, QueryParameter(ge=1, le=1 << 20)]
-Recomputation = Literal["none", "selective", "full"]
+
+WORKLOAD = {
+    "model": "model",
+    "gpu": "cluster.gpu",
+    "num_gpus": "cluster.num_gpus",
+    "sequence_length": "training.sequence_length",
+    "global_batch_size": "training.global_batch_size",
+    "precision": "training.precision",
+    "attention": "training.attention",
+}
+"""Controls of the workload, and the paths of a query that they set."""
+LORA = {"lora_rank": "training.lora.rank", "frozen_precision": "training.frozen_precision"}
+AXES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "vpp": "virtual_pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "mbs": "micro_batch_size",
+    "zero": "zero_stage",
+}
+"""Controls that are an axis of a configuration as it is."""
+SET_ELSEWHERE = (
+    *("kind", "objective", "trainer", *IRRELEVANT, "parallel.data_parallel_size", "parallel.sequence_parallel"),
+    *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
+)
+"""Paths of a query that its details leave out: controls set them, or they mean nothing here."""
+
+
+@cache
+def groups() -> tuple[Section, ...]:
+    """Fields of a query beside the controls: those of the form of a new search."""
+    known = fields("training")
+    titled: dict[str, tuple[str, ...]] = {
+        "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
+        "Framework and kernels": ("framework", "framework_version", "cross_entropy", "cuda_graphs"),
+        "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
+    }
+    sections = {title: [f"training.{name}" for name in names] for title, names in titled.items()} | {
+        "Schedule and experts": [
+            "parallel.pipeline_schedule",
+            "parallel.data_parallel_shard_size",
+            "parallel.moe_token_dispatcher_type",
+        ],
+        "Network": ["cluster.gpus_per_node", "cluster.nvlink_domain_size", "cluster.nvlink_segment_gpus"],
+    }
+    return tuple(
+        Section(title=title, fields=tuple(known[path] for path in paths), folded=True) for title, paths in sections.items()
+    )
+
+
+def detail_fields() -> dict[str, Field]:
+    """The fields of all groups by path, and the recipe."""
+    return {RECIPE: fields("training")[RECIPE]} | {field.name: field for group in groups() for field in group.fields}
+
+
+def read_details(request: Request) -> dict[str, str]:
+    """Fields of the groups as the address gives them; further paths of a query go into its YAML."""
+    values = {name: text for name, text in read_form(request.url.query).items() if "." in name or name == EXTRA}
+    try:
+        return _details(to_query({"kind": "training", **values}))
+    except InputError:
+        return values  # the page says what is wrong
+
+
+def _details(query: Mapping[str, Any]) -> dict[str, str]:
+    return {name: text for name, text in to_values(query, known=detail_fields()).items() if name != "kind"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,91 +129,90 @@ class Settings:
     attention: AttentionKind = "flash"
     lora_rank: Annotated[int, QueryParameter(ge=0, le=65_536)] = 0
     """0: all weights are trained."""
-    frozen_precision: FrozenPrecision = "bf16"
-    """Counts only with a lora_rank."""
+    frozen_precision: Annotated[FrozenPrecision | None, QueryParameter(), BLANK_IS_NONE] = None
+    """Counts only with a lora_rank; None: as all parameters."""
     tp: Size = None
     """None, here and below: the value of the fastest configuration."""
     pp: Size = None
     vpp: Size = None
     cp: Size = None
     ep: Size = None
+    etp: Size = None
     mbs: Size = None
-    recompute: Recomputation | None = None
+    recompute: Annotated[str | None, QueryParameter(max_length=200), BLANK_IS_NONE] = None
+    """As the form of a new search writes it: selective, or full block 4."""
+    modules: Annotated[tuple[RecomputeModule, ...], QueryParameter()] = ()
+    """Recomputed if recompute is selective; none: core_attn."""
     sp: Literal["on", "off"] | None = None
     zero: Annotated[int | None, QueryParameter(ge=0, le=3)] = None
+    details: Annotated[dict[str, str], Depends(read_details)] = field(default_factory=dict)
+    """Further fields of the query by path, and its YAML."""
 
     def workload(self) -> dict[str, Any]:
-        """Mapping of a query without a configuration."""
-        adapters = {"task": "lora", "lora": {"rank": self.lora_rank}, "frozen_precision": self.frozen_precision}
-        return {
-            "kind": "training",
-            "model": self.model,
-            "cluster": {"gpu": self.gpu, "num_gpus": self.num_gpus},
-            "training": {
-                "sequence_length": self.sequence_length,
-                "global_batch_size": self.global_batch_size,
-                "precision": self.precision,
-                "attention": self.attention,
-                **(adapters if self.lora_rank else {}),
-            },
-        }
+        """Mapping of a query without the configuration. Raises InputError."""
+        paths = WORKLOAD | (LORA if self.lora_rank else {})
+        values = {path: value for name, path in paths.items() if (value := getattr(self, name)) is not None}
+        query = to_query({"kind": "training", **self.details})
+        if "objective" in query:
+            raise InputError("the explorer ranks by throughput; leave objective out", field=EXTRA)
+        for path in values:
+            if any(f"{leaf}.".startswith(f"{path}.") for leaf in dotted(query)):
+                raise InputError(f"{path} has a control; leave it out of the further fields", field=EXTRA)
+        return schema.lay(query, values | ({"training.task": "lora"} if self.lora_rank else {}))
 
     def parallel(self) -> dict[str, Any]:
         """Mapping of the configuration, without the values that are None."""
-        values = {
-            "tensor_parallel_size": self.tp,
-            "pipeline_parallel_size": self.pp,
-            # Without a pipeline there is nothing to interleave, whatever the control says.
-            "virtual_pipeline_parallel_size": None if self.pp == 1 else self.vpp,
-            "context_parallel_size": self.cp,
-            "expert_parallel_size": self.ep,
-            "micro_batch_size": self.mbs,
-            "recompute": self.recompute,
-            "sequence_parallel": None if self.sp is None else self.sp == "on",
-            "zero_stage": self.zero,
-        }
+        values = {axis: getattr(self, name) for name, axis in AXES.items()}
+        values["sequence_parallel"] = None if self.sp is None else self.sp == "on"
+        values["recompute"] = None if self.recompute is None else recompute_value(self.recompute)
+        if self.recompute == "selective" and self.modules:
+            values["recompute"] = {"granularity": "selective", "modules": list(self.modules)}
+        if self.pp == 1:  # without a pipeline there is nothing to interleave, whatever the control says
+            values["virtual_pipeline_parallel_size"] = None
         return {name: value for name, value in values.items() if value is not None}
 
     def at(self, config: ParallelConfig) -> Settings:
         """These settings with the controls at `config`."""
-        return replace(
-            self,
-            tp=config.tensor_parallel_size,
-            pp=config.pipeline_parallel_size,
-            vpp=config.virtual_pipeline_parallel_size,
-            cp=config.context_parallel_size,
-            ep=config.expert_parallel_size,
-            mbs=config.micro_batch_size,
-            recompute=cast(Recomputation, recompute_name(config.recompute).split()[0]),
-            sp="on" if config.sequence_parallel else "off",
-            zero=config.zero_stage,
-        )
+        if isinstance(config.recompute, str):
+            recompute: str = config.recompute
+            modules: tuple[RecomputeModule, ...] = ()
+        else:
+            modules = config.recompute.modules or ()
+            recompute = "selective" if modules else recompute_text(schema.to_dict(config.recompute))
+        axes = {name: getattr(config, axis) for name, axis in AXES.items()}
+        details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
+        sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
+        return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)
 
     @property
     def href(self) -> str:
         """The explorer's page at these settings."""
-        return address("/explorer", asdict(self))
+        controls = asdict(self)
+        return address("/explorer", controls | controls.pop("details"))
 
 
-def explorer_href(query: Query, parallel: ParallelConfig | None) -> str | None:
+def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
+    """The configuration's value of an axis for which a detail lists several; other details as they are."""
+    known = detail_fields().get(path)
+    if known is None or not known.several or "," not in text:
+        return text
+    value = getattr(config, path.removeprefix("parallel."))
+    return None if value is None else str(value)
+
+
+def explorer_href(query: Query, config: ParallelConfig) -> str | None:
     """Explorer at this configuration; None if its controls cannot express the query's model or cluster."""
-    cluster, training = query.cluster, query.training
-    if training is None or not isinstance(query.model, str) or isinstance(cluster, str):
+    leaves = dotted(schema.query_mapping(replace(query, parallel=replace(query.parallel, recompute=None))))
+    if any(not isinstance(leaves.get(WORKLOAD[name]), str | int) for name in ("model", "gpu", "num_gpus")):
         return None
-    if not isinstance(cluster.gpu, str) or cluster.num_gpus is None or training.sequence_length is None:
-        return None
-    settings = Settings(
-        model=query.model,
-        gpu=cluster.gpu,
-        num_gpus=cluster.num_gpus,
-        sequence_length=training.sequence_length,
-        global_batch_size=training.global_batch_size,
-        precision=training.precision,
-        attention=training.attention,
-        lora_rank=training.lora.rank if training.lora else 0,
-        frozen_precision=training.frozen_precision or "bf16",
-    )
-    return settings.href if parallel is None else settings.at(parallel).href
+    controls, covered = WORKLOAD, SET_ELSEWHERE
+    if LORA["lora_rank"] in leaves:  # else a recipe may set it
+        controls, covered = WORKLOAD | LORA, (*SET_ELSEWHERE, *LORA.values(), "training.task")
+    values = {name: leaves[path] for name, path in controls.items() if path in leaves}
+    if config.data_parallel_shard_size == 0:  # all replicas, as without it
+        covered += ("parallel.data_parallel_shard_size",)
+    rest = {path: value for path, value in leaves.items() if not any(f"{path}.".startswith(f"{each}.") for each in covered)}
+    return Settings(**values, details=_details(schema.lay({}, rest))).at(config).href
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +235,12 @@ class Control:
     help: str = ""
 
 
-def controls(settings: Settings, *, model: ModelSpec, config: ParallelConfig) -> tuple[Control, ...]:
-    """A control for each axis, set to its value in `config`."""
+def controls(settings: Settings, *, model: ModelSpec, framework: str, config: ParallelConfig) -> tuple[Control, ...]:
+    """A control for each axis, set to its value in `config`, where `settings` are."""
     n, c = settings.num_gpus, config
+    recompute = str(settings.recompute)
+    recomputation = OTHER_RECOMPUTATION.get(framework, RECOMPUTATION)
+    zero = {str(stage): f"{stage}, {ZERO[stage]}" for stage in sorted({*facts(framework).zero_stages, c.zero_stage})}
     layers = model.num_hidden_layers
     sizes = [size for size in _powers(MAX_SIZE) if size <= n]
     stages = [size for size in _divisors(layers) if size <= min(n, MAX_SIZE)]
@@ -167,13 +257,30 @@ def controls(settings: Settings, *, model: ModelSpec, config: ParallelConfig) ->
     if model.num_experts:
         experts = [size for size in _divisors(model.num_experts) if size <= n]
         axes.append(_numbers("ep", "Expert parallel (EP)", c.expert_parallel_size, experts))
+        axes.append(_numbers("etp", "Expert tensor parallel (ETP)", c.expert_tensor_parallel_size, sizes))
     return (
         *axes,
         _numbers("mbs", "Micro-batch", c.micro_batch_size, _powers(16), help="sequences"),
-        _choice("recompute", "Recomputation", recompute_name(c.recompute).split()[0], RECOMPUTATION),
+        _choice("recompute", "Recomputation", recompute, {**recomputation, recompute: recomputation.get(recompute, recompute)}),
         _choice("sp", "Sequence parallel (SP)", "on" if c.sequence_parallel else "off", SWITCH, slider=False),
-        _choice("zero", "ZeRO stage", str(c.zero_stage), ZERO, slider=False),
+        _choice("zero", "ZeRO stage", str(c.zero_stage), zero, slider=False),
     )
+
+
+def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
+    """What selective recomputation may name in this model."""
+    if framework != "megatron-core":
+        return ()
+    present: dict[RecomputeModule, bool] = {
+        "core_attn": True,
+        "layernorm": True,
+        "mlp": model.num_hidden_layers > model.moe_layers,
+        "moe": model.num_experts is not None,
+        "moe_act": model.num_experts is not None,
+        "shared_experts": model.num_shared_experts > 0,
+        "mla_up_proj": model.kv_lora_rank is not None,
+    }
+    return tuple(name for name, there in present.items() if there)
 
 
 def _numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.render.words import parallel_sizes
 from hp_tool.units import JOULES_PER_MWH
@@ -174,12 +174,14 @@ def arithmetic(parallel: ParallelConfig) -> str:
 
 def details(parallel: ParallelConfig) -> str:
     """The rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
-    recompute = parallel.recompute if isinstance(parallel.recompute, str) else parallel.recompute.granularity
+    recompute = recompute_name(parallel.recompute)
     parts = [f"micro-batch {parallel.micro_batch_size}"]
     if parallel.virtual_pipeline_parallel_size > 1:
         parts.append(f"{parallel.virtual_pipeline_parallel_size} chunks per pipeline rank")
     if parallel.expert_parallel_size > 1:
         parts.append(f"EP {parallel.expert_parallel_size}")
+    if parallel.expert_tensor_parallel_size > 1:
+        parts.append(f"expert TP {parallel.expert_tensor_parallel_size}")
     if parallel.sequence_parallel:
         parts.append("sequence parallel")
     parts.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")

@@ -1,5 +1,6 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
+import contextlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.errors import HpToolError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.tuning import resolve_search
@@ -29,7 +30,16 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, details, dotted
-from service.dashboard.new_search_form import Section, kind_of, sections, to_query, to_values
+from service.dashboard.new_search_form import (
+    FRAMEWORKS,
+    RecipeChoice,
+    Section,
+    kind_of,
+    recipe_choices,
+    sections,
+    to_query,
+    to_values,
+)
 from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
 
 MAX_ROWS = 8
@@ -49,6 +59,7 @@ class NewSearchPage(Page):
     sections: tuple[Section, ...]
     suggestions: dict[str, tuple[str, ...]]
     """Names to suggest, by what they name: models, gpus, clusters."""
+    recipes: tuple[RecipeChoice, ...]
     values: dict[str, str]
     """The form's values by field."""
     error: ErrorFields | None
@@ -117,7 +128,10 @@ def form_context(
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
-    return form_page(read_form(request.url.query) or EXAMPLE, store=store)
+    values = read_form(request.url.query) or EXAMPLE
+    with contextlib.suppress(InputError):  # which the preview shows
+        values = to_values(to_query(values))  # paths that have no field go into the YAML
+    return form_page(values, store=store)
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
@@ -132,7 +146,9 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
             "models": (*registered["model"], *catalog.names("models")),
             "gpus": tuple(catalog.names("gpus")),
             "clusters": registered["cluster"],
+            "frameworks": FRAMEWORKS,
         },
+        recipes=recipe_choices(),
         values=dict(values),
         error=None,
     )

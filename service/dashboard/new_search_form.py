@@ -1,19 +1,21 @@
 """The new search's form: its fields, which the query's schema describes, and their values to and from a query."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import yaml
 
+from hp_tool.domain.frameworks import FACTS
 from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.queries.schema import branches, declarations
+from hp_tool.training.recipes import recipes
 from service.dashboard.formats import dotted
 
-Suggested = Literal["models", "gpus", "clusters"]
+Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,14 @@ class Field:
     text: bool = False
     """It is text even if it looks like a number."""
     help: str = ""
+    hint: str = ""
+    """Shown beneath it."""
     default: str = ""
+
+    @property
+    def unset(self) -> str:
+        """What it says while it is left out."""
+        return self.placeholder or self.default or "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +59,45 @@ class Section:
     """Collapsed, because most queries do without it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeChoice:
+    """A recipe that a query may name."""
+
+    name: str
+    description: str
+
+
 Spec = tuple[str, str] | tuple[str, str, str]
 """Path, label, and an optional placeholder."""
 
+RECIPE = "training.recipe"
+RECOMPUTE = "parallel.recompute"
+MAX_DIGITS = 10
+"""Of a number of layers."""
 WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
     ("cluster.num_gpus", "GPUs", "64"),
     ("cluster.gpus_per_node", "GPUs per node", "8"),
     ("cluster", "or a registered cluster"),
+)
+NVLINK: tuple[Spec, ...] = (
+    ("cluster.nvlink_domain_size", "GPUs per NVLink domain", "the usual server's"),
+    ("cluster.nvlink_segment_gpus", "GPUs per NVLink segment", "automatic"),
+)
+SOFTWARE: tuple[Spec, ...] = (
+    ("training.framework_version", "Framework version", "any"),
+    ("training.parameter_precision", "Parameter precision", "framework's own"),
+    ("training.gradient_precision", "Gradient precision", "framework's own"),
+    ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
+    ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
+    ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
+)
+FINE_TUNING: tuple[Spec, ...] = (
+    ("training.task", "Task"),
+    ("training.lora.rank", "LoRA rank", "16"),
+    ("training.lora.dropout", "LoRA dropout"),
+    ("training.frozen_precision", "Frozen weights", "as all parameters"),
 )
 WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
     "training": (
@@ -67,6 +106,7 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("training.precision", "Precision"),
         ("training.total_tokens", "Total tokens", "15e12"),
         ("training.framework", "Framework", "megatron-core"),
+        (RECIPE, "Recipe", "none"),
     ),
     "inference": (
         ("inference.input_length", "Input tokens", "4000"),
@@ -83,10 +123,14 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.virtual_pipeline_parallel_size", "Chunks per rank", "any"),
         ("parallel.context_parallel_size", "Context parallel", "any"),
         ("parallel.expert_parallel_size", "Expert parallel", "any"),
+        ("parallel.expert_tensor_parallel_size", "Expert tensor parallel", "1"),
+        ("parallel.moe_token_dispatcher_type", "Token dispatcher", "by framework version"),
         ("parallel.micro_batch_size", "Micro-batch", "any"),
         ("parallel.sequence_parallel", "Sequence parallel", "any"),
+        ("parallel.pipeline_schedule", "Pipeline schedule", "1f1b or interleaved"),
+        ("parallel.data_parallel_shard_size", "ZeRO group", "all replicas"),
+        ("parallel.zero_stage", "ZeRO stage", "any (3: FSDP)"),
         ("parallel.recompute", "Recomputation", "any"),
-        ("parallel.zero_stage", "ZeRO stage", "any"),
     ),
     "inference": (
         ("parallel.tensor_parallel_size", "Tensor parallel", "any"),
@@ -117,23 +161,43 @@ BUDGET: tuple[Spec, ...] = (
     ("search.fidelity", "Fidelity"),
     ("search.reuse", "Reuse earlier measurements"),
 )
-SUGGESTED: dict[str, Suggested] = {"model": "models", "cluster.gpu": "gpus", "cluster": "clusters"}
+SUGGESTED: dict[str, Suggested] = {
+    "model": "models",
+    "cluster.gpu": "gpus",
+    "cluster": "clusters",
+    "training.framework": "frameworks",
+    RECIPE: "recipes",
+}
+FRAMEWORKS = tuple(FACTS)
+HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""
+
+
+def recipe_choices() -> tuple[RecipeChoice, ...]:
+    """All recipes of the catalogue."""
+    return tuple(RecipeChoice(name=recipe.name, description=recipe.description) for recipe in recipes())
 
 
 @cache
 def sections(kind: Kind) -> tuple[Section, ...]:
     """Sections of the form for a kind of query."""
-    shown = (
-        ("Model", WORK, False),
-        ("Cluster", CLUSTER, False),
-        ("Training" if kind == "training" else "Serving", WORKLOADS[kind], False),
-        ("Goal", GOALS[kind], False),
-        ("Parallelism: fixed or allowed values", AXES[kind], True),
-        ("Profile runs", BUDGET, True),
+    training = kind == "training"
+    return (
+        _section("Model", WORK),
+        _section("Cluster", CLUSTER),
+        _section("Training" if training else "Serving", WORKLOADS[kind]),
+        _section("Goal", GOALS[kind]),
+        _section("Parallelism: fixed or allowed values", AXES[kind], folded=True),
+        *((_section("Precision and kernels", SOFTWARE, folded=True),) if training else ()),
+        *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
+        _section("NVLink", NVLINK, folded=True),
+        _section("Profile runs", BUDGET, folded=True),
     )
-    return tuple(Section(title=title, fields=tuple(map(_field, specs)), folded=folded) for title, specs, folded in shown)
+
+
+def _section(title: str, specs: Iterable[Spec], *, folded: bool = False) -> Section:
+    return Section(title=title, fields=tuple(map(_field, specs)), folded=folded)
 
 
 @cache
@@ -164,6 +228,7 @@ def _field(spec: Spec) -> Field:
         several=any(each.get("type") == "array" for each in kinds),
         text=all(each.get("type") in ("string", "null", "object") for each in kinds),
         help=str(declared.get("description", "")),
+        hint=HINTS.get(path, ""),
         default="" if default is None else str(default).lower() if isinstance(default, bool) else str(default),
     )
 
@@ -178,17 +243,25 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     query: dict[str, Any] = {"kind": kind_of(values)}
     if EXTRA in values:
         query |= _extra(values[EXTRA])
-    known = fields(kind_of(values))
+    known, others = fields(kind_of(values)), fields("training" if kind_of(values) == "inference" else "inference")
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
         raise InputError("name a registered cluster or describe one, not both", field="cluster")
-    return schema.lay(query, filled)
+    # An address may name any path of a query; fields of the other kind are left over from its tab.
+    unlisted = {name: _any_value(name, text) for name, text in values.items() if "." in name and name not in known | others}
+    return schema.lay(schema.lay(query, filled), unlisted)
 
 
-def to_values(query: Mapping[str, Any]) -> dict[str, str]:
-    """The form's values for a query; what its fields cannot hold goes into its YAML."""
+def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
+    """The form's values for a query; what its fields cannot hold exactly goes into its YAML. `known`: its fields by path."""
     leaves = dotted({name: value for name, value in query.items() if name != "kind"})
-    texts = {name: _text(field, leaves.get(name)) for name, field in fields(kind_of(query)).items()}
+    parallel = query.get("parallel")
+    if isinstance(parallel, Mapping) and isinstance(recompute := parallel.get("recompute"), Mapping):  # a value, not a section
+        leaves = {path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")} | {
+            RECOMPUTE: recompute
+        }
+    known = fields(kind_of(query)) if known is None else known
+    texts = {name: _text(known[name], value) for name, value in leaves.items() if name in known}
     values = {"kind": kind_of(query), **{name: text for name, text in texts.items() if text is not None}}
     if rest := schema.lay({}, {path: value for path, value in leaves.items() if path not in values}):
         values[EXTRA] = yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)
@@ -205,6 +278,14 @@ def _extra(text: str) -> dict[str, Any]:
     return dict(data)
 
 
+def _any_value(name: str, text: str) -> Any:
+    """The value of a field that the form does not list, as YAML reads it."""
+    try:
+        return schema.read_yaml(f"value: {text}").get("value")
+    except InputError as error:
+        raise InputError(error.message, field=name, code=error.code) from None
+
+
 def _value(field: Field, text: str) -> Any:
     if field.several and "," in text:
         return [_scalar(field, part.strip()) for part in text.split(",") if part.strip()]
@@ -212,9 +293,11 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """The text as a number or boolean if the field can hold one, else unchanged."""
+    """The text as a number, boolean or recomputation in detail if the field can hold one, else unchanged."""
     if field.text:
         return text
+    if field.name == RECOMPUTE:
+        return recompute_value(text)
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -226,10 +309,37 @@ def _scalar(field: Field, text: str) -> Any:
 
 
 def _text(field: Field, value: Any) -> str | None:
-    """A value as the field shows it; None if it cannot."""
-    if isinstance(value, list | tuple):
-        parts = [_text(field, each) for each in value]
-        return ", ".join(part for part in parts if part is not None) if field.several and value and None not in parts else None
-    if value is None or isinstance(value, dict):
+    """A value as the field shows it; None if it cannot say exactly this."""
+    text = ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)
+    if field.options and not field.several and text not in field.options:
         return None
+    # An input has one line without outer spaces; empty, it leaves its field out.
+    return text if text.strip() == text and text and text.isprintable() and _value(field, text) == value else None
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return recompute_text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def recompute_text(value: Mapping[str, Any]) -> str:
+    """A recomputation's mapping in one line, as `recompute_value` reads it."""
+    parts = (part for part in value.values() if part is not None)
+    return " ".join("+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts)
+
+
+def recompute_value(text: str) -> str | dict[str, Any]:
+    """`selective layernorm+mlp` and `full block 4` as the mappings that a query writes; one word as it is."""
+    words = text.split()
+    if len(words) < 2:
+        return text
+    value: dict[str, Any] = {"granularity": words[0]}
+    for word in words[1:]:
+        if word.isdecimal() and len(word) < MAX_DIGITS:
+            value["num_layers"] = int(word)
+        elif word in ("uniform", "block"):
+            value["method"] = word
+        else:
+            value["modules"] = word.split("+")
+    return value

@@ -172,9 +172,9 @@ Form = Annotated[dict[str, str], Depends(_fields)]
 
 
 def address(path: str, parameters: Mapping[str, object]) -> str:
-    """`path` with its query string; parameters that are None or empty are left out."""
-    kept = {name: value for name, value in parameters.items() if value not in (None, "")}
-    return f"{path}?{urlencode(kept)}" if kept else path
+    """`path` with its query string; parameters that are None or empty are left out, and those of several values repeated."""
+    kept = {name: value for name, value in parameters.items() if value not in (None, "", ())}
+    return f"{path}?{urlencode(kept, doseq=True)}" if kept else path
 
 
 def next_href(path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None) -> str | None:

@@ -71,6 +71,12 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"sequence_length": 4096, "global_batch_size": 256, "framework": "nanotron"},
         "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8},
     },
+    "longer at the end": {
+        "model": "llama-2-7b",
+        "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 6},
+        "training": {"sequence_length": 2048, "global_batch_size": 24, "framework": "internevo"},
+        "parallel": {"pipeline_parallel_size": 6, "recompute": "full"},
+    },
     "encoder and decoder": {"model": "t5-11b", "cluster": H100, "parallel": {"tensor_parallel_size": 8}},
     "two kinds of GPU": {
         "cluster": {

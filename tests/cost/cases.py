@@ -72,6 +72,7 @@ workload_options = st.fixed_dictionaries(
         "dropout": st.sampled_from((0.0, 0.1)),
         "precision": st.sampled_from(("bf16", "fp16")),
         "cross_entropy": st.sampled_from(("fused", "unfused")),
+        "kernel_fusion": st.booleans(),
     }
 )
 

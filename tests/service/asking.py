@@ -52,7 +52,7 @@ LABELS = frozenset(
             "sequence_length",
             "wait_s",
         ),
-        *("cp", "ep", "mbs", "pp", "recompute", "sp", "tp", "vpp", "zero"),
+        *("cp", "ep", "etp", "mbs", "modules", "pp", "recompute", "sp", "tp", "vpp", "zero"),
     }
 )
 """Parameters of addresses that hold one value: each is tried with it."""

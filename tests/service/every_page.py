@@ -16,8 +16,11 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import NewMeasurement
 from hp_tool.tuning import tune
+from service.dashboard.new_search_form import to_values
+from service.dashboard.page import address
 from service.dashboard.pages import MODULES
 from tests.service.coordinator import claim, finish, one_run
+from tests.service.detailed import DETAILED
 from tests.tuning.serving_engine import ServingEngine
 from tests.tuning.test_serving_search import query as serving_query
 
@@ -52,9 +55,11 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     served = tune(query=serving_query(search={"budget_runs": 6}), store=store, launcher=ServingEngine(num_gpus=2)).search.id
     first, second = (run.id for run in store.runs(search_id=ended))
     evil = query | {"model": own}
+    detailed = _asked("/configurations", query=DETAILED["rack"])
     return {
         "searches": "/",
         "new-search": "/searches/new",
+        "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",
         "search-serving": f"/searches/{served}",
@@ -66,6 +71,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "configuration-named": _asked("/configurations", query=evil),
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
+        "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
         "calibration-series": series,

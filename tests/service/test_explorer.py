@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
+
+from hp_tool.queries import schema
+from hp_tool.training.evaluate import resolve_configuration
+from service.dashboard.explorer_settings import detail_fields
+from service.dashboard.new_search_form import to_query
+from tests.service.detailed import DETAILED
 
 LLAMA = {"model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 512}
 
@@ -57,7 +65,7 @@ def test_the_switches_of_the_paper(shared_http: TestClient) -> None:
     times = {bar["label"]: bar["total"] for bar in page["effect_time"]["bars"]}
     assert list(sizes) == ["Neither", "Sequence parallel", "Selective recomputation", "Both", "Full recomputation"]
     assert sizes["Neither"] > max(sizes["Sequence parallel"], sizes["Selective recomputation"]) > sizes["Both"]
-    assert times["Full recomputation"] > times["Selective recomputation"] > times["Both"]
+    assert times["Full recomputation"] > max(times["Selective recomputation"], times["Both"]) > times["Neither"]
     alone = twin(shared_http, model="gpt3-175b", gpu="a100-sxm-80gb", num_gpus=64, global_batch_size=64, tp=1, pp=8)
     assert [bar["label"] for bar in alone["effect_time"]["bars"]] == [
         "Neither",
@@ -90,3 +98,64 @@ def test_adapters_on_a_quantised_base(shared_http: TestClient) -> None:
     wide, narrow = (page["view"]["memory"]["bars"][0]["total"] for page in pages)
     assert narrow < 0.9 * wide
     assert 'value="16"' in shared_http.get("/explorer", params=LLAMA | {"lora_rank": 16}).text
+
+
+@pytest.mark.parametrize("query", DETAILED.values(), ids=DETAILED)
+def test_a_configuration_opened_in_the_explorer_is_the_same_question(shared_http: TestClient, query: dict[str, Any]) -> None:
+    first = shared_http.get("/configurations.json", params={"query": json.dumps(query)}).json()
+    assert first["error"] is None
+    page = shared_http.get(first["explorer_href"].replace("/explorer?", "/explorer.json?")).json()
+    assert page["error"] is None and page["view"]["metrics"] == first["view"]["metrics"]
+    again = schema.parse_query(parse_qs(urlsplit(page["configuration_href"]).query)["query"][0])
+    before = schema.parse_query(query)
+    assert (again.model, again.cluster, again.training) == (before.model, before.cluster, before.training)
+    assert again.constraints == before.constraints
+    assert resolve_configuration(again).config == resolve_configuration(before).config
+    written = {name for name in before.parallel.__slots__ if getattr(before.parallel, name) is not None}
+    assert {name: getattr(again.parallel, name) for name in written} == {
+        name: getattr(before.parallel, name) for name in written
+    }
+    assert page["settings"]["details"].keys() <= detail_fields().keys() | {"extra"}
+    form = shared_http.get(first["form_href"].replace("/searches/new?", "/searches/new.json?")).json()["values"]
+    assert schema.parse_query(to_query(form)) == before
+
+
+def test_what_a_field_says_changes_the_prediction(shared_http: TestClient) -> None:
+    usual = twin(shared_http, **LLAMA, tp=8)
+    for field, value, part in (
+        ("training.gradient_precision", "bf16", "memory"),
+        ("training.cross_entropy", "chunked", "memory"),
+    ):
+        page = twin(shared_http, **LLAMA, tp=8, **{field: value})
+        assert page["settings"]["details"] == {field: value}
+        assert page["view"][part]["bars"][0]["total"] < usual["view"][part]["bars"][0]["total"]
+    modules = twin(shared_http, **LLAMA, tp=8, recompute="selective", modules=["layernorm", "mlp"])
+    assert "selective layernorm+mlp recomputation" in modules["view"]["details"]
+
+
+def test_the_address_may_name_any_path_of_a_query(shared_http: TestClient) -> None:
+    page = twin(shared_http, **LLAMA, **{"training.optimizer": "muon", "training.cuda_graphs": "true"})
+    assert page["settings"]["details"] == {"training.cuda_graphs": "true", "extra": "training:\n  optimizer: muon\n"}
+    wrong = twin(shared_http, **LLAMA, **{"training.cross_entropi": "fused"})
+    assert "did you mean cross_entropy" in wrong["error"]["message"]
+    assert twin(shared_http, **LLAMA, extra="a: [1")["error"]["field"] == "extra"
+
+
+def test_a_recipe_is_chosen_and_what_is_assumed_is_said(shared_http: TestClient) -> None:
+    usual, recipe = (twin(shared_http, **LLAMA, tp=8, **{"training.recipe": name}) for name in ("", "megatron-bridge-26.06"))
+    assert recipe["settings"]["details"] == {"training.recipe": "megatron-bridge-26.06"}
+    sources = [{fact["name"]: fact["value"] for fact in page["view"]["provenance"]} for page in (usual, recipe)]
+    assert "training.gradient_precision: fp32, " in sources[0]["assumed"]
+    assert "training.gradient_precision: bf16, " in sources[1]["assumed"]
+    fsdp = twin(shared_http, **LLAMA, **{"training.recipe": "trl"})
+    assert fsdp["settings"]["zero"] in (2, 3) and fsdp["modules"] == []
+
+
+def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:
+    page = twin(shared_http, **LLAMA, **{"training.framework": "torch-fsdp"})
+    options = {control["name"]: [option["value"] for option in control["options"]] for control in page["controls"]}
+    assert options["zero"] == ["2", "3"] and options["recompute"] == ["none", "per_op", "per_layer"]
+    assert page["modules"] == [] and page["effect_time"]["bars"]
+    mixture = twin(shared_http, **LLAMA | {"model": "deepseek-v3", "num_gpus": 1024})
+    assert mixture["modules"] == ["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+    assert "etp" in {control["name"] for control in mixture["controls"]}

@@ -10,6 +10,7 @@ import yaml
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
@@ -57,7 +58,8 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
 
 
 def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
-    texts = {"model", "cluster", "cluster.gpu", "training.framework", "inference.engine", "parallel.sequence_parallel"}
+    texts = {"model", "cluster", "cluster.gpu", "inference.engine"}
+    texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
         page = http.get(f"/searches/new?kind={kind}").text
         for name, field in fields("training" if kind == "training" else "inference").items():
@@ -72,13 +74,39 @@ def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
     assert 'min="1" max="2147483648" step="1"' in http.get("/searches/new").text
 
 
-SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=2, max_size=4))
+SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=1, max_size=4))
+PRECISIONS = st.sampled_from(["fp32", "bf16", "fp8", None])
+SOFTWARE = {
+    "framework": st.sampled_from(["torch-fsdp", "megatron-core"]),
+    "framework_version": st.sampled_from(["25.04", "26", " odd ", ""]),
+    "parameter_precision": PRECISIONS,
+    "gradient_precision": PRECISIONS,
+    "cross_entropy": st.sampled_from(["unfused", "fused", "in_place", "chunked"]),
+    "cuda_graphs": st.booleans(),
+    "activation_func_fp8_input_store": st.sampled_from([True, False, None]),
+    "task": st.sampled_from(["pretrain", "sft", "lora"]),
+    "lora": st.fixed_dictionaries(
+        {"rank": st.integers(1, 64)},
+        optional={"dropout": st.floats(0.0, 0.9), "target_modules": st.just(["linear_qkv", "linear_fc1"])},
+    ),
+    "frozen_precision": st.sampled_from(["bf16", "fp8", "nf4", None]),
+}
+MODULES = st.lists(st.sampled_from(["core_attn", "layernorm", "mlp", "moe_act"]), max_size=3)
+RECOMPUTE = st.one_of(
+    st.sampled_from(["none", "selective", "full", "per_layer"]),
+    st.fixed_dictionaries({"granularity": st.just("selective")}, optional={"modules": MODULES}),
+    st.fixed_dictionaries(
+        {"granularity": st.just("full")},
+        optional={"method": st.sampled_from(["uniform", "block"]), "num_layers": st.integers(1, 64)},
+    ),
+)
 
 
 @given(
     tensor=SIZES,
     sequence_parallel=st.sampled_from([None, True, False, [True, False]]),
-    recompute=st.sampled_from(["none", ["none", "full"], {"granularity": "full", "method": "block", "num_layers": 4}]),
+    recompute=RECOMPUTE | st.lists(RECOMPUTE, min_size=1, max_size=3),
+    software=st.fixed_dictionaries({}, optional=SOFTWARE),
     optimizer=st.sampled_from(["adam", "muon"]),
     days=st.one_of(st.none(), st.floats(0.5, 1e6)),
     model=st.sampled_from(
@@ -86,19 +114,79 @@ SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=2, m
     ),
 )
 def test_every_query_stands_in_the_form_and_comes_back(
-    tensor: Any, sequence_parallel: Any, recompute: Any, optimizer: str, days: float | None, model: Any
+    tensor: Any, sequence_parallel: Any, recompute: Any, software: Query, optimizer: str, days: float | None, model: Any
 ) -> None:
     query = schema.parse_query(
         {
             "kind": "training",
             "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-            "training": {"sequence_length": 128, "global_batch_size": 8, "optimizer": optimizer, "total_tokens": 1e12},
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, "nvlink_segment_gpus": 8},
+            "training": software
+            | {"sequence_length": 128, "global_batch_size": 8, "optimizer": optimizer, "total_tokens": 1e12},
             "parallel": {"tensor_parallel_size": tensor, "sequence_parallel": sequence_parallel, "recompute": recompute},
             "constraints": {"max_days": days},
         }
     )
-    assert schema.parse_query(to_query(to_values(schema.query_mapping(query)))) == query
+    values = to_values(schema.query_mapping(query))
+    assert schema.parse_query(to_query(read_form(urlencode(values)))) == query
+    assert values["cluster.nvlink_segment_gpus"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("selective", "selective"),
+        ({"granularity": "selective", "modules": ["core_attn", "mlp"]}, "selective core_attn+mlp"),
+        (["none", {"granularity": "full", "method": "block", "num_layers": 4}], "none, full block 4"),
+        ({"granularity": "full", "num_layers": 2}, "full 2"),
+        ({"granularity": "full"}, None),  # not the word `full`: it stays in the YAML
+    ],
+)
+def test_recomputation_in_detail_is_one_line(value: Any, text: str | None) -> None:
+    query = {"kind": "training", "parallel": {"recompute": value}}
+    assert to_values(query).get("parallel.recompute") == text
+    assert to_query(to_values(query)) == query
+
+
+def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
+    names = (
+        "training.cross_entropy",
+        "training.cuda_graphs",
+        "training.gradient_precision",
+        "parallel.moe_token_dispatcher_type",
+    )
+    page = http.get("/searches/new").text
+    for name in names:
+        (select,) = re.findall(rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL)
+        assert re.findall(r'<option value=""[^>]*>([^<]+)', select) == [escape(fields("training")[name].placeholder)]
+        assert "selected" not in select
+        options = fields("training")[name].options
+        assert all(f'<option value="{option}"' in select for option in options)
+
+
+def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
+    page = http.get("/searches/new?training.recipe=trl&model=llama-3-8b").text
+    (select,) = re.findall(r'<select name="training.recipe".*?</select>', page, flags=re.DOTALL)
+    for recipe in http.get("/v1/recipes").json()["items"]:
+        assert f'data-about="{escape(recipe["description"])}"' in select
+        selected = f"selected>{recipe['name']}<" in select
+        assert selected == (recipe["name"] == "trl")
+        assert f">{escape(recipe['description'])}</span>" in page or not selected
+    # One of another machine's catalogue, and an alias, stay what they are.
+    assert "<option selected>ours</option>" in http.get("/searches/new?training.recipe=ours").text
+    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()["error"]
+    assert wrong["field"] == "training.recipe"
+
+
+def test_an_address_may_name_any_path_of_a_query(http: TestClient) -> None:
+    path = "/searches/new.json?model=llama-3-8b&training.optimizer=muon&training.cuda_graphs=true&training.dropout=0.1"
+    values = http.get(path).json()["values"]
+    assert values["training.cuda_graphs"] == "true"
+    assert yaml.safe_load(values["extra"]) == {"training": {"optimizer": "muon", "dropout": 0.1}}
+    # What another kind's tab left over is no mistake; a path that no query has is one.
+    assert "extra" not in http.get("/searches/new.json?kind=inference&training.sequence_length=8").json()["values"]
+    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.cross_entropi": "fused"}).json()["error"]
+    assert "did you mean cross_entropy" in wrong["message"]
 
 
 @given(st.text(max_size=200))

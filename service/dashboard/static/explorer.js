@@ -2,6 +2,10 @@
 // computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
+const software = '[name="training.framework"], [name="training.recipe"]';
+const anew = `[data-anew], ${software}`;
+const whole = `${anew}, textarea, input:not([type])`; // text is read when it is complete
+const machine = /^(precision$|cluster\.|parallel\.)/; // what suits one model and cluster, and perhaps not another
 let asking;
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
@@ -9,22 +13,29 @@ form.querySelector(".unscripted").hidden = true;
 
 form.addEventListener("input", (event) => {
   if (!form.reportValidity()) return;
-  if (event.target.hasAttribute("data-anew")) return; // handled when the change is complete, see below
-  follow(new URLSearchParams(new FormData(form)));
+  if (event.target.matches(whole)) return; // handled when the change is complete, see below
+  follow(filled());
 });
 
-// Another model or cluster has other options: load the page at its fastest configuration.
+// Another model, cluster, framework or recipe has other options: load the page at its fastest configuration.
 form.addEventListener("change", (event) => {
-  if (!event.target.hasAttribute("data-anew") || !form.reportValidity()) return;
-  const kept = ["model", "gpu", "num_gpus", "global_batch_size", "sequence_length", "attention"];
-  const values = new FormData(form);
-  location.assign(`/explorer?${new URLSearchParams(kept.filter((name) => values.has(name)).map((name) => [name, values.get(name)]))}`);
+  if (!event.target.matches(whole) || !form.reportValidity()) return;
+  if (!event.target.matches(anew)) return follow(filled());
+  const values = filled();
+  const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
+  for (const name of dropped) values.delete(name);
+  if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
+  location.assign(`/explorer?${values}`);
 });
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  follow(new URLSearchParams(new FormData(form)));
+  follow(filled());
 });
+
+function filled() {
+  return new URLSearchParams([...new FormData(form)].filter(([, value]) => value.trim()));
+}
 
 // Add a slider over the select's options; the select remains to show the value and to choose one directly.
 function slider(select) {

@@ -39,12 +39,19 @@ function mark(error) {
   for (const line of form.querySelectorAll("[data-error]")) line.textContent = "";
   if (!error || error.dataset.code === "missing_field") return;
   const { field, message } = error.dataset;
-  const name = [...form.elements].map((input) => input.name).find((each) => each && (field === each || field.startsWith(`${each}.`)));
+  const name = nearest(field);
   if (name) {
     form.elements[name].setAttribute("aria-invalid", "true");
     form.elements[name].closest("details")?.setAttribute("open", "");
   }
   form.querySelector(`[data-error="${CSS.escape(name ?? "")}"]`).textContent = message;
+}
+
+// The input of a field: its own, else the one that holds it, else the first of its parts.
+function nearest(field) {
+  const names = [...form.elements].map((input) => input.name).filter(Boolean);
+  const holds = names.filter((each) => `${field}.`.startsWith(`${each}.`)).sort((a, b) => b.length - a.length);
+  return holds[0] ?? names.find((each) => each.startsWith(`${field}.`));
 }
 
 function say(text) {

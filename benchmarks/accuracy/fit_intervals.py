@@ -1,0 +1,151 @@
+"""Fit how wide intervals are: `python -m benchmarks.accuracy.fit_intervals --data DIR`, after all other fits.
+
+Everything comes from rows that constants did not see. A group's scatter is that for which the central 90 % of a normal
+distribution would have held nine in ten of its configurations, with one more to come (split conformal prediction, Lei et al.,
+arXiv 1604.04173, section 2.2). What a group lacks beside the framework's own scatter adds to it in variance, and is what the
+group left out: `catalog/data/efficiency/doubts.yaml`; the framework's own goes into its profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchmarks.accuracy import evidence
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.fit_frameworks import OUTPUT, today_runs
+from benchmarks.accuracy.fit_fsdp import mpt_runs
+from benchmarks.accuracy.groups import votes
+from benchmarks.accuracy.prepared import Prepared
+from hp_tool import documents
+from hp_tool.catalog.efficiency import FOLDER
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+
+COMMAND = "python -m benchmarks.accuracy.fit_intervals"
+
+
+def scatter(rows: Sequence[Comparison]) -> float:
+    """Standard deviation of a normal distribution whose central 90 % hold the rows, repeats of a configuration counted once."""
+    errors = np.sort([abs(row.log_ratio) for row in votes(rows)])
+    if not len(errors):
+        return 0.0
+    rank = min(math.ceil(CONFIDENCE * (len(errors) + 1)), len(errors))
+    return float(errors[rank - 1]) / NORMAL_QUANTILE
+
+
+def beyond(rows: Sequence[Comparison], *known: float) -> float:
+    """What adds to the known standard deviations, in variance, to scatter as these rows do."""
+    return math.sqrt(max(scatter(rows) ** 2 - sum(sd**2 for sd in known), 0.0))
+
+
+def together(*deviations: float) -> float:
+    """Of several groups, each of which tells the same: the root of the mean variance."""
+    return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
+
+
+def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
+    """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
+    groups = {group.title: group.rows for group in evidence.groups(folder)}
+    dense, cut = groups["Dense pre-training on H100"], groups["Models cut to fit 8 B200"]
+    own = scatter([*dense, *(row for row in cut if row.model.startswith("llama"))])
+    earlier = scatter([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]])
+    fsdp = scatter(groups["MPT under FSDP"])
+    internevo = max(scatter(rows) for title, rows in groups.items() if title.startswith("InternEvo, a "))
+
+    def on(title: str, *cards: str) -> list[Comparison]:
+        return [row for row in groups[title] if row.gpu.startswith(cards)]
+
+    adapters = beyond(on("LoRA of MLPerf", "h100-sxm", "b200"), own)
+    die = "Dense pre-training on a die left out"
+    across = "MPT under FSDP on a GPU left out"
+    silicon = together(
+        beyond(on(die, "h100"), own), beyond(on(die, "b200"), own), beyond(on(across, "h100"), fsdp),
+        beyond(on(across, "a100"), fsdp), beyond(groups["LoRA of MLPerf on AMD"], own, adapters),
+    )  # fmt: skip
+    card = together(
+        beyond(groups["Dense recipes on GB200"], own), beyond(on("LoRA of MLPerf", "gb200"), own, adapters),
+        beyond(on("LoRA of MLPerf", "h200"), own, adapters),
+    )  # fmt: skip
+    experts = beyond(groups["Mixtures of experts, releases from 26.02.01 on"], own)
+    older = beyond(groups["Mixtures of experts, earlier releases"], own, experts)
+    ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
+    memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"]
+    kernels = together(*(beyond(untimed(runs), width) for runs, width in ((today_runs(folder), own), (mpt_runs(folder), fsdp))))
+    of_experts = {"expert_time_log_sd": experts, "earlier_expert_time_log_sd": older}
+    profiles = {
+        "megatron-core/default": {"time_log_sd": own, **of_experts},
+        "megatron-core/a100": {"time_log_sd": earlier, **of_experts},
+        "megatron-core/v100": {"time_log_sd": earlier, **of_experts},
+        "torch-fsdp/default": {"time_log_sd": fsdp},
+        "torch-fsdp/a100": {"time_log_sd": fsdp},
+        "torch-fsdp/h100": {"time_log_sd": fsdp},
+        "internevo/default": {"time_log_sd": internevo},
+    }
+    doubts = {
+        "card_log_sd": (card, "dense recipes on GB200, LoRA of MLPerf on H200 and GB200"),
+        "silicon_log_sd": (
+            silicon,
+            "dense runs on H100 and B200, MPT on A100 and H100, LoRA on AMD, each with its die left out",
+        ),
+        "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
+        "lora_log_sd": (adapters, "LoRA of MLPerf on H100 and B200, which no constant saw"),
+        "release_log_sd": (beyond(ahead, own), "rounds of MLPerf and releases of dense recipes, by those before"),
+        "feature_log_sd": (together(adapters, experts), "adapters and experts, as they were before constants saw any"),
+        "memory_feature_log_sd": (
+            beyond(groups["MLPerf, peak of allocated memory"], memory),
+            "LoRA and pre-training of MLPerf",
+        ),
+    }
+    return profiles, doubts
+
+
+def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
+    """Dense runs by the shipped constants of their framework and the kernels of a typical die."""
+    found = []
+    for run in runs:
+        if run.problem.model.num_experts is None:
+            gpu = dataclasses.replace(run.gpu, silicon=None)
+            problem = dataclasses.replace(run.problem, cluster=dataclasses.replace(run.problem.cluster, gpu=gpu))
+            found.append(dataclasses.replace(run, problem=problem).compare(run.problem.profile.framework))
+    return found
+
+
+def write(profiles: dict[str, dict[str, float]], doubts: dict[str, tuple[float, str]]) -> None:
+    for name, widths in profiles.items():
+        path = OUTPUT / f"{name}.yaml"
+        head, _, body = path.read_text().partition("\n")
+        fields = yaml.safe_load(body) | {key: _short(value) for key, value in widths.items()}
+        path.write_text(f"{head}\n{yaml.safe_dump(fields, sort_keys=False, width=120)}")
+    fields = {name: _short(value) for name, (value, _) in doubts.items()}
+    fields |= {"fitted_on": {name: rows for name, (_, rows) in doubts.items()}}
+    text = yaml.safe_dump(fields, sort_keys=False, width=120)
+    (FOLDER / "doubts.yaml").write_text(f"# Written by {COMMAND}; do not edit by hand.\n{text}")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    folder = data_folder(parser.parse_args())
+    if folder is None:
+        return
+    profiles, doubts = fit(folder)
+    write(profiles, doubts)
+    for name, widths in profiles.items():
+        print(name, {key: _short(value) for key, value in widths.items()})
+    for name, (value, rows) in doubts.items():
+        print(f"{name} {value:.3f}: {rows}")
+
+
+if __name__ == "__main__":
+    main()

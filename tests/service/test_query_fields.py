@@ -1,0 +1,118 @@
+"""The fields of a query in a real browser: what they show is what the form sends, and the explorer follows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.ports import Store
+from hp_tool.queries import schema
+from hp_tool.training.evaluate import resolve_configuration
+from service.dashboard.new_search_form import to_query
+from service.dashboard.page import read_form
+from tests.service.detailed import DETAILED
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SENT = "(action) => new URLSearchParams(new FormData(document.querySelector(`form[action='${action}']`))).toString()"
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that fails its test if anything was refused or thrown."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(60_000)  # a busy machine
+    problems: list[str] = []
+    opened.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    yield opened
+    context.close()
+    assert problems == []
+
+
+def configuration(http: TestClient, query: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = http.get("/configurations.json", params={"query": json.dumps(query)}).json()
+    return answer
+
+
+def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: TestClient) -> None:
+    for query in DETAILED.values():
+        expected, hrefs = schema.parse_query(query), configuration(http, query)
+        page.goto(server + hrefs["form_href"])
+        assert schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new")))) == expected
+        page.goto(server + hrefs["explorer_href"])
+        again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"]["query_text"]
+        assert schema.parse_query(again).training == expected.training
+        assert schema.parse_query(again).cluster == expected.cluster
+        assert resolve_configuration(schema.parse_query(again)).config == resolve_configuration(expected).config
+
+
+def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: Page, server: str, store: Store) -> None:
+    values = {
+        "model": "llama-3-8b",
+        "cluster.gpu": "gb200-nvl72",
+        "cluster.num_gpus": "72",
+        "training.sequence_length": "4096",
+        "training.global_batch_size": "72",
+    }
+    page.goto(f"{server}/searches/new?{urlencode(values)}")
+    segment = page.get_by_label("GPUs per NVLink segment")
+    assert not segment.is_visible()
+    page.get_by_text("Precision and kernels").click()
+    page.get_by_label("Gradient precision").select_option("bf16")
+    assert page.get_by_label("Gradient precision").locator("option").first.inner_text() == "framework's own"
+    page.get_by_text("NVLink", exact=True).click()
+    segment.fill("13")
+    page.get_by_text("NVLink", exact=True).click()
+    page.locator("[data-error='cluster.nvlink_segment_gpus']", has_text="whole nodes").wait_for()
+    assert segment.is_visible() and segment.get_attribute("aria-invalid") == "true"
+    segment.fill("")
+    page.get_by_text("Fine-tuning").click()
+    page.get_by_label("LoRA rank").fill("16")
+    page.locator("[data-error='training.lora.rank']", has_text="task lora").wait_for()
+    page.get_by_label("LoRA rank").fill("")
+    page.get_by_text("Parallelism: fixed or allowed values").click()
+    page.get_by_label("Recomputation").fill("none, selective layernorm+mlp")
+    page.get_by_role("heading", name="Best by the cost model").wait_for()
+    page.get_by_role("button", name="Start the search").click()
+    page.locator("h1 + .state").wait_for()
+    query = store.list_searches().items[0].query
+    assert query["training"]["gradient_precision"] == "bf16"
+    assert query["parallel"]["recompute"][0] == "none"
+    assert query["parallel"]["recompute"][1]["modules"] == ["layernorm", "mlp"]
+    page.get_by_role("link", name="Clone").click()
+    assert page.get_by_label("Recomputation").input_value() == "none, selective layernorm+mlp"
+
+
+def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) -> None:
+    page.goto(f"{server}/explorer?tp=8&pp=1&mbs=1&recompute=selective")
+    memory = page.get_by_role("region", name="Predicted").locator("div", has_text="Memory").locator("dd").first
+    before = memory.inner_text()
+    page.get_by_text("Precision of weights and gradients").click()
+    page.get_by_label("Gradient precision").select_option("bf16")
+    page.wait_for_url("**training.gradient_precision=bf16**")
+    assert memory.inner_text() != before
+    page.get_by_text("Recomputed modules", exact=True).click()
+    page.get_by_role("checkbox", name="mlp").check()
+    page.get_by_role("checkbox", name="layernorm").check()
+    page.get_by_role("status").get_by_text("selective layernorm+mlp recomputation").wait_for()
+    page.get_by_text("Network", exact=True).click()
+    page.get_by_label("GPUs per node").fill("4")
+    page.wait_for_url("**cluster.gpus_per_node=4**")
+    page.get_by_text("Other fields").click()
+    page.get_by_label("Further fields of the query, as YAML").fill("training: {optimizer: muon}")
+    page.get_by_label("Further fields of the query, as YAML").press("Tab")
+    page.wait_for_url("**muon**")
+    # Another GPU keeps what is asked of the training, and drops what described the cluster and its configuration.
+    page.get_by_role("combobox", name="GPU", exact=True).select_option(label="h200-sxm-141gb")
+    page.wait_for_url("**gpu=h200**")
+    assert page.get_by_label("Gradient precision").input_value() == "bf16"
+    assert "muon" in page.get_by_label("Further fields of the query, as YAML").input_value()
+    assert "gpus_per_node" not in page.url and "modules" not in page.url
