@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import activations, coverage, days, feasible, fit_internevo, fsdp_report, grid, heldout, moe_runs
+from benchmarks.accuracy import (
+    activations,
+    coverage,
+    days,
+    feasible,
+    fit_internevo,
+    fsdp_report,
+    grid,
+    heldout,
+    moe_runs,
+    strong_scaling,
+)
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_frameworks import (
     adapters_unseen,
@@ -88,11 +99,19 @@ def _recipes(folder: Path, modern: FrameworkEfficiency, *, with_fits: bool) -> l
     recent = {case.what for case in moe_runs.newest(moe_runs.moe_cases(folder))}
     today, earlier = ([c for c in sparse if (c.what in recent) == wanted] for wanted in (True, False))
     shipped = [run.compare(modern) for run in today_runs(folder) if run.problem.model.num_experts is None]
+    scaling = strong_scaling.ratios(folder)
     return [
         _section("Dense runs on H100, leaving one model out (s)", "held out", modern, left_out, fitted_on=RECIPES_LEFT_OUT),
         _section("Dense runs on H100 and B200, shipped constants (s)", "in sample", modern, shipped),
         _section("Dense recipes on GB200 (s)", "headline", modern, gb200_left_out(folder)),
         _section("LoRA of MLPerf (s)", "held out", modern, adapters_unseen(folder)),
+        *(
+            _section(f"Strong scaling of MLPerf's {what}, GPU time against the fewest GPUs", role, modern, rows)
+            for what, role, rows in (
+                ("pre-training", "in sample", [row for row in scaling if "lora" not in row.model]),
+                ("LoRA", "held out", [row for row in scaling if "lora" in row.model]),
+            )
+        ),
         _section("LoRA of MLPerf on AMD, leaving one card out (s)", "held out", modern, amd_left_out(folder), fitted_on=AMD),
         _section(
             "Mixtures of experts, recipes of today's software (s)",
