@@ -18,13 +18,14 @@ from benchmarks.accuracy.fit_frameworks import (
     profile_2022,
     today_runs,
 )
-from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, on
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining, release_cases
+from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
@@ -113,13 +114,28 @@ def _tuning(folder: Path) -> list[Group]:
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
     audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
     amd, others = ([case for case in audited if case.card.startswith("mi3") == wanted] for wanted in (True, False))
+    scaling = ratios(folder)
     return [
         Group(title="LoRA of MLPerf", left_out="all", saw=TODAY, rows=compare_all(others, Prepared.shipped)),
+        *(
+            Group(
+                title=f"Strong scaling in MLPerf's {what}",
+                left_out=left_out,
+                saw=TODAY,
+                unit="over the fewest GPUs",
+                rows=[row for row in scaling if ("lora" in row.model) == (what == "LoRA")],
+            )
+            for what, left_out in SCALED.items()
+        ),
         Group(
             title="LoRA of MLPerf on AMD", left_out="GPU", saw="the other card's rows", rows=amd_left_out(folder) if amd else []
         ),
         Group(title="Fine-tuning recipes", left_out="all", saw=TODAY, rows=compare_all(tuned, Prepared.shipped)),
     ]
+
+
+SCALED: dict[str, LeftOut] = {"pre-training": "seen", "LoRA": "all"}
+"""Rounds whose jobs are compared with the smallest of their series, and what constants saw of them."""
 
 
 def _ahead(folder: Path) -> list[Group]:
