@@ -52,6 +52,11 @@ def scatter(*kinds: Known) -> float:
     return math.sqrt(max(lacking[order[place]], 0.0))
 
 
+def together(*deviations: float) -> float:
+    """Of few kinds, each of which tells the same once: the root of the mean variance."""
+    return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
+
+
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
     """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
     groups = {group.title: group.rows for group in evidence.groups(folder)}
@@ -76,9 +81,9 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ** 2
     )
     die, across = "Dense pre-training on a die left out", "MPT under FSDP on a GPU left out"
-    silicon = scatter(
-        (on(die, "h100"), own + card), (on(die, "b200"), own + card),
-        (on(across, "h100"), fsdp + card), (on(across, "a100"), fsdp + card),
+    silicon = together(
+        scatter((on(die, "h100"), own + card)), scatter((on(die, "b200"), own + card)),
+        scatter((on(across, "h100"), fsdp + card)), scatter((on(across, "a100"), fsdp + card)),
     )  # fmt: skip
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
@@ -103,7 +108,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
         "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
-        "feature_log_sd": (scatter((adapters, own), (mixtures, own)), "adapters and experts, by constants that saw none"),
+        "feature_log_sd": (math.sqrt(lora), "as adapters, whose runs no constant saw"),
         "memory_feature_log_sd": (
             scatter((groups["MLPerf, peak of allocated memory"], memory)),
             "LoRA and pre-training of MLPerf",
