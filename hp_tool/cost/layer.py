@@ -19,7 +19,7 @@ from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
 """What a gather takes from the matmul beside it, over what a reduction takes, which also adds up what it moves. Judged: Tables
-4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP's backward pass is the faster one, as in Table 4."""
+4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP quickens the backward pass, as in Table 4."""
 
 
 def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False, s: Shapes | None = None) -> LayerBytes:
