@@ -107,22 +107,22 @@ def mpt_runs(folder: Path) -> list[Prepared]:
     return [Prepared.of(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder))]
 
 
-def leave_one_model_out(runs: Sequence[Prepared], *, of: Sequence[Prepared] | None = None) -> list[Comparison]:
-    """Every run, or those given, predicted by constants that never saw its model."""
-    return _leaving_out(runs, lambda run: run.case.name, of=runs if of is None else of)
+def leave_one_model_out(runs: Sequence[Prepared]) -> list[Comparison]:
+    """Every run, predicted by constants that never saw its model."""
+    return _leaving_out(runs, lambda run: run.case.name)
 
 
 def across_gpus(runs: Sequence[Prepared]) -> list[Comparison]:
     """Every run, predicted by constants that never saw its GPU."""
-    return _leaving_out(runs, lambda run: run.problem.cluster.gpu.name, of=runs)
+    return _leaving_out(runs, lambda run: run.problem.cluster.gpu.name)
 
 
-def _leaving_out(runs: Sequence[Prepared], key: Callable[[Prepared], str], *, of: Sequence[Prepared]) -> list[Comparison]:
+def _leaving_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     found, everything = [], fit(runs)
-    for group in dict.fromkeys(map(key, of)):
+    for group in dict.fromkeys(map(key, runs)):
         others = [run for run in runs if key(run) != group]
         fitted = constants(fit(others, start=everything)).seen(others)
-        found += [fitted.compare(run) for run in of if key(run) == group]
+        found += [fitted.compare(run) for run in runs if key(run) == group]
     return found
 
 

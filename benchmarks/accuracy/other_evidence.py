@@ -32,15 +32,11 @@ from hp_tool.catalog.efficiency import efficiency
 def fsdp(folder: Path) -> list[Group]:
     """MPT on A100 and H100, and torchtitan's Llama, which no constant saw."""
     mpt = mpt_runs(folder)
+    sizes = _from("llm-foundry", leave_one_model_out(mpt)) if mpt else []
+    h100 = [row for row in sizes if row.gpu.startswith("h100")]
     return [
-        Group(
-            title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes",
-            rows=_from("llm-foundry", leave_one_model_out(mpt)) if mpt else [],
-        ),
-        Group(
-            title="MPT under FSDP on H100", left_out="model", saw="ops/, MPT of other sizes",
-            rows=_from("llm-foundry", leave_one_model_out(mpt, of=[run for run in mpt if run.gpu.silicon == "h100"])),
-        ),
+        Group(title="MPT under FSDP", left_out="model", saw="ops/, MPT of other sizes", rows=sizes),
+        Group(title="MPT under FSDP on H100", left_out="model", saw="ops/, MPT of other sizes", rows=h100),
         Group(
             title="MPT under FSDP on a GPU left out", left_out="GPU", saw="ops/, MPT on other GPUs",
             rows=_from("llm-foundry", across_gpus(mpt)) if mpt else [],
