@@ -8,7 +8,6 @@ import math
 
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -47,6 +46,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
     """Features of this prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     recompute = config.recompute
+    internevo = workload.framework == "internevo"  # timed under ZeRO 1, within a node and beyond, without pipelines
     used = {
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
@@ -64,8 +64,9 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "training.overlap.expert_parallel": workload.overlap is not None and workload.overlap.expert_parallel is True,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0
-        and not facts(workload.framework).broadcasts_weights,
+        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0 and not internevo,
+        "parallel.zero_stage": internevo and config.zero_stage == 3,
+        "parallel.pipeline_parallel_size": internevo and config.pipeline_parallel_size > 1,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute) and recompute.modules not in (None, (), ("core_attn",)),
         "parallel.context_parallel_communication": config.context_parallel_size > 1
