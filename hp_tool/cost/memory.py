@@ -65,12 +65,13 @@ def memory(
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
     cached, cached_dense = cached_gradients(case, candidates)
+    update_copies = facts(case.workload.framework).update_copies
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
     each = [
         stage_memory(
             stage, case=case, candidates=candidates, layer=layer, states=kept, head=head,
             gathered=gathered + cached + cached_dense * (stage.layers.expert_share < 1.0),
-            critical_layers=pipeline.critical.count, micro_batches=micro_batches,
+            critical_layers=pipeline.critical.count, micro_batches=micro_batches, update_copies=update_copies,
         )
         for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
     ]  # fmt: skip
@@ -134,10 +135,11 @@ def stage_memory(
     gathered: Floats,
     critical_layers: Floats,
     micro_batches: Floats,
+    update_copies: float,
 ) -> StageMemory:
     """Bytes of states, micro-batches in flight and a running layer on one stage.
 
-    `critical_layers` is the number of layers on the critical stage.
+    `critical_layers` is the number of layers on the critical stage, `update_copies` the framework's.
     """
     workload, framework = case.workload, case.profile.framework
     c, chunks = candidates, candidates.virtual_pipeline_parallel_size
@@ -162,9 +164,9 @@ def stage_memory(
     buffers = maximum(working - logits, 0.0) + gathered
     if framework.temporaries_fraction or framework.workspace_bytes:
         buffers = buffers + (framework.workspace_bytes + framework.temporaries_fraction * (activations + logits))
-    if copies := facts(workload.framework).update_copies:
+    if update_copies:
         # The optimizer's step begins when activations and logits are free; the optimizer has three fp32 copies itself.
-        buffers = maximum(buffers, copies / 3.0 * states.optimizer - (activations + logits))
+        buffers = maximum(buffers, update_copies / 3.0 * states.optimizer - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
     return StageMemory(
         parts=kept | {"activations": activations, "logits": logits, "buffers": buffers},

@@ -82,7 +82,7 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
-    pieces = where(c.zero_stage >= 2, pipeline.critical.count + 1, 1)
+    pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
     stages, times = _divided(
         _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces
     )

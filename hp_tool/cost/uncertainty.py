@@ -7,7 +7,6 @@ doubt for each thing that its measured runs do not tell (`domain.efficiency.Doub
 import math
 
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -62,6 +61,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
     """Features of this prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     recompute = config.recompute
+    internevo = workload.framework == "internevo"  # timed under ZeRO 1, within a node and beyond, without pipelines
     used = {
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
@@ -77,8 +77,9 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0
-        and not facts(workload.framework).broadcasts_weights,
+        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0 and not internevo,
+        "parallel.zero_stage": internevo and config.zero_stage == 3,
+        "parallel.pipeline_parallel_size": internevo and config.pipeline_parallel_size > 1,
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute)
         and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),

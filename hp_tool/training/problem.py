@@ -21,7 +21,7 @@ from hp_tool.cost.lengths.imbalance import with_imbalance
 from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import is_narrow, peak_flops
+from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
@@ -307,7 +307,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
-        narrow=is_narrow(workload),
+        narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )
     return with_scatter(profile, model=model, workload=workload)

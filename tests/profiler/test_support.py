@@ -59,6 +59,7 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"precision": "fp8"}}, "precision fp8 without Transformer Engine"),
         ({"training": {"precision": "nvfp4"}}, "precision: nvfp4"),
         ({"training": {"framework": "nanotron"}}, "framework: nanotron"),
+        ({"training": {"framework": "internevo"}}, "framework: internevo"),
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
         ({"training": {"offload_fraction": 0.5}}, "offload_fraction: 0.5"),
         ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
