@@ -69,20 +69,21 @@ def recipe_cases(folder: Path) -> list[Case]:
 
 def _case(row: Row) -> Case:
     precision, task = PRECISIONS[row["precision"]], TASKS[row["task"]]
-    adapters, quantised = task == "lora", row["fp8_params"] == "1" and precision == "fp8"
+    adapters, quantised = task == "lora", row["fp8_params"] == "1" and precision in ("fp8", "mxfp8")
     query = Query(
         kind="training", model=_model(row),
         cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=int(row["gpus"])),
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision=precision,
             fp8_recipe=SCALING.get(row["precision"]), task=task, lora=LoraSpec(rank=16) if adapters else None,  # type: ignore[arg-type]
-            cross_entropy="fused", gradient_precision="bf16", framework_version=row["release"],
+            cross_entropy="in_place", gradient_precision="bf16", framework_version=row["release"],
             parameter_precision="fp8" if quantised and not adapters else None,
             frozen_precision="fp8" if quantised and adapters else None,
             expert_capacity_factor=1.0 if row["token_drop"] == "tokendrop" else None,
+            optimizer_precision="bf16" if row["model"] == "deepseek_v3" else None,  # as its recipe's source says
             overlap=OverlapSpec(expert_parallel=True) if row["ep_overlap"] == "True" else None,
             cuda_graphs=_whole_layers_as_graphs(row), offload="activations" if row["offload_layers"] else None,
-            offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else 1.0,  # of Llama 3 70B's layers
+            offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else None,  # of Llama 3 70B's layers
         ),
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
