@@ -26,7 +26,7 @@ GPUS = {
 ROUNDS = {"v3.0": "2023-06", "v3.1": "2023-11", "v4.0": "2024-06", "v4.1": "2024-11", "v5.0": "2025-06"}
 """When MLCommons published them."""
 ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
-"""As the table says. It does not tell of dropout: peaks of memory lie between those without and with it, which some recompute."""
+"""As the table says, which does not tell of dropout: peaks of memory lie between those without it and with it."""
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
