@@ -19,6 +19,7 @@ from hp_tool.space import scheduled_chunks
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.fixes import fixes
 from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.recipes import PARALLEL_KNOBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,10 @@ def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
 def resolve_configuration(query: Query) -> ResolvedConfiguration:
     """The one configuration that `query.parallel` describes. Raises HpToolError if it describes none, or several."""
     problem = resolve_training(query)
-    config = resolve_config(query.parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
+    parallel = query.parallel
+    if query.training is not None and query.training.recipe is not None:
+        parallel = replace(parallel, **{name: getattr(problem.parallel, name) for name in PARALLEL_KNOBS})
+    config = resolve_config(parallel, num_gpus=problem.cluster.num_gpus, framework=problem.workload.framework)
     candidate = Candidates.alone(config)
     code = int(legality(case=problem, candidates=candidate))
     reasons = explain(code, case=problem, config=config) if code else ()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from hp_tool.catalog import library
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.exchange import export
-from hp_tool.queries.schema import parse_query
+from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.recipes import recipe, recipes
@@ -48,6 +49,22 @@ def test_a_recipe_fills_what_the_query_leaves_open() -> None:
     step = estimate(query=parse_query(mixture({"recipe": NEWEST}))).time
     plain = estimate(query=parse_query(mixture())).time
     assert step is not None and plain is not None and step.step_s < 0.7 * plain.step_s
+
+
+def test_what_a_recipe_says_of_parallel_is_what_runs() -> None:
+    sizes = {"pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 4, "expert_parallel_size": 64}
+    query = mixture({"recipe": NEWEST}, **sizes, micro_batch_size=1)
+    query |= {"model": "deepseek-v3", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 256}}
+    found = estimate(query=parse_query(query))
+    assert found.feasible and found.parallel is not None and recompute_name(found.parallel.recompute) == "selective mla_up_proj"
+    assert found.parallel.moe_token_dispatcher_type == "flex"
+    spelled = {**query, "parallel": to_dict(found.parallel)}
+    assert estimate(query=parse_query(spelled)).time == found.time, "the answer's parallel is valid input"
+    ranked = recommend(query=parse_query(query), top=3).recommendations
+    assert {recompute_name(row.parallel.recompute) for row in ranked} == {"selective mla_up_proj"}
+    written = {**query, "parallel": {**query["parallel"], "recompute": "none"}}
+    plain = estimate(query=parse_query(written))
+    assert plain.memory is not None and found.memory is not None and plain.memory.total_bytes > found.memory.total_bytes
 
 
 def test_written_keys_win_each_on_its_own() -> None:
