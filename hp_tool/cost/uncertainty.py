@@ -29,7 +29,7 @@ def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, u
     """
     constants, doubts = case.profile.framework, case.profile.doubts
     time = math.exp(NORMAL_QUANTILE * step_log_sd(case=case, unchecked=len(unchecked)))
-    more = len(unchecked) * doubts.memory_feature_log_sd**2
+    more = (len(unchecked) + (case.workload.lora is not None)) * doubts.memory_feature_log_sd**2
     below, above = (
         math.exp(NORMAL_QUANTILE * math.sqrt(sd**2 + more))
         for sd in (constants.memory_log_sd, constants.reserved_log_sd or constants.memory_log_sd)

@@ -177,7 +177,7 @@ class Doubts(Strict):
     feature_log_sd: float = 0.0
     """Each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
-    """The same for allocated memory."""
+    """The same for allocated memory, and for adapters."""
     fitted_on: dict[str, str] = field(default_factory=dict)
     """Rows and command that gave each."""
 
