@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hp_tool.catalog import gpu
-from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, WIDENING
+from hp_tool.catalog.efficiency import doubts, efficiency
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
@@ -32,15 +32,46 @@ def time_sd(of: Estimate) -> float:
     return math.log(high / low) / 2 / NORMAL_QUANTILE
 
 
+def adding(*deviations: float | None) -> Any:
+    """The standard deviation of what adds in variance."""
+    return pytest.approx(math.hypot(*(sd or 0.0 for sd in deviations)))
+
+
 def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
     constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
     assert time_sd(found(**DENSE)) == pytest.approx(constants.time_log_sd)
     today = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "26.04"}}
     earlier = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "25.09"}}
-    assert time_sd(found(**today)) == pytest.approx(constants.expert_time_log_sd)
+    own, experts = constants.time_log_sd, constants.expert_time_log_sd
+    assert experts and constants.earlier_expert_time_log_sd
+    assert time_sd(found(**today)) == adding(own, experts)
     for query in (earlier, EXPERTS):
-        assert time_sd(found(**query)) == pytest.approx(constants.earlier_expert_time_log_sd)
-    assert constants.time_log_sd < (constants.expert_time_log_sd or 0) < (constants.earlier_expert_time_log_sd or 0)
+        assert time_sd(found(**query)) == adding(own, experts, constants.earlier_expert_time_log_sd)
+
+
+def test_what_the_measured_runs_do_not_tell_adds_in_variance() -> None:
+    known = doubts()
+    own = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework.time_log_sd
+    assert min(known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd, known.lora_log_sd, known.release_log_sd) > 0.0
+    assert time_sd(found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 8}, **DENSE)) == adding(own, known.card_log_sd)
+    unmeasured = adding(own, known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd)
+    assert time_sd(found(cluster={"gpu": "l40s-48gb", "num_gpus": 8}, **DENSE)) == unmeasured
+    lora = {"training": DENSE["training"] | {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}}
+    assert time_sd(found(**DENSE | lora)) == adding(own, known.lora_log_sd)
+    later = {"training": DENSE["training"] | {"framework_version": "29.01"}}
+    assert time_sd(found(**DENSE | later)) == adding(own, known.release_log_sd)
+    fsdp = {"training": DENSE["training"] | {"framework": "torch-fsdp"}}
+    sharded = efficiency(gpu=gpu("b200-sxm-180gb"), framework="torch-fsdp").framework.time_log_sd
+    on_b200 = found(cluster={"gpu": "b200-sxm-180gb", "num_gpus": 8}, **DENSE | fsdp)
+    assert time_sd(on_b200) == adding(sharded, known.card_log_sd, known.silicon_log_sd), "another framework's runs do not tell"
+
+
+def test_software_of_2022_may_have_changed_since() -> None:
+    a100 = {"gpu": "a100-sxm-80gb", "num_gpus": 8}
+    own = efficiency(gpu=gpu(a100["gpu"]), framework="megatron-core").framework.time_log_sd  # type: ignore[arg-type]
+    assert time_sd(found(cluster=a100, **DENSE)) == adding(own, doubts().release_log_sd)
+    then = {"training": DENSE["training"] | {"framework_version": "22.05"}}
+    assert time_sd(found(cluster=a100, **DENSE | then)) == adding(own)
 
 
 def test_memory_may_be_further_above_than_below() -> None:
@@ -54,8 +85,7 @@ def test_memory_may_be_further_above_than_below() -> None:
 
 
 UNCHECKED: dict[str, dict[str, Any]] = {
-    "training.offload": {"training": DENSE["training"] | {"offload": "optimizer"}},
-    "training.lora": {"training": DENSE["training"] | {"task": "lora", "lora": {"rank": 8, "target_modules": ["q_proj"]}}},
+    "training.offload: optimizer": {"training": DENSE["training"] | {"offload": "optimizer"}},
     "training.optimizer: muon": {"training": DENSE["training"] | {"optimizer": "muon"}},
     "training.fp8_recipe: blockwise": {"training": DENSE["training"] | {"precision": "fp8", "fp8_recipe": "blockwise"}},
     "parallel.pipeline_schedule": {"parallel": {"pipeline_parallel_size": 2, "pipeline_schedule": "zb-h1"}},
@@ -73,15 +103,16 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
     plain, used = found(**DENSE), found(**DENSE | UNCHECKED[name])
     assert "unchecked" not in plain.provenance
     assert used.provenance["unchecked"] == [name]
-    assert time_sd(used) == pytest.approx(WIDENING * time_sd(plain))
+    assert time_sd(used) == adding(time_sd(plain), doubts().feature_log_sd)
+    assert used.intervals and plain.intervals and used.memory and plain.memory
+    low, usual = (one.intervals.memory_total_bytes[0] / one.memory.total_bytes for one in (used, plain))  # type: ignore[union-attr]
+    assert low < usual
 
 
-def test_a_borrowed_gpu_widens_on_its_own() -> None:
-    borrowed = {"gpu": "l40s-48gb", "num_gpus": 8}
-    plain = found(cluster=borrowed, **DENSE)
-    both = found(cluster=borrowed, **DENSE | UNCHECKED["training.optimizer: muon"])
-    assert time_sd(both) == pytest.approx(WIDENING * time_sd(plain))
-    assert time_sd(plain) == pytest.approx(WIDENING * time_sd(found(**DENSE)))
+def test_each_of_several_features_counts() -> None:
+    two = UNCHECKED["training.optimizer: muon"] | UNCHECKED["parallel.data_parallel_shard_size"]
+    plain, both = found(**DENSE), found(**DENSE | two)
+    assert time_sd(both) == adding(time_sd(plain), doubts().feature_log_sd, doubts().feature_log_sd)
 
 
 def test_experts_that_no_row_speaks_for_are_unchecked() -> None:
