@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy import activations
@@ -23,6 +23,7 @@ from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
+from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
@@ -42,6 +43,7 @@ def groups(folder: Path) -> list[Group]:
         *other.nanotron(folder),
         *other.memory(folder),
     ]
+    found += _pairs(folder, {group.title: group.rows for group in found})
     found += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
     return [group for group in found if group.rows]
 
@@ -131,6 +133,27 @@ def _tuning(folder: Path) -> list[Group]:
             title="LoRA of MLPerf on AMD", left_out="GPU", saw="the other card's rows", rows=amd_left_out(folder) if amd else []
         ),
         Group(title="Fine-tuning recipes", left_out="all", saw=TODAY, rows=compare_all(tuned, Prepared.shipped)),
+    ]
+
+
+def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
+    """Ratios of step times within a cell, of runs that were left out by their model or layout."""
+    known = cells(folder)
+    megatron = [*rows.get("Dense pre-training on H100", []), *rows.get("Models cut to fit 8 B200", [])]
+    dense = [row for row in megatron if (row.model, row.what) in known]
+    return [
+        Group(
+            title=f"Two runs of a cell: {what}",
+            left_out="model",
+            unit="ratio",
+            rows=pairs(found, known, framework=framework),
+            saw="as of the runs",
+        )
+        for what, framework, found in (
+            ("Megatron Core", "megatron-core", dense),
+            ("MPT under FSDP", "torch-fsdp", rows.get("MPT under FSDP", [])),
+            ("InternEvo", "internevo", rows.get("InternEvo, a layout left out", [])),
+        )
     ]
 
 

@@ -28,6 +28,8 @@ from hp_tool import documents
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 
+PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
+"""Frameworks with published runs of one model on the same devices."""
 COMMAND = "python -m benchmarks.accuracy.fit_intervals"
 
 
@@ -89,6 +91,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
     memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"] ** 2
     kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
+    pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     profiles = {
         "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts},
@@ -99,6 +102,8 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp)},
         "internevo/default": {"time_log_sd": math.sqrt(internevo)},
     }
+    for name, widths in profiles.items():
+        widths["pair_log_sd"] = pairs[name.partition("/")[0]]
     doubts = {
         "card_log_sd": (math.sqrt(card), "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out"),
         "silicon_log_sd": (

@@ -157,6 +157,8 @@ def _kind(group: Group) -> str:
         return "serving"
     if group.title.startswith("nanotron"):
         return "nanotron's grid, steps" if group.unit == "s" else "nanotron's grid, memory"
+    if group.title.startswith("Two runs"):
+        return "two runs of a cell"
     return "memory" if "GiB" in group.unit else "training steps"
 
 

@@ -65,6 +65,13 @@ def _print_space(console: Console, answer: RecommendAnswer) -> None:
     console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
 
 
+def _print_groups(console: Console, rows: Sequence[Recommendation]) -> None:
+    """How far the best can be told apart from the next."""
+    alike = sum(row.group == 1 for row in rows)
+    if alike > 1:
+        console.print(f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest")
+
+
 def _print_rejections(console: Console, answer: RecommendAnswer) -> None:
     if answer.rejections:
         console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
@@ -166,6 +173,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     heads_shown = ("rank", *heads, *before_head, "step", "MFU", "memory", "days")
     print_table(console, heads_shown, rows, title="best configurations by the cost model")
     _print_space(console, answer)
+    _print_groups(console, ranked)
     if calibrated is not None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)

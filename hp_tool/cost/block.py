@@ -111,15 +111,15 @@ class LayerBytes:
     """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
 
-# Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv 2004.05150).
-
-
 def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
     """Bytes that a block's forward pass moves more where biases and dropout are kernels of their own: passes over the `split`
     elements per token that its matrices put out with a bias, and over the block's output for its `bias` and for dropout, which
     writes what the residual addition then reads. Backward passes are kernels of their own in either case.
     """
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
+
+
+# Sliding-window attention: a query of a windowed layer sees the last w keys alone (arXiv 2004.05150).
 
 
 def windowed_length(model: ModelSpec, length: float) -> float:

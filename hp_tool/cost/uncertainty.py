@@ -7,6 +7,7 @@ doubt for each thing that its measured runs do not tell (`domain.efficiency.Doub
 import math
 
 from hp_tool.cost.case import TrainingCase
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
@@ -55,6 +56,15 @@ def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
     if case.workload.lora is not None:
         variance += doubts.lora_log_sd**2
     return math.sqrt(variance)
+
+
+def ratio_log_sd(profile: EfficiencyProfile, *, differing: int = 0) -> float:
+    """Standard deviation of ln(measured / predicted) of the ratio of two step times, of one model on the same devices;
+    `differing` are the features without data that only one of the two has.
+    """
+    framework = profile.framework
+    pair = math.sqrt(2.0) * framework.time_log_sd if framework.pair_log_sd is None else framework.pair_log_sd
+    return math.sqrt(pair**2 + differing * profile.doubts.feature_log_sd**2)
 
 
 def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[str, ...]:

@@ -123,6 +123,9 @@ class FrameworkEfficiency(Strict):
     earlier_expert_time_log_sd: float | None = None
     """What they add besides under releases before today's dispatcher, or one that nobody named: these took up to twice as long
     for the same step."""
+    pair_log_sd: float | None = None
+    """The same of the ratio of two configurations' step times, of one model on the same devices: what is wrong with the model,
+    the kernels or the devices cancels. None: nobody measured pairs; as of two that share nothing."""
     fitted_gpus: tuple[str, ...] = ()
     """Cards whose runs the constants saw, by catalogue name."""
     fitted_silicon: tuple[str, ...] = ()

@@ -164,6 +164,9 @@ class Recommendation:
     rank: int
     parallel: ParallelConfig
     estimate: Estimate
+    group: int | None = None
+    """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to it has a 90 % interval that
+    holds 1; then 2 by the first row that is slower, and so on."""
     measurement: Measurement | None = None
     calibrated_estimate: Estimate | None = None
 

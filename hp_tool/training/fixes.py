@@ -108,7 +108,7 @@ def _narrower_states(workload: TrainingWorkload) -> tuple[str, str, tuple[str, .
         widths = ("bf16", "fp8", "nf4")
         base = workload.frozen_precision or "bf16"
         return "frozen_precision", base, widths[widths.index(base) + 1 :]
-    gradients = workload.gradient_precision or "fp32"
+    gradients = workload.gradient_precision or facts(workload.framework).gradient_precision
     return "gradient_precision", gradients, ("bf16",) if gradients == "fp32" else ()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.result import Recommendation
 from hp_tool.space import default_axes, legal_chunks
@@ -176,6 +179,27 @@ def recommendations(
         estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
         rows.append(Recommendation(rank=index + 1, parallel=config, estimate=estimate, calibrated_estimate=calibrated))
     return tuple(rows)
+
+
+def grouped(rows: Sequence[Recommendation], *, profile: EfficiencyProfile) -> tuple[Recommendation, ...]:
+    """Ranked rows with their groups."""
+    found: list[Recommendation] = []
+    first: Recommendation | None = None
+    group = 0
+    for row in rows:
+        if first is None or not _alike(row, first, profile=profile):
+            group, first = group + 1, row
+        found.append(replace(row, group=group))
+    return tuple(found)
+
+
+def _alike(row: Recommendation, first: Recommendation, *, profile: EfficiencyProfile) -> bool:
+    """Whether the 90 % interval of the ratio of the two step times holds 1."""
+    one, other = (each.calibrated_estimate or each.estimate for each in (row, first))
+    assert one.time is not None and other.time is not None  # legal rows
+    unchecked = [set(cast(list[str], each.estimate.provenance.get("unchecked", []))) for each in (row, first)]
+    bound = NORMAL_QUANTILE * ratio_log_sd(profile, differing=len(unchecked[0] ^ unchecked[1]))
+    return abs(math.log(one.time.step_s / other.time.step_s)) <= bound
 
 
 @functools.cache

@@ -18,7 +18,15 @@ from hp_tool.space import default_axes
 from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_unused
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedRows, CostedSpace, cost_space, costed_chunks, recommendations, with_residuals
+from hp_tool.training.rank import (
+    CostedRows,
+    CostedSpace,
+    cost_space,
+    costed_chunks,
+    grouped,
+    recommendations,
+    with_residuals,
+)
 
 Objective = Literal["memory", "gpus"]
 """What a Pareto front sets against step time."""
@@ -63,7 +71,7 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
             for rows in (ranked, misses)
         )
     return Ranking(
-        recommendations=ranked,
+        recommendations=grouped(ranked, profile=problem.profile),
         space=SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start),
         rejections=space.rejections,
         nearest_misses=misses,

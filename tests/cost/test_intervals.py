@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import doubts, efficiency
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
@@ -107,6 +107,32 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
     assert used.intervals and plain.intervals and used.memory and plain.memory
     low, usual = (one.intervals.memory_total_bytes[0] / one.memory.total_bytes for one in (used, plain))  # type: ignore[union-attr]
     assert low < usual
+
+
+def test_the_ratio_of_two_configurations_is_better_known_than_either() -> None:
+    for framework in ("megatron-core", "torch-fsdp", "internevo"):
+        profile = efficiency(gpu=gpu("a100-sxm-80gb"), framework=framework)
+        pair = profile.framework.pair_log_sd
+        assert pair and ratio_log_sd(profile) == pair < math.sqrt(2.0) * profile.framework.time_log_sd * 1.35
+        assert ratio_log_sd(profile, differing=1) == adding(pair, doubts().feature_log_sd)
+    alone = efficiency(gpu=gpu("h100-sxm-80gb"), framework="nanotron")
+    assert ratio_log_sd(alone) == adding(alone.framework.time_log_sd, alone.framework.time_log_sd)
+
+
+def test_rows_of_a_group_cannot_be_told_apart() -> None:
+    query = {"kind": "training", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "model": "llama-3-8b",
+             "training": {"sequence_length": 4096, "global_batch_size": 256}}  # fmt: skip
+    rows = recommend(query=parse_query(query), top=60).recommendations
+    bound = NORMAL_QUANTILE * ratio_log_sd(efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core"))
+    first = {}
+    for row in rows:
+        assert row.group is not None and row.estimate.time is not None and "unchecked" not in row.estimate.provenance
+        first.setdefault(row.group, row.estimate.time.step_s)
+        assert math.log(row.estimate.time.step_s / first[row.group]) <= bound
+    groups = [row.group for row in rows]
+    assert groups == sorted(groups) and groups[0] == 1 and groups[-1] > 1
+    starts = list(first.values())
+    assert all(math.log(later / earlier) > bound for earlier, later in zip(starts, starts[1:], strict=False))
 
 
 def test_each_of_several_features_counts() -> None:
