@@ -62,7 +62,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool.training.recipes import recipe
     from hp_tool.training.recipes import recipes as all_recipes
 
-    found = [recipe(name)] if name else all_recipes()
+    found = [recipe(name, field="name")] if name else all_recipes()
     if name is None or as_json:
         _print(found, single=name is not None, as_json=as_json, kind="recipes", heads=("recipe", "description"), rows=(
             (each.name, each.description) for each in found

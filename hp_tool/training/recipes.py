@@ -29,9 +29,9 @@ PARALLEL_KNOBS = (
 S = TypeVar("S", TrainingWorkload, ParallelQuery)
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str, *, field: str = "training.recipe") -> Recipe:
     """The recipe called so, in the built-in catalogue or one's own. Raises NotFoundError; InputError for a malformed one."""
-    return _recipe(library.entry("recipes", name, field="training.recipe"))
+    return _recipe(library.entry("recipes", name, field=field))
 
 
 def recipes() -> list[Recipe]:

@@ -113,7 +113,7 @@ def recipes() -> Listing[Recipe]:
 @router.get("/recipes/{name}")
 def recipe(name: str) -> Recipe:
     """The recipe of this name."""
-    return one_recipe(name)
+    return one_recipe(name, field="name")
 
 
 @router.get("/models/{name}")

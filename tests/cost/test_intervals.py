@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -110,10 +111,10 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
 
 
 def test_the_ratio_of_two_configurations_is_better_known_than_either() -> None:
-    for framework in ("megatron-core", "torch-fsdp", "internevo"):
-        profile = efficiency(gpu=gpu("a100-sxm-80gb"), framework=framework)
+    for framework in ("megatron-core", "torch-fsdp"):
+        profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework=framework)
         pair = profile.framework.pair_log_sd
-        assert pair and ratio_log_sd(profile) == pair < math.sqrt(2.0) * profile.framework.time_log_sd * 1.35
+        assert pair and ratio_log_sd(profile) == pair < math.sqrt(2.0) * profile.framework.time_log_sd
         assert ratio_log_sd(profile, differing=1) == adding(pair, doubts().feature_log_sd)
     alone = efficiency(gpu=gpu("h100-sxm-80gb"), framework="nanotron")
     assert ratio_log_sd(alone) == adding(alone.framework.time_log_sd, alone.framework.time_log_sd)
@@ -132,7 +133,7 @@ def test_rows_of_a_group_cannot_be_told_apart() -> None:
     groups = [row.group for row in rows]
     assert groups == sorted(groups) and groups[0] == 1 and groups[-1] > 1
     starts = list(first.values())
-    assert all(math.log(later / earlier) > bound for earlier, later in zip(starts, starts[1:], strict=False))
+    assert all(math.log(later / earlier) > bound for earlier, later in itertools.pairwise(starts))
 
 
 def test_each_of_several_features_counts() -> None:
