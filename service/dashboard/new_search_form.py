@@ -92,6 +92,7 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
+    ("training.kernel_fusion", "Fused kernels"),
 )
 FINE_TUNING: tuple[Spec, ...] = (
     ("training.task", "Task"),

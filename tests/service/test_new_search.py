@@ -83,6 +83,7 @@ SOFTWARE = {
     "gradient_precision": PRECISIONS,
     "cross_entropy": st.sampled_from(["unfused", "fused", "in_place", "chunked"]),
     "cuda_graphs": st.booleans(),
+    "kernel_fusion": st.booleans(),
     "activation_func_fp8_input_store": st.sampled_from([True, False, None]),
     "task": st.sampled_from(["pretrain", "sft", "lora"]),
     "lora": st.fixed_dictionaries(
