@@ -26,7 +26,8 @@ TRAINING_KNOBS = (
 PARALLEL_KNOBS = (
     "moe_token_dispatcher_type", "expert_tensor_parallel_size", "recompute", "zero_stage", "context_parallel_communication"
 )  # fmt: skip
-S = TypeVar("S", TrainingWorkload, ParallelQuery)
+OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
+S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
 
 def recipe(name: str, *, field: str = "training.recipe") -> Recipe:
@@ -56,8 +57,9 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
         if workload.offload is not None:  # the fraction belongs to what is offloaded
             training = replace(training, offload_fraction=None)
         workload = replace(_filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None)
-        if training.overlap is not None:
-            workload = replace(workload, overlap=_filled_overlap(workload.overlap, training.overlap))
+        if training.overlap is not None:  # each kind on its own
+            kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
+            workload = replace(workload, overlap=kinds)
         parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
     if workload.cross_entropy == "unfused" or workload.cuda_graphs is False:
         # A default that is written is the same training, and the same measurement, as one that is left out.
@@ -76,8 +78,9 @@ def assumed(asked: Query, *, resolved: Query, model: ModelSpec, strategy: Strate
     values: dict[str, object] = {f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None}
     if after.framework != before.framework:
         values["training.framework"] = after.framework
-    open_axes = tuple(name for name in PARALLEL_KNOBS if getattr(asked.parallel, name) is None)
-    for name in open_axes:
+    for name in PARALLEL_KNOBS:
+        if getattr(asked.parallel, name) is not None:
+            continue
         if (value := _parallel_value(name, resolved.parallel, model, strategy)) is not None:
             values[f"parallel.{name}"] = value
     return values
@@ -95,7 +98,7 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
     yield "cross_entropy", workload.cross_entropy or "unfused"
     yield "cuda_graphs", bool(workload.cuda_graphs)
     overlap = workload.overlap or OverlapSpec()
-    said = {f.name: value for f in fields(overlap) if (value := getattr(overlap, f.name)) is not None}
+    said = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
     yield "overlap", said or "as in the framework's measured runs"
     if model.num_experts:
         yield "expert_capacity_factor", workload.expert_capacity_factor or "none: no token is dropped"
@@ -117,11 +120,6 @@ def _filled(written: S, usual: S, names: tuple[str, ...]) -> S:
     """What is written, and the usual values where nothing is."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(written, **{name: value for name in open_names if (value := getattr(usual, name)) is not None})
-
-
-def _filled_overlap(written: OverlapSpec | None, usual: OverlapSpec) -> OverlapSpec:
-    said = {} if written is None else {f.name: v for f in fields(written) if (v := getattr(written, f.name)) is not None}
-    return replace(usual, **said)
 
 
 def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, ParallelQuery]:
