@@ -144,8 +144,8 @@ class Process:
         centre, width = _POWERS * np.log(prior), _POWERS * prior_log_sd
 
         def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
-            amplitude, length, noise = parameters = tuple(np.exp(theta / _POWERS).tolist())
-            covariance, shared, slope = self._covariances(parameters)
+            amplitude, length, noise = np.exp(theta / _POWERS).tolist()
+            covariance, shared, slope = self._covariances((amplitude, length, noise))
             factor = np.linalg.cholesky(covariance)
             inverse = np.linalg.inv(factor)
             pull = inverse.T @ (inverse @ self.values)
@@ -164,7 +164,7 @@ class Process:
 def squared_distances(points: FloatArray, others: FloatArray) -> FloatArray:
     """(m, n) between m and n points."""
     squares = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
-    return np.maximum(squares, 0.0)
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 def matern(squares: FloatArray, *, length: float) -> tuple[FloatArray, FloatArray]:
