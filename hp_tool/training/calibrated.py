@@ -25,6 +25,8 @@ class CalibratedPredictor:
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
     """Which stored calibration it is; empty for one that a running search has not stored yet."""
+    release: str | None = None
+    """Of the framework: what a query that names none is taken to mean; None: releases are not told apart."""
 
     def costs(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool = False
@@ -53,7 +55,9 @@ class CalibratedPredictor:
             memory_total_bytes=(least, most),
             source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this cluster",
         )
-        provenance = {**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}}
+        correction = float((calibrated.step_s / alone.step_s)[0])
+        learnt = {**self.provenance, **self.calibration.summary(), "correction": correction}
+        provenance = {**estimate.provenance, "calibration": learnt}
         return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
     def _calibrated(
@@ -63,7 +67,8 @@ class CalibratedPredictor:
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
         scale both.
         """
-        features = residual_features(case=problem, candidates=candidates) if residuals else None
+        asked = problem.as_release(problem.workload.framework_version or self.release)
+        features = residual_features(case=asked, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
         times, fit = self.calibration.step_time, self.calibration.memory
         step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
@@ -94,10 +99,10 @@ class Calibrations(Protocol):
         """Caches of answers have it in their keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why the newest calibration is not used; None if there is none, or it is used."""
+        """Why there is no predictor; None where there is one."""
 
 
 def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations) -> Estimate:
-    """The estimate, whose provenance says why the newest calibration was not used, if there is one."""
+    """The estimate, whose provenance says why nothing that was measured corrects it, unless something does."""
     reason = calibrations.unused(problem)
     return estimate if reason is None else replace(estimate, provenance={**estimate.provenance, "calibration_unused": reason})
