@@ -76,7 +76,7 @@ def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingP
 
 
 def evidence_of(
-    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: Release = lambda record: release_of(record)
+    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: Release = lambda _: None
 ) -> Evidence:
     """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran, and
     one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many. Releases are

@@ -10,6 +10,7 @@ import numpy as np
 
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.calibration.evidence import FloatArray
+from hp_tool.catalog import library
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementRecord
 from hp_tool.errors import NotFoundError
@@ -29,6 +30,7 @@ from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 RECENT = 20
+OWN_MODELS = "models of users"
 FOLDS = 10
 """Held-out error: each tenth is predicted by a fit of the other nine."""
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
@@ -104,7 +106,8 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     calibration = fit_calibration(evidence=evidence, prior=prior)
     unseen_s = predicted_unseen(evidence, prior=prior)
     accuracy = accuracy_of(evidence, unseen_s=unseen_s)
-    models = Counter(record.model for record in records)
+    # Everybody reads calibrations: what a user calls a model of theirs is not told.
+    models = Counter(record.model if library.knows("models", record.model) else OWN_MODELS for record in records)
     by_id = zip(evidence.measurement_ids, unseen_s.tolist(), strict=True)
     told = {
         PREDICTIONS: digest_of(groups[0][0]),

@@ -93,7 +93,7 @@ class StoredCalibrations:
     ) -> None:
         """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host."""
         self._store, self._before, self._hardware, self._clock = store, before, hardware, clock
-        self._known: dict[Series, tuple[float, CalibratedPredictor | str]] = {}
+        self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
         """The predictor of the problem's series, else of the nearest that stands in for it; None if nothing was learnt yet, or
@@ -103,13 +103,13 @@ class StoredCalibrations:
         return known if isinstance(known, CalibratedPredictor) else None
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why there is no predictor; None where there is one."""
+        """Why there is no predictor; None where there is one, or nothing was ever measured."""
         known = self._find(problem)
         return known if isinstance(known, str) else None
 
-    def _find(self, problem: TrainingProblem) -> CalibratedPredictor | str:
+    def _find(self, problem: TrainingProblem) -> CalibratedPredictor | str | None:
         series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
-        read_at, known = self._known.get(series, (-float("inf"), ""))
+        read_at, known = self._known.get(series, (-float("inf"), None))
         if self._clock() - read_at > MAX_AGE_S:
             known = self._newest(series, predictions=digest_of(problem))
             self._known[series] = (self._clock(), known)
@@ -119,7 +119,7 @@ class StoredCalibrations:
         """Ask the database anew: somebody knows that there is something new."""
         self._known.clear()
 
-    def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str:
+    def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
         """The predictor with its provenance, or why there is none."""
         outdated = None
         for each in series.nearest_first():
@@ -143,8 +143,8 @@ class StoredCalibrations:
                 return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release)
         return outdated or self._missing(series)
 
-    def _missing(self, series: Series) -> str:
-        """Why there is nothing that could be used: the nearest measurements there are, if any."""
+    def _missing(self, series: Series) -> str | None:
+        """Why there is nothing that could be used: the nearest measurements there are. None where nothing was ever measured."""
 
         def nearest(**asked: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
             return next(iter(self._store.measurements(limit=1, **asked | {"state": "accepted"}).items), None)
@@ -160,7 +160,7 @@ class StoredCalibrations:
             return f"on {key} {other.framework} was measured, not {series.framework}"
         if (other := nearest(gpu=gpu)) is not None:
             return f"no measurements on {key}; the nearest are on {other.cluster_key}, another node, domain or network"
-        return f"no measurements on {key}"
+        return None if nearest() is None else f"no measurements on {key}, nor on any other {gpu}"
 
 
 def read_calibration(record: CalibrationRecord) -> Calibration | None:

@@ -99,7 +99,7 @@ class Calibrations(Protocol):
         """Caches of answers have it in their keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why there is no predictor; None where there is one."""
+        """Why there is no predictor; None where there is one, or nothing was ever measured."""
 
 
 def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations) -> Estimate:
