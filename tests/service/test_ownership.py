@@ -51,7 +51,9 @@ class Stand:
     def path(self, address: Address) -> str:
         """Where a route speaks of hers. A parameter of a new kind fails here, and joins."""
         name = "cpu" if address.pattern.startswith("/gpus") else "hers"
-        return address.at(search_id=self.search, run_id=self.run, key_id=self.key, name=name, action="clone", measurement_id=self.measurement)
+        return address.at(
+            search_id=self.search, run_id=self.run, key_id=self.key, name=name, action="clone", measurement_id=self.measurement
+        )
 
     def parameters(self, address: Address) -> dict[str, str]:
         """Whatever parameter of the query string can name something of hers."""
