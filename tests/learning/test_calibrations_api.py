@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
-import httpx
 import pytest
-import uvicorn
 
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.learning import series
@@ -18,10 +15,7 @@ from hp_tool.learning import stamp as stamps
 from hp_tool.learning.make import outdated_notice
 from hp_tool.learning.stamp import digest_of
 from hp_tool.queries.schema import parse_query
-from hp_tool.store import open_store, schema
 from hp_tool.training.problem import resolve_training
-from service.app import create_app
-from service.settings import Settings
 from service.worker import Worker
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, report, true_step_s
 
@@ -40,26 +34,6 @@ def worker(http):
         thread.join()
 
     return running
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def http(request, tmp_path) -> Iterator[httpx.Client]:
-    url = f"sqlite:///{tmp_path / 'hp.sqlite3'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    schema.upgrade(url)
-    store = open_store(url)
-    config = uvicorn.Config(create_app(Settings(), store=store), host="127.0.0.1", port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as client:
-        client.store = store
-        yield client
-    server.should_exit = True
-    thread.join()
-    store.close()
 
 
 def test_reported_measurements_become_a_calibration_that_estimates_take_up(http):
