@@ -14,6 +14,8 @@ from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 CONFIDENCE = 0.9
+SAME = 1e-9
+"""Of a step time: what is nearer was not corrected."""
 MEMORY_OVERHEAD = "overhead"
 """The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and leaves it alone."""
 
@@ -58,6 +60,10 @@ class CalibratedPredictor:
         correction = float((calibrated.step_s / alone.step_s)[0])
         learnt = {**self.provenance, **self.calibration.summary(), "correction": correction}
         provenance = {**estimate.provenance, "calibration": learnt}
+        if abs(correction - 1.0) < SAME:
+            timed = self.provenance.get("accuracy", {}).get("measurements")
+            reason = "runs left out were predicted no better with it than without" if timed else "no run of it has a step time"
+            provenance["calibration_unused"] = f"the step time is the cost model's: {reason}"
         return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
     def _calibrated(

@@ -127,6 +127,16 @@ def test_a_measurement_is_excluded_and_taken_back_each_as_a_version(hp_tool):
     assert "no measurement" in hp_tool("measurements", "--accept", "nobody", exit_code=2).stderr
 
 
+def test_runs_without_a_step_time_say_that_they_correct_none(hp_tool):
+    failed = report(CONFIGURATIONS[0]) | {"measurement": {"status": "oom"}}
+    hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(failed))
+    query = QUERY | {"parallel": CONFIGURATIONS[1]}
+    done = estimate(hp_tool, query)
+    known = done["calibrated_estimate"]["provenance"]
+    assert known["calibration"]["correction"] == pytest.approx(1.0)
+    assert "no run of it has a step time" in known["calibration_unused"]
+
+
 def test_when_all_is_excluded_nothing_is_corrected(hp_tool):
     hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(report(CONFIGURATIONS[0])))
     query = QUERY | {"parallel": CONFIGURATIONS[0]}
