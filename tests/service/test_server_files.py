@@ -77,7 +77,7 @@ def is_refusal(answer: httpx.Response, place: str) -> bool:
     if not answer.headers["content-type"].startswith(("application/json", "application/problem+json", "application/x-ndjson")):
         return answer.status_code == 422 or "names a file" in answer.text or "is called" in answer.text
     said = answer.json()
-    error = said.get("error", said)
+    error = said["refused"][0] if said.get("refused") else said.get("error", said)
     return bool(error.get("code")) and str(error.get("field", "")).endswith(place.rpartition(".")[2])
 
 
