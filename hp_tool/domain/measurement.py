@@ -168,6 +168,8 @@ class Measurement(Strict):
     hardware: Hardware | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Software that ran, by package."""
+    differences: dict[str, str] = field(default_factory=dict)
+    """What the exported configuration overlaps or fuses and this run did not: what its host lacked, by Megatron Core's field."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
     exit_code: int | None = None
@@ -229,6 +231,10 @@ class ProfileRequest(Request):
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
+    nvlink_domain_size: int | None = None
+    """Devices of the cluster that NVLink connects; None: at least those of a tensor-parallel group."""
+    balanced_routing: bool = False
+    """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
 
 
 def interquartile_range(values: Sequence[float]) -> float:

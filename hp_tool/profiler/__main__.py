@@ -94,6 +94,7 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
         from hp_tool.profiler import model, training
 
         steps = training.train(request, model.build(request, device=device), device=device)
+    differences = {} if is_native else support.switched(request)[1]
     measured = steps.times_s[request.warmup_steps :]
     step_s = statistics.median(measured)
     tokens = request.training.global_batch_size * request.training.sequence_length
@@ -107,6 +108,7 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
             losses=steps.losses,
             breakdown_s=steps.breakdown_s,
             fidelity=request.fidelity,
+            differences=differences,
             cause=steps.stopped,
         )
     )
