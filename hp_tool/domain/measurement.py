@@ -168,7 +168,7 @@ class Measurement(Strict):
     hardware: Hardware | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Software that ran, by package."""
-    differences: dict[str, str] = field(default_factory=dict)
+    differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What the exported configuration overlaps or fuses and this run did not: what its host lacked, by Megatron Core's field."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""

@@ -43,8 +43,8 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "offload_fraction": (None, 1.0),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
-    "optimizer_precision": _FP32,
-    "exp_avg_sq_precision": _FP32,
+    "optimizer_precision": (*_FP32, "bf16"),
+    "exp_avg_sq_precision": (*_FP32, "bf16"),
     "master_precision": _FP32,
 }
 """What a workload may say in a run."""
@@ -53,6 +53,8 @@ _USUAL_FSDP: dict[str, tuple[Any, ...]] = {
     "attention": ("flash",),
     "cross_entropy": (None, "unfused"),
     "gradient_precision": _FP32,
+    "optimizer_precision": _FP32,
+    "exp_avg_sq_precision": _FP32,
 }
 """What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
 _SERVED = (
@@ -88,7 +90,7 @@ def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsu
         yield "model.sliding_window", "a sliding_window shorter than sequence_length"
 
 
-def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
+def unprofiled(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
     """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
     yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
     yield from _unusual(training, _USUAL_TRAINING, of="training")
@@ -105,6 +107,8 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
     overlap = training.overlap or OverlapSpec()
     if overlap.context_parallel is not None:  # Transformer Engine's ring always overlaps
         yield "training.overlap.context_parallel", "a switch for overlap.context_parallel"
+    if training.narrow_optimizer and gpu == "cpu":
+        yield "training.optimizer_precision", "optimizer states in 16 bits on a CPU, which has no Transformer Engine"
     if training.cuda_graphs and model.num_experts:
         yield "training.cuda_graphs", "cuda_graphs of a model with experts"
     if training.packed or training.sequence_lengths is not None:

@@ -55,6 +55,8 @@ class SearchSettings(Strict):
     """Measured optimizer steps per run."""
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
     """Repetitions before measuring."""
+    balanced_routing: bool | None = None
+    """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where training.expert_imbalance is 1."""
     breakdown: bool = False
     """Also run one step of each configuration under torch's profiler, to report where its time goes."""
     step_tolerance_fraction: Fraction = 0.01

@@ -96,12 +96,12 @@ def switches(
     return found
 
 
-def without(wanted: Switches, *, lacking: Collection[str]) -> tuple[Switches, dict[str, str]]:
+def without(wanted: Switches, *, lacking: Collection[str]) -> tuple[Switches, dict[str, tuple[str, ...]]]:
     """(the switches on nodes that lack these, what is missing by field that had to change)."""
-    run, differences = dict(wanted), {}
+    run, differences = dict(wanted), dict[str, tuple[str, ...]]()
     for name, (needed, otherwise) in NEEDS.items():
-        missing = [each for each in needed if each in lacking]
+        missing = tuple(each for each in needed if each in lacking)
         if missing and wanted.get(name, otherwise) != otherwise:
             run[name] = otherwise
-            differences[name] = ", ".join(missing)
+            differences[name] = missing
     return run, differences

@@ -15,7 +15,7 @@ _MODULES = {ENGINE: "transformer_engine", APEX: "fused_weight_gradient_mlp_cuda"
 """What Megatron Core imports of each package."""
 
 
-def switched(request: ProfileRequest) -> tuple[Switches, dict[str, str]]:
+def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
     """(what this run overlaps and fuses, what this host lacks by field that is therefore not as exported)."""
     parallel = request.parallel
     wanted = switches(
@@ -31,7 +31,7 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, str]]:
 
 def check(request: ProfileRequest) -> None:
     """Raise UnsupportedError for a training that the profiler does not run, InputError for inconsistent sizes."""
-    for field, what in unprofiled(model=request.model, training=request.training):
+    for field, what in unprofiled(model=request.model, training=request.training, gpu=request.gpu):
         raise UnsupportedError(f"the profiler does not run {what}", field=field)
     parallel = request.parallel
     sizes = unprofiled_sizes(
@@ -79,6 +79,7 @@ def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"
+    yield training.narrow_optimizer, "optimizer states in 16 bits"
     yield parallel.context_parallel_size > 1 and communication != "all_gather", f"context parallelism by {communication}"
     yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
 from hp_tool.domain.requests import RunRequest
@@ -104,10 +104,13 @@ class Question(ABC):
         return None
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """A run's outcome on its way into the store."""
+        """A run's outcome on its way into the store. One whose nodes lacked what trainings there use is of another software, and
+        is kept apart; a CPU lacks it always."""
+        lacked = {package for packages in measurement.differences.values() for package in packages}
+        lacking = sorted(lacked) if self.cluster.gpu.kind == "gpu" else []
         return NewMeasurement(
             source="profile",
-            cluster_key=self.cluster_key,
+            cluster_key="/without ".join((self.cluster_key, *([", ".join(lacking)] if lacking else []))),
             gpu=self.cluster.gpu.name,
             framework=self.framework,
             model=self.model.name,
@@ -125,6 +128,8 @@ class SearchProblem(Question):
 
     candidates: Candidates
     training: TrainingWorkload
+    strategy: Strategy = DEFAULT_STRATEGY
+    """What all candidates have in common beyond their sizes."""
     reduce: Callable[[ParallelConfig], Reduction | None] | None = None
     """Finds the cheapest run that can stand for a configuration; None: all run as a whole."""
 
@@ -146,11 +151,12 @@ class SearchProblem(Question):
         model, training, parallel = reduced(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
+        balanced = self.settings.balanced_routing
         return ProfileRequest(
             run_id=run.id,
             model=model,
             training=training,
-            parallel=parallel,
+            parallel=self._with_strategy(parallel),
             num_gpus=num_gpus(parallel),
             gpu=self.cluster.gpu.name,
             steps=run.fidelity.steps or self.settings.steps,
@@ -161,4 +167,15 @@ class SearchProblem(Question):
             step_tolerance_fraction=self.settings.step_tolerance_fraction,
             breakdown=self.settings.breakdown,
             longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
+            nvlink_domain_size=self.cluster.nvlink_domain_size,
+            balanced_routing=bool(model.num_experts)
+            and (self.training.expert_imbalance == 1.0 if balanced is None else balanced),
         )
+
+    def _with_strategy(self, parallel: ParallelConfig) -> ParallelConfig:
+        """The configuration with what the query, its release or its recipe says for all of them."""
+        if parallel.context_parallel_size > 1:
+            parallel = replace(parallel, context_parallel_communication=self.strategy.context_parallel_communication)
+        if self.model.num_experts and self.framework == "megatron-core":
+            parallel = replace(parallel, moe_token_dispatcher_type=self.strategy.moe_token_dispatcher_type)
+        return parallel

@@ -65,7 +65,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         return problem
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
-    for field, what in (*unprofiled(model=problem.model, training=problem.workload), *layout):
+    for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
@@ -112,6 +112,7 @@ def build_problem(
         model=problem.model,
         cluster=problem.cluster,
         training=problem.workload,
+        strategy=problem.strategy,
         settings=query.search,
         candidates=candidates,
         table=table,
