@@ -1,5 +1,5 @@
-"""What a training by Megatron Core overlaps and fuses: one table for the command that is exported, the run that is measured, and
-the constants of the cost model that stand for it.
+"""What a training by Megatron Core overlaps and fuses: one table for the command that is exported, the run that is measured,
+and the constants of the cost model that stand for it.
 
 What a query leaves open is on, as in the runs that the constants come from.
 """
@@ -67,8 +67,8 @@ def switches(
     dispatcher: TokenDispatcher = "alltoall",
     nvlink_domain_size: int | None = None,
 ) -> Switches:
-    """What this configuration overlaps and fuses where nothing is missing. `nvlink_domain_size`: None if a tensor-parallel group
-    is known to lie within one."""
+    """What this configuration overlaps and fuses where nothing is missing. `nvlink_domain_size`: None if a tensor-parallel
+    group is known to lie within one."""
     overlap, t = workload.overlap or OverlapSpec(), parallel.tensor_parallel_size
     data = overlap.data_parallel is not False
     beside = parallel.virtual_pipeline_parallel_size > 1 and overlap.pipeline_parallel is not False

@@ -21,7 +21,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.pipeline_layout import chunk_layers, missing_layers
 from hp_tool.domain.switches import Switches
-from hp_tool.profiler.layers import has_transformer_engine, layer_specs, mtp_specs
+from hp_tool.profiler.layers import layer_specs, mtp_specs
 from hp_tool.profiler.support import switched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}

@@ -10,7 +10,6 @@ from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.switches import APEX, CUDA, DEEP_EP, ENGINE, Switches, switches, without
 from hp_tool.errors import InputError, UnsupportedError
 
-
 _MODULES = {ENGINE: "transformer_engine", APEX: "fused_weight_gradient_mlp_cuda", DEEP_EP: "deep_ep"}
 """What Megatron Core imports of each package."""
 

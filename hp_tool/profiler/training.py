@@ -11,11 +11,9 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import GRAPHS_AFTER, ProfileRequest
 from hp_tool.profiler import steps
 
-GRAPHS_FROM = 2
-"""The step from whose end on CUDA graphs run."""
 _LEARNING_RATE = 1e-4
 _MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 _LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
@@ -34,7 +32,7 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
     batches = _micro_batches(request, device=device)
     schedule = get_forward_backward_func()
     if config.cuda_graph_impl != "none":  # one step as usual, the next is recorded, all others are played back
-        schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_FROM - 1)
+        schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_AFTER - 1)
     return steps.run(request, lambda: _step(request, chunks, optimizer, batches, schedule), device=device)
 
 

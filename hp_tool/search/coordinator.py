@@ -236,8 +236,10 @@ class Coordinator:
 
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
-        _, best_step_s = leader(self._runs()) or (None, None)
-        plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
+        runs = self._runs()
+        _, best_step_s = leader(runs) or (None, None)
+        request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
+        plan = self._launcher.plan(request, job_name=run.job_name)
         handle = self._launcher.submit(plan)
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)

@@ -22,6 +22,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.evidence import reduced_problem
 from hp_tool.learning.series import Series, series_of
+from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
@@ -117,6 +118,7 @@ def build_problem(
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,
+        assumed_startup_s=assumed_startup_s(query),
         problem_digest=problem_digest(
             model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
@@ -124,6 +126,11 @@ def build_problem(
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
+
+
+def assumed_startup_s(query: Query) -> float:
+    """Seconds from a job's start to its first step, where nothing is known of the cluster."""
+    return UNKNOWN_STARTUP_S if launcher_name(query) == LOCAL else CLUSTER_STARTUP_S
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:

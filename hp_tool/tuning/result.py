@@ -230,7 +230,7 @@ def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, medi
     one_run = run_gpu_seconds(
         num_gpus=problem.training.cluster.num_gpus,
         step_s=float(np.mean(median_s)),
-        startup_s=startup_s(runs, settings=settings),
+        startup_s=startup_s(runs, settings=settings, assumed_s=problem.search.assumed_startup_s),
         settings=settings,
     )
     return one_run * float(problem.space.feasible)

@@ -96,6 +96,19 @@ def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> No
     assert "NumNodes=2" in nodes and "NodeList=n[1-2]" in nodes
 
 
+def test_a_run_that_its_time_limit_ends_keeps_its_steps(slurm: SlurmCluster, tmp_path: Path) -> None:
+    launcher = slurm.launcher(root=tmp_path)
+    asked = request(parallel={"tensor_parallel_size": 2}, steps=10_000_000, warmup_steps=1, timeout_s=25.0)
+    handle = launcher.submit(launcher.plan(asked, job_name="endless"))
+    assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}, limit_s=120) is JobState.FINISHED
+    measurement = launcher.fetch(handle)
+    assert measurement.status == "ok", measurement.log_tail
+    assert measurement.cause == f"{len(measurement.step_times_s)} steps measured: not done after 25 s"
+    assert len(measurement.step_times_s) > 10 and measurement.step_s is not None and measurement.step_s < 5.0
+    assert measurement.hardware is not None and measurement.hardware.hosts and measurement.versions["megatron-core"]
+    assert measurement.differences["bias_dropout_fusion"] == ("cuda",)
+
+
 @pytest.mark.long
 def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")

@@ -25,7 +25,11 @@ QUERIES: dict[str, dict[str, Any]] = {
         "model": "llama-3-8b",
         "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2},
     },
-    "recomputed": {"model": "gpt-22b", "training": {"sequence_length": 2048}, "parallel": {"tensor_parallel_size": 8, "recompute": "full"}},
+    "recomputed": {
+        "model": "gpt-22b",
+        "training": {"sequence_length": 2048},
+        "parallel": {"tensor_parallel_size": 8, "recompute": "full"},
+    },
     "switched": {
         "model": "llama-3-8b",
         "training": {
@@ -79,8 +83,15 @@ def meaning(flags: megatron_lm.Flags) -> dict[str, Any]:
         **{
             field: number(field.replace("_", "-"))
             for field in (
-                "num_layers", "hidden_size", "num_attention_heads", "kv_channels", "ffn_hidden_size",
-                "tensor_model_parallel_size", "pipeline_model_parallel_size", "recompute_num_layers", "mtp_num_layers",
+                "num_layers",
+                "hidden_size",
+                "num_attention_heads",
+                "kv_channels",
+                "ffn_hidden_size",
+                "tensor_model_parallel_size",
+                "pipeline_model_parallel_size",
+                "recompute_num_layers",
+                "mtp_num_layers",
             )
         },
         "num_query_groups": number("num-query-groups", number("num-attention-heads")),
@@ -133,7 +144,7 @@ def meaning(flags: megatron_lm.Flags) -> dict[str, Any]:
             "moe_ffn_hidden_size": number("moe-ffn-hidden-size"),
             "moe_shared_expert_intermediate_size": number("moe-shared-expert-intermediate-size"),
             "moe_shared_expert_gate": False,
-            "moe_layer_freq": [1] * layers if freq == "1" else eval(str(freq)),  # noqa: S307 - what was just written
+            "moe_layer_freq": [1] * layers if freq == "1" else eval(str(freq)),
             "moe_router_num_groups": number("moe-router-num-groups"),
             "moe_router_group_topk": number("moe-router-group-topk"),
             "moe_token_dispatcher_type": word("moe-token-dispatcher-type", "allgather"),
