@@ -176,6 +176,8 @@ class Measurement(Strict):
     """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
+    refused: bool = False
+    """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
     exit_code: int | None = None
     """Of a job that ended by itself and brought no result."""
     cause: str | None = None

@@ -160,6 +160,11 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
 
 
+def brought(folder: Path) -> bool:
+    """Whether the job left a result, or steps that it had measured by the time it was ended."""
+    return read_json(folder / RESULT) is not None or kept_steps(output(folder)) is not None
+
+
 def kept_steps(log: str) -> Measurement | None:
     """What the profiler had measured by the end of its log; None if no step beyond warm-up is in it."""
     warmup_s, times_s, losses = read_steps(log)
@@ -221,7 +226,7 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
             cause = ending.error or "the machine was shut down or the job's supervisor killed"
             return Measurement(status="preempted", cause=cause)
         case "failed_to_start":
-            return Measurement(status="crashed", cause=ending.error or "the job could not be started")
+            return Measurement(status="crashed", cause=ending.error or "the job could not be started", refused=True)
     if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)

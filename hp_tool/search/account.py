@@ -30,12 +30,18 @@ class Spent:
     """Real runs that ended with a measurement, good or bad."""
     gpu_seconds: float
     """Devices x wall seconds of all runs, abandoned ones too."""
+    queue_s: float = 0.0
+    """Seconds that their jobs waited for devices, which cost nothing."""
 
 
 def spent_by(runs: Sequence[RunRecord]) -> Spent:
     """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
-    return Spent(profile_runs=real, gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs))
+    return Spent(
+        profile_runs=real,
+        gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs),
+        queue_s=sum((run.account or {}).get("queue_s", 0.0) for run in runs),
+    )
 
 
 def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -99,6 +105,7 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
         "profile_runs": spent.profile_runs,
         "budget_runs": budget_runs,
         "gpu_seconds": spent.gpu_seconds,
+        "queue_s": spent.queue_s,
         "best_run_id": best.id if best else None,
         "best_step_s": best_step_s,
         "best_parallel": asdict(best.parallel) if best else None,

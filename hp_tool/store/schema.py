@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
-HEAD = "0008"
+HEAD = "0010"
 """The newest revision, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
 UPGRADE_LOCK = 0x68705F746F6F6C
