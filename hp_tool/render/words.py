@@ -16,6 +16,7 @@ LABELS = {
     "expert_parallel_size": "EP",
     "expert_tensor_parallel_size": "ETP",
     "attention_data_parallel_size": "attention DP",
+    "redundant_experts": "redundant experts",
     "max_num_seqs": "requests at once",
     "max_num_batched_tokens": "tokens a pass",
     "micro_batch_size": "micro-batch",
@@ -84,6 +85,7 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     if replicas is not None:
         shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
+    experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
     return " x ".join(shown) + experts
 
 

@@ -147,6 +147,7 @@ def _candidates(t: IntArray, replicas: IntArray, problem: ServingProblem) -> Ser
         pipeline_parallel_size=ones,
         expert_parallel_size=ones,
         attention_data_parallel_size=ones,
+        redundant_experts=np.zeros_like(t),
         data_parallel_size=replicas,
         max_num_seqs=ones * problem.engine.max_num_seqs,
         max_num_batched_tokens=ones * problem.engine.max_num_batched_tokens,
