@@ -16,7 +16,7 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -212,14 +212,8 @@ def engine_efficiency(*, engine: str, version: str | None) -> EngineEfficiency:
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """What layers with experts add in this engine; for engines without a profile of their own what is typical, for `megatron-core`,
-    which adds nothing to isolated kernels, nothing.
-    """
-    known = _profiles(FOLDER / "experts")
-    if engine == "megatron-core":
-        return ExpertEfficiency()
-    path = known.get(engine) or known.get("any")
-    return ExpertEfficiency() if path is None else _build(ExpertEfficiency, path)
+    """What layers with experts add in an engine, the same for all; for `megatron-core`, which is isolated kernels, nothing."""
+    return ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
 
 
 @functools.cache

@@ -94,9 +94,8 @@ class EngineEfficiency(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertEfficiency(Strict):
-    """What layers with experts add to isolated kernels in an engine, beyond its other constants; by default their launches alone."""
+    """What layers with experts add to isolated kernels, beyond an engine's other constants; by default their launches alone."""
 
-    engine: str = "any"
     grouped_slowdown: float = 1.0
     """Grouped matmuls and the copies around them against their roofline."""
     widened_slowdown: float = 1.0
@@ -115,6 +114,9 @@ class ExpertEfficiency(Strict):
     tpot_log_sd: float = 0.0
     throughput_log_sd: float = 0.0
     fitted_on: str = ""
+
+
+ISOLATED = ExpertEfficiency()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

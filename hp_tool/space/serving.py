@@ -21,8 +21,8 @@ def serving_space(
 ) -> tuple[ServingCandidates, dict[str, int]]:
     """Every legal combination of what the query allows, under each concurrency, once; and how many each rule turned away.
 
-    Left free, the sizes are the divisors of the devices, and redundant experts the fewest that fill equal slots; expert and attention data parallelism belong to models with experts;
-    batch limits are the engine's.
+    Left free, the sizes are the divisors of the devices, and redundant experts the fewest that fill equal slots; expert and
+    attention data parallelism belong to models with experts; batch limits are the engine's.
     """
     model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)

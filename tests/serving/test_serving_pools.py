@@ -43,7 +43,7 @@ def test_the_load_is_in_flight_and_no_pool_works_more_than_it_can(prefill: int, 
     output = setup.case.output_length
     assert found.request_latency_s == pytest.approx(found.ttft_s + (output - 1) * found.tpot_s)
     one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
-    least = prompt_seconds(setup.case, one) + transfer_seconds(setup.case, setup.case, one, one)
+    least = prompt_seconds(setup.case, one)[0] + transfer_seconds(setup.case, setup.case, one, one)
     assert found.ttft_s >= least * (1 - 1e-6)
     assert found.output_tokens_per_second_per_gpu * 2 * (prefill + decode) == pytest.approx(
         found.request_rate_per_second * output

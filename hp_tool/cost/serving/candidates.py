@@ -12,7 +12,7 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency, ServingConfig
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, ServingConfig
 from hp_tool.domain.workload import SpeculativeSpec
 
 
@@ -85,7 +85,7 @@ class ServingCase(Machine):
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
     speculative: SpeculativeSpec | None = None
-    experts: ExpertEfficiency = ExpertEfficiency()
+    experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None

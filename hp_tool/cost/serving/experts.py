@@ -1,8 +1,8 @@
 """Experts while serving: their slots on the ranks, the busiest rank, grouped matmuls, and the tokens' way there and back.
 
-E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in popularity, with variance s around
-a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0
-that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted.
+E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in popularity, with variance s
+around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit with probability 1 - (1 + s x)^(-1/s), x = n k / S;
+for s = 0 that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted.
 """
 
 import functools
@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, Floats, IntArray
+from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, IntArray
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
@@ -21,7 +21,7 @@ from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matm
 from hp_tool.domain.model import ModelSpec
 
 ROWS_OF_A_TILE = 64
-"""Rows that a grouped matmul computes at once: each expert's tokens are rounded up to whole tiles, by half a tile on average."""
+"""Rows that a grouped matmul computes at once: each expert's tokens are rounded up to whole tiles, half a tile on average."""
 SPARE_SLOTS = 16
 """Second copies on each rank beyond the fewest that fill equal slots: more even nothing out."""
 
@@ -63,23 +63,25 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
-        return np.minimum(case.expert_imbalance, e).astype(np.float64)
+        fixed: FloatArray = np.minimum(case.expert_imbalance, e)
+        return fixed
     load = tokens * candidates.attention_data_parallel_size * (case.model.num_experts_per_tok or 1) / e
     chance = np.sqrt(2.0 * np.log(e) / np.maximum(load, 1e-9))
-    layouts = np.stack([candidates.redundant_experts, e])
-    different, which = np.unique(layouts, axis=1, return_inverse=True)
+    base = int(e.max(initial=1)) + 1
+    different, which = np.unique(candidates.redundant_experts * base + e, return_inverse=True)
     experts, variance = case.model.num_experts or 1, case.experts.popularity_variance
-    shares = [busiest_share(experts, int(r), int(ranks), variance) for r, ranks in different.T]
-    return np.minimum(np.array(shares)[which.ravel()] + chance, e)
+    shares = [busiest_share(experts, *divmod(layout, base), variance) for layout in different.tolist()]
+    factor: FloatArray = np.minimum(np.array(shares)[which] + chance, e)
+    return factor
 
 
 @functools.lru_cache(maxsize=4096)
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
     """Popularity of what the busiest rank holds, over the mean.
 
-    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after the other, to the slots with
-    most tokens, and slots to ranks by their load, as DeepSeek's EPLB does; an engine may leave copies idle, so that more of
-    them never do harm.
+    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after the other, to the slots
+    with most tokens, and slots to ranks by their load, as DeepSeek's EPLB does; an engine may leave copies idle, so that more
+    of them never do harm.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
@@ -179,13 +181,13 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
 SCALE_BYTES = 4.0 / 128.0
 """An fp32 scale per 128 numbers of a dispatched token."""
 SENDING_SHARE = 20.0 / 132.0
-"""SMs that send and receive while normal kernels travel beside compute: 20 of an H800's 132 (arXiv 2412.19437 section 3.2.2)."""
+"""SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
 
 
 def exchange(
-    case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, *, normal: FloatArray
+    case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, *, normal: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """(dispatch, combine) seconds of one layer's tokens; `normal` is true for a pass with prompts. Zero for one attention group."""
+    """(dispatch, combine) seconds of one layer's tokens; `normal`: a pass with prompts. Zero for one attention group."""
     model = case.model
     n = _ranks(candidates)
     e = candidates.expert_parallel_size

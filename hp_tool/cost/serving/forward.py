@@ -31,7 +31,8 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
     attention = _attention_block(case, candidates, batch, context) + reduce
     seconds = (layers - mixtures) * attention
     if layers > mixtures:
-        seconds = seconds + (layers - mixtures) * (matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce)
+        dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
+        seconds = seconds + (layers - mixtures) * dense
     if mixtures:
         seconds = seconds + mixtures * _mixture(case, candidates, batch, context, attention=attention, reduce=reduce)
     rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests

@@ -143,7 +143,8 @@ def exchange_seconds(case: ServingCase, near_bytes: FloatArray, far_bytes: Float
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network
     peers = link.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
-    local = link.latency_per_peer_s * (np.minimum(n, domain) - 1.0) + (near_bytes + np.sqrt(near_bytes * link.ramp_bytes)) / peers
+    ramped = near_bytes + np.sqrt(near_bytes * link.ramp_bytes)
+    local = link.latency_per_peer_s * (np.minimum(n, domain) - 1.0) + ramped / peers
     slowed = exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=np.minimum(n, domain), cluster=case.cluster)
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
     remote = network.latency_s + case.cluster.inter_node_latency_s + far_bytes * slowed / port
