@@ -108,7 +108,9 @@ class ExpertEfficiency(Strict):
     first_token_s: float = 0.0
     """Seconds before a first token in which the device is free."""
     popularity_variance: float = 0.0
-    """Variance of the experts' popularity among the tokens of one moment, around a mean of 1."""
+    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
+    load_variance: float = 0.0
+    """The same over many passes: how uneven the ranks' loads are."""
     ttft_log_sd: float = 0.0
     """Standard deviations of log(measured / predicted) on groups left out, as EngineEfficiency's."""
     tpot_log_sd: float = 0.0

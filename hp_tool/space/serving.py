@@ -15,6 +15,9 @@ MAX_COMBINATIONS = 20_000_000
 MAX_STAGES = 16
 """Pipeline stages tried by default: each adds a hop to every token."""
 
+WHOLE_STAGES = ("vllm",)
+"""Engines that divide experts over all ranks of a stage or over none (vLLM's --enable-expert-parallel)."""
+
 
 def serving_space(
     *, query: ParallelQuery, case: ServingCase, concurrency: tuple[int, ...]
@@ -55,6 +58,8 @@ def serving_space(
         max_num_batched_tokens=budget,
         concurrency=load,
     )
+    if engine.engine in WHOLE_STAGES and query.expert_parallel_size is None:
+        candidates = candidates.take(np.flatnonzero((e == 1) | (e == t * d)))
     codes = legality(model=model, num_gpus=num_gpus, candidates=candidates)
     legal = np.flatnonzero(codes == 0)
     bounds.check(done=len(codes) - len(legal))

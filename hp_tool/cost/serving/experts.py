@@ -2,7 +2,8 @@
 
 E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in popularity, with variance s
 around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit with probability 1 - (1 + s x)^(-1/s), x = n k / S;
-for s = 0 that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted.
+for s = 0 that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted,
+and a smaller one for the load of ranks, which lasts. Experts coarser than 128 to a layer are averages of finer ones: s E / 128.
 """
 
 import functools
@@ -12,16 +13,18 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hp_tool.cost.arrays import BoolArray, FloatArray, Floats, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, shapes, shared_expert_matrices
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
 from hp_tool.domain.model import ModelSpec
 
 ROWS_OF_A_TILE = 64
 """Rows that a grouped matmul computes at once: each expert's tokens are rounded up to whole tiles, half a tile on average."""
+FINE = 128
+"""Experts of a layer from which popularity varies in full."""
 SPARE_SLOTS = 16
 """Second copies on each rank beyond the fewest that fill equal slots: more even nothing out."""
 
@@ -69,7 +72,8 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
     chance = np.sqrt(2.0 * np.log(e) / np.maximum(load, 1e-9))
     base = int(e.max(initial=1)) + 1
     different, which = np.unique(candidates.redundant_experts * base + e, return_inverse=True)
-    experts, variance = case.model.num_experts or 1, case.experts.popularity_variance
+    experts = case.model.num_experts or 1
+    variance = case.experts.load_variance * min(experts / FINE, 1.0)
     shares = [busiest_share(experts, *divmod(layout, base), variance) for layout in different.tolist()]
     factor: FloatArray = np.minimum(np.array(shares)[which] + chance, e)
     return factor
@@ -128,7 +132,7 @@ def hit_slots(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
     held = slots(case, candidates)
     mean = -tokens * candidates.attention_data_parallel_size * math.log1p(-min(top_k / experts, 1.0 - 1e-12))
     x = mean * factor * experts / (experts + candidates.redundant_experts)
-    s = 0.0 if case.expert_imbalance is not None else case.experts.popularity_variance
+    s = 0.0 if case.expert_imbalance is not None else case.experts.popularity_variance * min(experts / FINE, 1.0)
     missed = np.exp(-x) if s == 0.0 else (1.0 + s * x) ** (-1.0 / s)
     least = np.maximum(top_k / candidates.expert_parallel_size, 1.0)
     return np.minimum(np.maximum(held * (1.0 - missed), least), held)
@@ -176,7 +180,7 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
 # low latency (a pass that only decodes): one copy for each of a token's k experts, all of them through the network where the
 # experts span NVLink domains.
 # normal (a pass with prompts): one copy through the network to each other domain with any of the experts, and from there over
-# NVLink to each rank with any; results are summed on the way back.
+# NVLink to each rank with any; results are summed on the way back. What also decodes takes at least its own low latency.
 
 SCALE_BYTES = 4.0 / 128.0
 """An fp32 scale per 128 numbers of a dispatched token."""
@@ -184,27 +188,30 @@ SENDING_SHARE = 20.0 / 132.0
 """SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
 
 
-def exchange(
-    case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, *, normal: BoolArray
-) -> tuple[FloatArray, FloatArray]:
-    """(dispatch, combine) seconds of one layer's tokens; `normal`: a pass with prompts. Zero for one attention group."""
-    model = case.model
-    n = _ranks(candidates)
-    e = candidates.expert_parallel_size
+def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> tuple[FloatArray, FloatArray]:
+    """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
+    model, n = case.model, _ranks(candidates)
     inside = np.minimum(n, case.cluster.nvlink_domain_size)
     domains = np.maximum(n // inside, 1)
-    chosen = float(model.num_experts_per_tok or 1)
-    split = _split(candidates)
-    each = chosen * split * (1.0 - 1.0 / n)  # every rank that shares an expert gets its tokens
-    near = np.where(normal, domains * (inside - 1.0) * _used(case, e), np.where(domains == 1, each, 0.0))
-    far = np.where(domains == 1, 0.0, np.where(normal, (domains - 1.0) * _used(case, domains), each))
-    own = tokens / candidates.tensor_parallel_size * model.hidden_size
-    narrow = 1.0 + SCALE_BYTES if ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES else OUTPUT_BYTES
-    dispatch, combine = (
-        exchange_seconds(case, own * width * near, own * width * far, group_size=n) for width in (narrow, OUTPUT_BYTES)
-    )
-    several = candidates.attention_data_parallel_size > 1
-    return np.where(several, dispatch, 0.0), np.where(several, combine, 0.0)
+    crosses = domains > 1
+    decoding = batch.decoding * (1 + batch.drafted)
+    prompts = batch.prefill_requests > 0.0
+    # Copies of a token that leave a rank: every rank that shares an expert gets its tokens.
+    each = float(model.num_experts_per_tok or 1) * _split(candidates) * (1.0 - 1.0 / n)
+    near = domains * (inside - 1.0) * _used(case, candidates.expert_parallel_size)
+    far = np.where(crosses, (domains - 1.0) * _used(case, domains), 0.0)
+
+    def seconds(width: float) -> FloatArray:
+        row = width * model.hidden_size / candidates.tensor_parallel_size
+        quick = row * decoding * each
+        low = exchange_seconds(case, np.where(crosses, 0.0, quick), np.where(crosses, quick, 0.0), group_size=n)
+        if np.any(prompts):
+            normal = exchange_seconds(case, row * batch.tokens * near, row * batch.tokens * far, group_size=n)
+            low = np.where(prompts, np.maximum(normal, low), low)
+        return np.where(candidates.attention_data_parallel_size > 1, low, 0.0)
+
+    narrow = ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES
+    return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)
 
 
 def _used(case: ServingCase, parts: IntArray) -> FloatArray:

@@ -72,9 +72,8 @@ def _mixture(
     each computing phase runs beside a travelling one of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels
     that send prompts' tokens take their share of the SMs from what computes beside them.
     """
-    normal = batch.prefill_requests > 0.0
     d = candidates.attention_data_parallel_size
-    dispatch, combine = exchange(case, candidates, batch.tokens, normal=normal)
+    dispatch, combine = exchange(case, candidates, batch)
     plain = attention + experts_seconds(case, candidates, batch.tokens) + np.where(d > 1, dispatch + combine, reduce)
     spans = candidates.tensor_parallel_size * d > case.cluster.nvlink_domain_size
     turns = (d > 1) & (spans if case.two_batch_overlap is None else case.two_batch_overlap)
@@ -83,8 +82,8 @@ def _mixture(
     half = replace(
         batch, tokens=0.5 * batch.tokens, decoding=0.5 * batch.decoding, prefill_requests=0.5 * batch.prefill_requests
     )
-    dispatch, combine = exchange(case, candidates, half.tokens, normal=normal)
-    shrunk = 1.0 / (1.0 - SENDING_SHARE * normal)
+    dispatch, combine = exchange(case, candidates, half)
+    shrunk = 1.0 / (1.0 - SENDING_SHARE * (batch.prefill_requests > 0.0))
     within = all_reduce_seconds(
         case, half.tokens * case.model.hidden_size * OUTPUT_BYTES, group_size=candidates.tensor_parallel_size
     )
