@@ -142,7 +142,9 @@ def main() -> None:
         "deviations of models left out",
     )
     text = yaml.safe_dump(dataclasses.asdict(profile), sort_keys=False, width=120)
-    (FOLDER / "experts.yaml").write_text(f"# Written by python -m benchmarks.accuracy.fit_experts; do not edit by hand.\n{text}")
+    (FOLDER / "experts.yaml").write_text(
+        f"# Written by python -m benchmarks.accuracy.fit_experts; do not edit by hand.\n{text}"
+    )
     print(text)
 
 

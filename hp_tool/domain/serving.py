@@ -299,6 +299,10 @@ class PoolEstimate:
     output_tokens_per_second_per_gpu: float
     """By the devices of both pools."""
     num_gpus: int
+    prefill_tokens_per_second_per_gpu: float
+    """Prompt tokens, cached ones included, by the devices of the prefill pool."""
+    decode_tokens_per_second_per_gpu: float
+    """Output tokens by the devices of the decoding pool."""
     prefill_busy: float
     """Share of the time that a prefill replica works: near 1 it bounds the rate."""
     decode_batch: float

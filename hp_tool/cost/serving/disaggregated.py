@@ -39,6 +39,8 @@ class PoolCosts:
     transfer_s: FloatArray
     request_rate_per_second: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
+    prefill_tokens_per_second_per_gpu: FloatArray
+    decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
     """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
     decode_batch: FloatArray
@@ -111,14 +113,16 @@ def pool_costs(
         completed = np.where(sustained, requests_per_second, np.minimum(n_p / service, completed))
         queue = np.where(sustained, busy / (2.0 * np.maximum(1.0 - busy, 1e-9)), 0.0) * service
         latency = queue + alone + travel + decoding
-    gpus = n_p * _ranks(prefillers) + n_d * _ranks(decoders)
+    prefill_gpus, decode_gpus = n_p * _ranks(prefillers), n_d * _ranks(decoders)
     return PoolCosts(
         ttft_s=latency - decoding,
         tpot_s=token,
         request_latency_s=latency,
         transfer_s=travel,
         request_rate_per_second=completed,
-        output_tokens_per_second_per_gpu=completed * output / gpus,
+        output_tokens_per_second_per_gpu=completed * output / (prefill_gpus + decode_gpus),
+        prefill_tokens_per_second_per_gpu=completed * length / prefill_gpus,
+        decode_tokens_per_second_per_gpu=completed * output / decode_gpus,
         prefill_busy=completed * service / n_p,
         decode_batch=batch,
         max_decode_batch=most,
