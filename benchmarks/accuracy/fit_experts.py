@@ -17,12 +17,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.stats import t as student
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, predict
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
 
 Floats = NDArray[np.float64]
@@ -42,8 +44,7 @@ NOISE = {"ttft": 0.5, "tpot": 0.06}
 ROBUST = {"ttft": 0.25, "tpot": 0.06}
 """Log ratio from which a residual counts linearly."""
 STRANGE = ("trtllm", "1.2.0rc6.post1")
-"""One run alone, whose requests wait 29 s for a first token that their prompts' arithmetic needs 2 s for: it waits for room that
-no setting told explains."""
+"""One run alone, whose requests wait 29 s for a first token that their prompts need 2 s for: no setting told explains it."""
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
@@ -119,12 +120,16 @@ def left_out(
 
 
 def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]) -> ExpertEfficiency:
-    """The constants with the root mean square of log ratios of groups left out, each group weighing alike."""
-    scatter = {
-        f"{what}_log_sd": float(f"{np.sqrt(np.mean([np.mean(log_ratios(group, what) ** 2) for group in unseen])):.3g}")
-        for what in ("ttft", "tpot", "throughput")
-    }
-    return dataclasses.replace(constants, **scatter)
+    """The constants with the root mean square of log ratios of groups left out, each group weighing alike, wider by as much as
+    Student's distribution of so few groups is wider than the normal one (at 90 %).
+    """
+    few = float(student.ppf(0.95, len(unseen))) / NORMAL_QUANTILE
+
+    def scatter(what: str) -> float:
+        return few * float(np.sqrt(np.mean([np.mean(log_ratios(group, what) ** 2) for group in unseen])))
+
+    names = ("ttft", "tpot", "throughput")
+    return dataclasses.replace(constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in names})
 
 
 def main() -> None:
