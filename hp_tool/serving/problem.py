@@ -76,6 +76,9 @@ def resolve_serving(query: Query) -> ServingProblem:
     model = named_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
+    for name in ("expert_imbalance", "two_batch_overlap"):
+        if model.num_experts is None and getattr(query.inference, name) is not None:
+            raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
     concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
     if (concurrency is None) == (rate is None):
         raise InputError(

@@ -188,21 +188,26 @@ SENDING_SHARE = 20.0 / 132.0
 """SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
 
 
+def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean copies of a token that leave a rank: (low latency, normal over NVLink, normal through the network)."""
+    n = _ranks(candidates)
+    domains = -(-n // case.cluster.nvlink_domain_size)
+    # Every rank that shares an expert gets its tokens.
+    each = float(case.model.num_experts_per_tok or 1) * _split(candidates) * (1.0 - 1.0 / n)
+    near = (n - domains) * _used(case, candidates.expert_parallel_size)
+    return each, near, (domains - 1.0) * _used(case, domains)
+
+
 def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> tuple[FloatArray, FloatArray]:
     """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
-    model, n = case.model, _ranks(candidates)
-    inside = np.minimum(n, case.cluster.nvlink_domain_size)
-    domains = np.maximum(n // inside, 1)
-    crosses = domains > 1
+    n = _ranks(candidates)
+    crosses = n > case.cluster.nvlink_domain_size
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
-    # Copies of a token that leave a rank: every rank that shares an expert gets its tokens.
-    each = float(model.num_experts_per_tok or 1) * _split(candidates) * (1.0 - 1.0 / n)
-    near = domains * (inside - 1.0) * _used(case, candidates.expert_parallel_size)
-    far = np.where(crosses, (domains - 1.0) * _used(case, domains), 0.0)
+    each, near, far = travelling_copies(case, candidates)
 
     def seconds(width: float) -> FloatArray:
-        row = width * model.hidden_size / candidates.tensor_parallel_size
+        row = width * case.model.hidden_size / candidates.tensor_parallel_size
         quick = row * decoding * each
         low = exchange_seconds(case, np.where(crosses, 0.0, quick), np.where(crosses, quick, 0.0), group_size=n)
         if np.any(prompts):
