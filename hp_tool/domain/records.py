@@ -104,6 +104,19 @@ class SearchRecord:
     finished_at: datetime | None = None
 
 
+class RunAccount(TypedDict, total=False):
+    """What became of a run's job besides its measurement."""
+
+    queue_s: float
+    """Seconds between submission and start, which cost nothing."""
+    wall_s: float
+    """Seconds that it held its devices."""
+    hosts: list[str]
+    """Nodes of a job that was given up; those of others are in the measurement."""
+    log_tail: str
+    """The end of its log, likewise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One profile run of a search, from intent to measurement."""
@@ -131,6 +144,8 @@ class RunRecord:
     """Devices x wall seconds: what it cost."""
     cause: str | None = None
     """Why it was abandoned."""
+    account: JsonObject | None = None
+    """What the engine said of its job, as `RunAccount`."""
     measurement_id: str | None = None
     measurement: Measurement | None = None
     created_at: datetime

@@ -92,6 +92,7 @@ runs = sa.Table(
     sa.Column("handle", sa.Text),
     sa.Column("gpu_seconds", sa.Double),
     sa.Column("cause", sa.Text),
+    sa.Column("account", json_column()),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("submitted_at", UtcDateTime),
     sa.Column("finished_at", UtcDateTime),

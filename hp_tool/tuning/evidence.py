@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -12,17 +13,21 @@ from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import MeasurementRecord
+from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, newest, stored_evidence
 from hp_tool.learning.series import Series
 from hp_tool.queries.schema import parse_query
+from hp_tool.search.account import seen_startup_s
 from hp_tool.search.problem import Question
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
+
+STARTS = 20
+"""Runs whose start-up is looked at."""
 
 
 def earlier_evidence(store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None) -> Evidence:
@@ -48,6 +53,14 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
         if row is not None and record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom"):
             reusable.setdefault(problem.digest(row), record.id)
     return reusable
+
+
+def known_startup_s(*, store: Store, problem: Question) -> float:
+    """Median seconds from a job's start to its first step, of the newest runs on this cluster; an assumption without any."""
+    page = store.measurements(cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS)
+    own = [record.measurement for record in page.items if REUSED not in record.predicted]
+    seen = [each for one in own if (each := seen_startup_s(one, settings=problem.settings)) is not None]
+    return statistics.median(seen) if seen else problem.assumed_startup_s
 
 
 @dataclass(frozen=True, slots=True)
