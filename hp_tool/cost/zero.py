@@ -100,7 +100,7 @@ def data_parallel_seconds(
     """Exposed seconds of gradients and weights in one step.
 
     ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one micro-batch on the stage,
-    including its exposed communication, which uses other links. Of v interleaved chunks each is done with min(p, m)
+    including its exposed communication, which uses other links. Of v interleaved chunks each is done with p
     micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
     and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
     micro-batch's backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward
@@ -113,11 +113,10 @@ def data_parallel_seconds(
     replicated = profile.framework.all_reduce_overlap
     alone = (zero == 0) & (candidates.pipeline_parallel_size == 1)
     share: Floats = overlap if replicated is None else where(alone, replicated, overlap)
-    behind, chunks = stage, candidates.virtual_pipeline_parallel_size
-    if anywhere(chunks > 1):
-        behind = where(chunks > 1, minimum(candidates.pipeline_parallel_size, micro_batches) * stage, stage)
-        share = where(chunks > 1, (1.0 - 1.0 / chunks) * share, share)
-    total = exposed(once, behind=behind, overlap=share)
+    chunks = candidates.virtual_pipeline_parallel_size
+    interleaved = chunks > 1
+    behind = stage * (1.0 + interleaved * (candidates.pipeline_parallel_size - 1.0))
+    total = exposed(once, behind=behind, overlap=share * (1.0 - interleaved / chunks))
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
         each = fully_sharded_seconds(
