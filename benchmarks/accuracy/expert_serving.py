@@ -1,7 +1,8 @@
 """Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
 
-Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the model
-that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of experts at all.
+Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the
+model that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of
+experts at all.
 """
 
 from __future__ import annotations
