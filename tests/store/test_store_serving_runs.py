@@ -62,11 +62,20 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
     engine.dispose()
-    return {
-        "run": (run.parallel, run.digest),
-        "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
-        "search": (search.progress, search.result),
-    }
+    return _then(
+        {
+            "run": (run.parallel, run.digest),
+            "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
+            "search": (search.progress, search.result),
+        }
+    )
+
+
+def _then(value: Any) -> Any:
+    """Without the keys of a configuration that came later, which are read as their defaults."""
+    if isinstance(value, dict):
+        return {name: _then(each) for name, each in value.items() if name != "redundant_experts"}
+    return type(value)(map(_then, value)) if isinstance(value, list | tuple) else value
 
 
 def write_as_before(url: str, search_id: str) -> None:
