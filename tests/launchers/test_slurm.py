@@ -94,6 +94,32 @@ class TestSlurmLauncher(LauncherContract):
         assert "before the job started" in (measurement.cause or "")
         assert "/no/such/environment: No such file" in (measurement.cause or "")
 
+    def test_nothing_of_this_process_is_in_a_jobs_environment(
+        self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in (
+            "LD_LIBRARY_PATH",
+            "NCCL_DEBUG",
+            "TORCH_LOGS",
+            "VIRTUAL_ENV",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "TRITON_HOME",
+        ):
+            monkeypatch.setenv(name, "/of/the/worker")
+        script = GOOD.replace('"ok"', '"ok", "versions": dict(os.environ)')
+        for inherit in ((), ("NCCL_DEBUG",)):
+            launcher = slurm.launcher(root=tmp_path, inherit=list(inherit))
+            handle = launcher.submit(plan(script, job_name=f"job-{len(inherit)}"))
+            wait(launcher, handle, until={JobState.FINISHED})
+            seen = launcher.fetch(handle).versions
+            assert tuple(name for name, value in seen.items() if value == "/of/the/worker") == inherit
+
+    def test_a_job_stays_away_from_nodes_that_failed(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path)
+        handle = launcher.submit(replace(plan(GOOD), excluded_hosts=("n1",)))
+        wait(launcher, handle, until={JobState.FINISHED})
+        assert "NodeList=n2" in slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "job-1"))
+
     def test_gpus_are_slurms_to_give(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")  # of this host; the job's are others
         launcher = slurm.launcher(root=tmp_path, gpu="h100-sxm-80gb", gpus_per_node=8)
@@ -200,6 +226,7 @@ class TestOutages:
             whole.start_node("n2")
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
+        assert measurement.suspects == ("n2",)
 
     @pytest.mark.long
     def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:
