@@ -16,6 +16,7 @@ from hp_tool.domain.records import (
     MeasuredCluster,
     MeasurementQuery,
     MeasurementRecord,
+    MeasurementState,
     NewMeasurement,
     OpenRunsLimit,
     Page,
@@ -327,6 +328,9 @@ class Store(Protocol):
         self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
+
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
+        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""

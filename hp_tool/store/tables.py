@@ -123,13 +123,14 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    sa.Column("trust", sa.Double, nullable=False),
+    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # for older versions: nothing reads it
+    sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Index(None, "created_at", "id"),
     sa.Index(None, "cluster_key", "framework", "created_at", "id"),
-    sa.Index(None, "cluster_key", "gpu", "framework"),
-    *(sa.Index(None, name, "created_at", "id") for name in ("owner", "model", "gpu", "framework", "status", "source")),
+    sa.Index(None, "cluster_key", "gpu", "framework", "state"),
+    *(sa.Index(None, name, "created_at", "id") for name in ("owner", "model", "gpu", "framework", "status", "source", "state")),
     sa.Index(None, "problem_digest", "digest"),
     sa.Index(None, "search_id"),
 )

@@ -66,7 +66,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
-        if name not in _AXES and (several or (value not in (None, 1, (1,)) and name.endswith("parallel_size"))):
+        if name not in _AXES and (several or (value not in (None, 0, 1, (1,)) and not name.startswith("max_"))):
             raise UnsupportedError(f"runs vary {' and '.join(_AXES)}, not {name}; leave it out", field=f"parallel.{name}")
     for field, what in unserved(model=problem.model, inference=query.inference, runner=runner_of(query)):
         raise UnsupportedError(f"inference runs do not cover {what}; use `hp-tool recommend`", field=field)
