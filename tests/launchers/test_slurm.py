@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.steps import step_line
 from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 from tests.launchers.slurm_cluster import SlurmCluster, until
@@ -191,6 +192,22 @@ class TestPreemption:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
         assert processes("job-1") == []
+        assert measurement.wall_s is not None and 0.0 < measurement.wall_s < 60.0
+        assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
+        assert measurement.suspects == ()  # nodes that are wanted elsewhere are sound
+
+    def test_a_preempted_job_keeps_the_steps_it_measured(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path)
+        lines = [step_line(number, least_warmup=1, time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)]
+        handle = launcher.submit(
+            plan("\n".join(f"print({line!r}, flush=True)" for line in lines) + "\nimport time; time.sleep(300)")
+        )
+        until(lambda: "step 3" in (tmp_path / "job-1" / "job.log").read_text())
+        with _urgent_job(slurm):
+            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.step_times_s) == ("ok", (1.0, 1.0))
+        assert measurement.cause == "2 steps measured: Slurm ended the job: PREEMPTED"
 
     def test_a_job_that_slurm_requeues_waits_and_runs_again(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, requeue=True)
