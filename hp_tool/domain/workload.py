@@ -160,6 +160,11 @@ class TrainingWorkload(Strict):
         return 4.0 if self.precision == "fp32" else 2.0
 
     @property
+    def narrow_optimizer(self) -> bool:
+        """Whether any of Adam's states is kept in fewer than 32 bits."""
+        return any(each not in (None, "fp32") for each in (self.optimizer_precision, self.exp_avg_sq_precision))
+
+    @property
     def merges_passes(self) -> bool:
         """Whether experts' all-to-alls run behind the opposite pass of another micro-batch (overlap.expert_parallel)."""
         return self.overlap is not None and bool(self.overlap.expert_parallel)

@@ -161,8 +161,10 @@ BUDGET: tuple[Spec, ...] = (
     ("search.launcher", "Launcher"),
     ("search.budget_runs", "Maximum profile runs", "8"),
     ("search.budget_gpu_seconds", "Maximum GPU-seconds"),
-    ("search.run_timeout_s", "Maximum seconds per run", "300"),
+    ("search.run_timeout_s", "Maximum seconds per run", "auto"),
+    ("search.queue_timeout_s", "Maximum seconds in the queue", "no limit"),
     ("search.fidelity", "Fidelity"),
+    ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )
 SUGGESTED: dict[str, Suggested] = {
