@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
@@ -69,6 +70,19 @@ def pool_runs(folder: Path) -> list[PoolRun]:
 def queued_runs(folder: Path) -> list[QueuedRun]:
     """Every row of inference_trtllm_throughput.csv."""
     return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
+
+
+def offline_runs(folder: Path) -> list[ServingRun]:
+    """The queued runs as runs of one replica, of which throughput alone was measured."""
+    return [
+        ServingRun(
+            engine=run.engine, version=run.version, model=run.model, gpu=run.gpu, precision=run.precision,
+            kv_cache_precision=run.kv_cache_precision, input_length=run.input_length, output_length=run.output_length,
+            concurrency=run.num_requests, config=run.config, ttft_s=math.nan, tpot_s=math.nan,
+            queued_throughput=run.throughput,
+        )
+        for run in queued_runs(folder)
+    ]  # fmt: skip
 
 
 def _pool_run(row: Row) -> PoolRun:

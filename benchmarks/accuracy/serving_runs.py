@@ -1,4 +1,4 @@
-"""Measured serving runs, and our prediction of each: inference_measured.csv as arrays by engine version."""
+"""Measured serving runs, and our prediction of each, as arrays by what runs share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
@@ -36,7 +37,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun:
-    """One measured configuration. Throughput is derived: concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+    """One measured configuration. Of a closed load throughput is derived: concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
 
     engine: str
     version: str
@@ -48,7 +49,12 @@ class ServingRun:
     concurrency: int
     config: ServingConfig
     ttft_s: float
+    """NaN where only throughput was measured."""
     tpot_s: float
+    kv_cache_precision: str | None = None
+    """None: the engine's choice."""
+    queued_throughput: float | None = None
+    """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
     @property
     def num_gpus(self) -> int:
@@ -60,6 +66,8 @@ class ServingRun:
 
     @property
     def throughput(self) -> float:
+        if self.queued_throughput is not None:
+            return self.queued_throughput
         return self.concurrency * self.output_length / self.latency_s / self.num_gpus
 
     @property
@@ -110,7 +118,10 @@ class Batch:
             max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
-        return serving_costs(case=dataclasses.replace(self.case, engine=engine), candidates=configured)
+        case = dataclasses.replace(self.case, engine=engine)
+        if self.runs[0].queued_throughput is not None:
+            return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
+        return serving_costs(case=case, candidates=configured)
 
 
 def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
@@ -135,13 +146,14 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     """The runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
-        grouped[(run.model, run.gpu, run.precision, run.input_length, run.output_length)].append(run)
+        alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
+        grouped[(*alike, run.queued_throughput is None)].append(run)
     found = []
     for members in grouped.values():
         first = members[0]
         load = InferenceWorkload(
             input_length=first.input_length, output_length=first.output_length, concurrency=first.concurrency,
-            precision=first.precision,  # type: ignore[arg-type]
+            precision=first.precision, kv_cache_precision=first.kv_cache_precision,  # type: ignore[arg-type]
             engine=first.engine,
         )  # fmt: skip
         machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))

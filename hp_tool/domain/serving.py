@@ -49,15 +49,20 @@ class EngineEfficiency(Strict):
     """Attention over the paged KV cache against the same kernel timed alone."""
     communication_slowdown: float
     """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
+    cast_share: float
+    """Share of the casts to fewer than 16 bits, timed alone, that the engine pays; the rest is fused into the norm or the
+    activation function before the matmul."""
     layer_overhead_s: float
     """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward pass."""
     iteration_overhead_s: float
     """Scheduling, sampling and launch between two forward passes."""
     sequence_overhead_s: float
     """Host work per running sequence and iteration: sampling parameters, detokenization, streaming."""
+    eager_layer_s: float
+    """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only decode, and a pass with
+    prompts takes at least as long as its launches."""
     prompt_layer_overhead_s: float
-    """The engine's work per prompt and layer that decoding waits for: a pass with prefill launches its kernels one by one,
-    outside CUDA graphs, and writes each layer's cache blocks."""
+    """The engine's work per prompt and layer that decoding waits for: it writes each layer's cache blocks."""
     request_overhead_s: float
     """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
     stream_overhead_s: float
@@ -71,7 +76,8 @@ class EngineEfficiency(Strict):
     max_num_batched_tokens: int
     """The engine's default."""
     memory_fraction: float
-    """Share of device memory the engine takes in all."""
+    """Share of device memory the engine takes in all, or that the cache takes of what the rest leaves free."""
+    memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
     """Workspaces, CUDA graphs and libraries within that share."""
     kv_reserved_output_fraction: float

@@ -102,21 +102,24 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     context = length + 0.5 * output
     group = np.minimum(engine.prefill_group, running)
     computed = case.computed_length
-    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
-    prompts = chunk / computed
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
     rows = share * (1 + k)
+    beside = rows if engine.schedule == "mixed" else 1.0
+    # Where requests leave faster than one a pass, as many prompts come in: a pass takes them together.
+    together = np.maximum(np.maximum(group, 1.0), running / ((output - 1.0) / yields + 1.0))
+    chunk = np.minimum(together * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
+    prompts = chunk / computed
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
     if engine.schedule == "mixed":
         both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
-        together = _iteration(case, c, both, context)
+        mixed = _iteration(case, c, both, context)
         # Chunks beyond the iterations of a request's life find nothing to ride along with.
         riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
-        extra = riding * (together - verify) + (1.0 - riding) * extra
+        extra = riding * (mixed - verify) + (1.0 - riding) * extra
     around = engine.prompt_layer_overhead_s * case.model.num_hidden_layers
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
@@ -166,4 +169,7 @@ def _before_first_token(engine: EngineEfficiency, output: float) -> float:
 def _iteration(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
     """Seconds of a forward pass and of the host's work around it."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
-    return forward_seconds(case, candidates, batch, context=context) + host
+    device = forward_seconds(case, candidates, batch, context=context)
+    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
+    launches = case.engine.eager_layer_s * case.model.num_hidden_layers
+    return np.where(batch.prefill_requests > 0.0, np.maximum(device, launches), device) + host

@@ -115,6 +115,35 @@ def costs_at_rate(
     return replace(costs, sustained=sustained, output_tokens_per_second_per_gpu=served)
 
 
+# All requests queued at once, in the process that runs the engine: full batches from start to end, and no front end.
+
+
+def without_front_end(case: ServingCase) -> ServingCase:
+    """The case without HTTP, tokenization and streaming, and without a wave of arrivals."""
+    return replace(case, engine=replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0))
+
+
+def offline_costs(
+    *,
+    case: ServingCase,
+    candidates: ServingCandidates,
+    num_prompts: int | FloatArray | None = None,
+    memory_headroom_fraction: float = 0.0,
+) -> ServingCosts:
+    """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count from admission.
+
+    Requests that are queued outnumber those that run: the rate is that of full batches, without the end when they empty.
+    """
+    alone = without_front_end(case)
+
+    def at(concurrency: FloatArray) -> ServingCosts:
+        loaded = replace(candidates, concurrency=concurrency)
+        return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+
+    full = at(np.ones(len(candidates))).max_running * candidates.schedulers
+    return at(full if num_prompts is None else np.minimum(full, num_prompts))
+
+
 # Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.
 #
 # A share w of the requests starts together with the others of its batch and waits anywhere between nothing and the whole of

@@ -5,16 +5,18 @@ keys and values that a windowed layer no longer needs (vLLM's hybrid cache manag
 separate pools).
 """
 
+from typing import cast
+
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
-from hp_tool.domain.efficiency import Roofline
-from hp_tool.domain.hardware import Precision
+from hp_tool.domain.efficiency import Roofline, ThinRoofline
+from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 
 
@@ -63,6 +65,25 @@ def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
     return roofs.get(precision, roofs["bf16"])
 
 
+def thin_seconds(flops: FloatArray, traffic: FloatArray, k: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
+    """Seconds of one matmul of any number of rows, its inner dimension `k`, without the cast of its input."""
+    if not isinstance(roof, ThinRoofline):
+        return cast(FloatArray, roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak))
+    compute = flops / (roof.peak_fraction * peak)
+    memory = traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    longer, p = np.maximum(compute, memory), roof.sharpness
+    both: FloatArray = longer * (1.0 + (np.minimum(compute, memory) / longer) ** p) ** (1.0 / p)
+    return roof.overhead_s + roof.depth_s * k + both
+
+
+def cast_seconds(tokens: FloatArray, k: Floats, roof: Roofline, *, gpu: GpuSpec, element: float) -> Floats:
+    """Seconds of the kernel that quantises a matmul's input [tokens, k]; zero in 16 bits and where nobody measured it."""
+    if not isinstance(roof, ThinRoofline) or element >= OUTPUT_BYTES:
+        return 0.0
+    reached = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
+    return roof.cast_s + roof.cast_passes * (OUTPUT_BYTES + element) / reached * tokens * k
+
+
 def matmuls_seconds(
     case: ServingCase,
     tokens: FloatArray,
@@ -82,7 +103,8 @@ def matmuls_seconds(
     seconds = np.zeros(np.shape(tokens))
     for n, k in matrices:
         traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
-        seconds = seconds + roofline_seconds(2.0 * tokens * n * k, traffic, roof, gpu=gpu, peak=peak)
+        seconds = seconds + thin_seconds(2.0 * tokens * n * k, traffic, k, roof, gpu=gpu, peak=peak)
+        seconds = seconds + case.engine.cast_share * cast_seconds(tokens, k, roof, gpu=gpu, element=element)
     return case.engine.matmul_slowdown * seconds
 
 
