@@ -225,7 +225,9 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
     of_die = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] in systems]
               for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
     wide = [row for row in of_die["gemm"] if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
-    matmuls = {PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind] for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)}
+    matmuls = {
+        PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind] for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)
+    }
     fits = {precision: fit_matmul(rows, die, precision) for precision, rows in matmuls.items()}
     elementwise = fits["bf16"][1]
     attention = fit_attention(of_die["context_attention"], die)

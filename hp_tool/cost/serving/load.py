@@ -7,13 +7,12 @@ Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and tha
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
 e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
-mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v), and prompts that arrive
-together, each P seconds of work, wait as in M/D/1 at utilisation r = l P:
+mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v). A request waits for its own
+prompt, and for those that arrived shortly before it, each P seconds of work, as in M/D/1 at utilisation r = l P:
 
-    W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0),    mean W = r P / (2 (1 - r))
+    mean W = r P / (2 (1 - r)),    W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0)
 
-W_q - W is added, but at most the mean's own wait for other prompts is subtracted. Not counted are bursts beyond independence,
-lengths that differ, and a queue that has not settled.
+Not counted are bursts beyond independence, lengths that differ, and a queue that has not settled.
 """
 
 from dataclasses import dataclass, replace
@@ -41,8 +40,15 @@ class Quantiles:
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The case without a common start: independent arrivals make no wave."""
-    return replace(case, engine=replace(case.engine, wave_share=0.0))
+    """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
+    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
+
+
+def prompt_wait(costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
+    """(mean W, P / (2 (1 - r))): seconds that independent arrivals wait for the prompts before theirs, and their scale."""
+    busy = np.minimum(costs.running / costs.request_latency_s * costs.prompt_s, 1.0 - LEAST_ELASTICITY)
+    scale = costs.prompt_s / (2.0 * (1.0 - busy))
+    return busy * scale, scale
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -64,8 +70,7 @@ def open_quantiles(
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
-        # Formulas take any number of requests; only a query's load is a whole one.
-        loaded = replace(candidates, concurrency=np.maximum(concurrency, 0.0))
+        loaded = candidates.loaded(np.maximum(concurrency, 0.0))
         return serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
     mean, below = at(load), at((1.0 - STEP) * load)
@@ -75,11 +80,9 @@ def open_quantiles(
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
     later = at(candidates.schedulers * (each + z * stay)).tpot_s
-    others = np.maximum(np.minimum(case.engine.prefill_group, now.running) - 1.0, 0.0) * now.prompt_s
-    busy = np.minimum(each / mean.request_latency_s * mean.prompt_s, 1.0 - LEAST_ELASTICITY)
-    scale = mean.prompt_s / (2.0 * (1.0 - busy))
-    waits = scale * np.maximum(np.log(np.maximum(busy, 1e-300) / (1.0 - share)), 0.0) - scale * busy
-    ttft = now.ttft_s + np.maximum(waits, -others)
+    wait, scale = prompt_wait(mean)
+    waits = scale * np.maximum(np.log(np.maximum(wait / scale, 1e-300) / (1.0 - share)), 0.0)
+    ttft = now.ttft_s + waits
     return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
 
 
@@ -112,7 +115,15 @@ def costs_at_rate(
     costs, reached = at(high)
     sustained = reached >= requests_per_second
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    return replace(costs, sustained=sustained, output_tokens_per_second_per_gpu=served)
+    wait = prompt_wait(costs)[0]
+    return replace(
+        costs,
+        sustained=sustained,
+        output_tokens_per_second_per_gpu=served,
+        ttft_s=costs.ttft_s + wait,
+        request_latency_s=costs.request_latency_s + wait,
+        parts=costs.parts | {"queue": costs.parts["queue"] + wait},
+    )
 
 
 # All requests queued at once, in the process that runs the engine: full batches from start to end, and no front end.
@@ -137,7 +148,7 @@ def offline_costs(
     alone = without_front_end(case)
 
     def at(concurrency: FloatArray) -> ServingCosts:
-        loaded = replace(candidates, concurrency=concurrency)
+        loaded = candidates.loaded(concurrency)
         return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
     full = at(np.ones(len(candidates))).max_running * candidates.schedulers

@@ -40,7 +40,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
     logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
     overhead = np.full(len(candidates), case.engine.reserve_bytes)
     fixed = weights + working + logits + overhead
-    capacity = case.cluster.gpu.memory_bytes
+    capacity = float(case.cluster.gpu.memory_bytes)
     if case.engine.memory_fraction_of == "device":
         capacity = memory_fraction * capacity
         room = capacity - fixed

@@ -65,7 +65,7 @@ def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
     return roofs.get(precision, roofs["bf16"])
 
 
-def thin_seconds(flops: FloatArray, traffic: FloatArray, k: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
+def thin_seconds(flops: FloatArray, traffic: Floats, k: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
     """Seconds of one matmul of any number of rows, its inner dimension `k`, without the cast of its input."""
     if not isinstance(roof, ThinRoofline):
         return cast(FloatArray, roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak))
