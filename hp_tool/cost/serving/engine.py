@@ -5,6 +5,7 @@ independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens on averag
 c times as long, with c the seconds of a draft token over those of a pass.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,15 +101,15 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    group = np.minimum(engine.prefill_group, running)
+    # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
+    refill = np.maximum(running / output, 1.0)
+    group = np.minimum(engine.prefill_group, running) if engine.prefill_group < math.inf else refill
     computed = case.computed_length
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
     rows = share * (1 + k)
     beside = rows if engine.schedule == "mixed" else 1.0
-    # Where requests leave faster than one a pass, as many prompts come in: a pass takes them together.
-    together = np.maximum(np.maximum(group, 1.0), running / ((output - 1.0) / yields + 1.0))
-    chunk = np.minimum(together * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
+    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
     prompts = chunk / computed
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     step = verify * drafting_factor(case.speculative)

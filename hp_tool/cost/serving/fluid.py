@@ -72,5 +72,5 @@ def _closed_loads(case: ServingCase, candidates: ServingCandidates) -> tuple[Flo
     every = candidates.take(np.repeat(np.arange(n), LOADS))
     costs = serving_costs(case=calm, candidates=every.loaded(loads.ravel() * every.schedulers))
     rates = loads / costs.request_latency_s.reshape(n, LOADS)
-    ttft = costs.ttft_s + prompt_wait(costs)[0]
+    ttft = costs.ttft_s + prompt_wait(case, costs)[0]
     return most, rates, ttft.reshape(n, LOADS), costs.tpot_s.reshape(n, LOADS)

@@ -7,14 +7,19 @@ Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and tha
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
 e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
-mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v). A request waits for its own
-prompt, and for those that arrived shortly before it, each P seconds of work, as in M/D/1 at utilisation r = l P:
+mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v).
 
-    mean W = r P / (2 (1 - r)),    W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0)
+Passes of mean length T follow each other, and each takes the prompts that arrived during the one before, P seconds of work each,
+so their length has the variance r P T / (1 - r^2) with r = l P. A request that comes at any moment meets a pass that is longer
+than the mean, waits for its other half R, and then for the prompts that it shares its own pass with:
 
-Not counted are bursts beyond independence, lengths that differ, and a queue that has not settled.
+    W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
+
+Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of M/D/1, P / (2 (1 - r)) ln(r / (1
+- q)) where that is above zero. Not counted are bursts beyond independence, lengths that differ, and a queue that has not settled.
 """
 
+import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -22,7 +27,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.engine import ServingCosts, serving_costs, tokens_per_pass
 
 STEP = 0.05
 """Share of the load for the difference quotient of X'(c), below c: above it a full cache would show."""
@@ -44,11 +49,12 @@ def steady(case: ServingCase) -> ServingCase:
     return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
 
 
-def prompt_wait(costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """(mean W, P / (2 (1 - r))): seconds that independent arrivals wait for the prompts before theirs, and their scale."""
-    busy = np.minimum(costs.running / costs.request_latency_s * costs.prompt_s, 1.0 - LEAST_ELASTICITY)
-    scale = costs.prompt_s / (2.0 * (1.0 - busy))
-    return busy * scale, scale
+def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
+    """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own work; and prompts' share r."""
+    prompt = costs.prompt_s
+    busy = np.minimum(costs.running / costs.request_latency_s * prompt, 1.0 - LEAST_ELASTICITY)
+    step = costs.tpot_s * tokens_per_pass(case.speculative)
+    return 0.5 * (step + busy * prompt / (1.0 - busy**2)) * (1.0 + 2.0 * busy), busy
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -80,8 +86,9 @@ def open_quantiles(
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
     later = at(candidates.schedulers * (each + z * stay)).tpot_s
-    wait, scale = prompt_wait(mean)
-    waits = scale * np.maximum(np.log(np.maximum(wait / scale, 1e-300) / (1.0 - share)), 0.0)
+    wait, busy = prompt_wait(case, mean)
+    tail = mean.prompt_s / (2.0 * (1.0 - busy)) * np.log(np.maximum(busy, 1e-300) / (1.0 - share))
+    waits = 2.0 * share * wait + np.maximum(tail, 0.0)
     ttft = now.ttft_s + waits
     return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
 
@@ -115,7 +122,7 @@ def costs_at_rate(
     costs, reached = at(high)
     sustained = reached >= requests_per_second
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    wait = prompt_wait(costs)[0]
+    wait = prompt_wait(case, costs)[0]
     return replace(
         costs,
         sustained=sustained,
@@ -130,8 +137,9 @@ def costs_at_rate(
 
 
 def without_front_end(case: ServingCase) -> ServingCase:
-    """The case without HTTP, tokenization and streaming, and without a wave of arrivals."""
-    return replace(case, engine=replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0))
+    """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
+    alone = {"request_overhead_s": 0.0, "stream_overhead_s": 0.0, "wave_share": 0.0, "prefill_group": math.inf}
+    return replace(case, engine=replace(case.engine, **alone))
 
 
 def offline_costs(
