@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, serving_run
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, runs, serving_run
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
@@ -52,9 +52,20 @@ class QueuedRun:
     """Output tokens per second and GPU."""
 
 
+UNTOLD = {"trtllm": "1.1"}
+"""Releases that stand for a version that is not told: the one of the month in which the row's run was made, October 2025."""
+
+
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv on one replica; a version that is not told is an empty text."""
-    return [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
+    found = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    return [dataclasses.replace(run, version=run.version or UNTOLD.get(run.engine, "")) for run in found]
+
+
+def dense_runs(folder: Path) -> list[ServingRun]:
+    """Every run of a dense model on one replica: closed loads of both files, and offline ones."""
+    everything = [*runs(folder), *later_runs(folder), *offline_runs(folder)]
+    return [run for run in everything if catalogue_model(run.model).num_experts is None]
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:

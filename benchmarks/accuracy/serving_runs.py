@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.cost.parameters import total_parameters
+from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost.parameters import active_parameters
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
@@ -37,7 +38,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun:
-    """One measured configuration. Of a closed load throughput is derived: concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
 
     engine: str
     version: str
@@ -125,20 +126,22 @@ class Batch:
 
 
 def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
-    """Series with a run that ended sooner than its prompts' FLOPs at the datasheet's peak and its tokens' bytes at the
-    datasheet's bandwidth take: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
+    """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the rates that kernels reach
+    alone: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
     """
-    return {run.series for run in found if run.latency_s < _datasheet_latency(run)}
+    return {run.series for run in found if run.queued_throughput is None and run.latency_s < _least_latency(run)}
 
 
-def _datasheet_latency(run: ServingRun) -> float:
+def _least_latency(run: ServingRun) -> float:
     device, shape = gpu(run.gpu), catalogue_model(run.model)
     stored, compute = weight_format(run.precision, gpu=device)  # type: ignore[arg-type]
-    parameters = total_parameters(shape) - shape.vocab_size * shape.hidden_size
-    prefill = 2.0 * parameters * run.input_length * run.concurrency / device.peak_flops_per_second[compute]
+    kernels = gpu_efficiency(device)
+    roof = (kernels.thin_matmul or kernels.matmul)[compute]
+    active = active_parameters(shape) - shape.vocab_size * shape.hidden_size
+    prefill = 2.0 * active * run.input_length * run.concurrency / (roof.peak_fraction * device.peak_flops_per_second[compute])
     cache = 2.0 * shape.num_hidden_layers * shape.kv_heads * shape.head_size * ELEMENT_BYTES["fp8"]
-    read = stored * parameters + run.concurrency * run.input_length * cache
-    decode = (run.output_length - 1) * read / device.memory_bandwidth_bytes_per_second
+    read = stored * active + run.concurrency * run.input_length * cache
+    decode = (run.output_length - 1) * read / (roof.bandwidth_fraction * device.memory_bandwidth_bytes_per_second)
     return (prefill + decode) / run.num_gpus
 
 

@@ -127,7 +127,9 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
     engine, gpu = problem.engine, problem.profile.gpu
-    width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
+    familiar = problem.model.name in engine.fitted_models and problem.cluster.gpu.silicon in engine.fitted_silicon
+    width = _Z90 * (1.0 if familiar else engine.unfamiliar_factor)
+    width *= 1.0 if engine.measured and gpu.measured else _UNMEASURED
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
         return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
@@ -150,15 +152,22 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency_measured": problem.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
         "engine_efficiency_measured": problem.engine.measured,
-        "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
-        if problem.concurrency is not None
-        else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
+        "load": _load_words(problem),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         "kv_element_bytes": problem.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }
+
+
+def _load_words(problem: ServingProblem) -> str:
+    if problem.offline:
+        how_many = "more requests than run at once" if problem.num_prompts is None else f"{problem.num_prompts} requests"
+        return f"offline, {how_many} queued at once, latencies from admission, equal lengths"
+    if problem.concurrency is not None:
+        return f"closed, {problem.concurrency} requests in flight, equal lengths"
+    return f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths"
 
 
 def quantiles(rows: CostedRows, share: float) -> Quantiles:

@@ -90,12 +90,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     memory = serving_bytes(case, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
-    # A full cache holds requests of all ages: on average a share of their output.
-    cached = seen_tokens(case.model, length + engine.kv_reserved_output_fraction * output)
-    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
-    fits = rooms >= seen_tokens(case.model, length + output)
-    by_cache = np.maximum(rooms / cached, 1.0)
-    most = np.minimum(by_cache, c.max_num_seqs)
+    most, by_cache, fits = _room(case, c, memory)
     running = np.minimum(in_flight, most)
 
     stages = c.pipeline_parallel_size
@@ -159,6 +154,22 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
         sustained=np.ones(len(c), dtype=bool),
         bytes=memory,
     )  # fmt: skip
+
+
+def most_running(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> FloatArray:
+    """Requests that one scheduler can run at once; shape of the candidates."""
+    memory = serving_bytes(case, candidates, memory_fraction=min(case.engine.memory_fraction, 1.0 - memory_headroom_fraction))
+    return _room(case, candidates, memory)[0]
+
+
+def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """(requests that run at once, those that the cache alone would hold, whether one whole request fits)."""
+    length, output = float(case.input_length), float(case.output_length)
+    # A full cache holds requests of all ages: on average a share of their output.
+    cached = seen_tokens(case.model, length + case.engine.kv_reserved_output_fraction * output)
+    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    by_cache = np.maximum(rooms / cached, 1.0)
+    return np.minimum(by_cache, c.max_num_seqs), by_cache, rooms >= seen_tokens(case.model, length + output)
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:

@@ -217,7 +217,7 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """While the next pass would outgrow the cache, the youngest goes back to the head of the queue and is computed again."""
+        """While the next pass would outgrow the cache, the youngest goes back to the queue's head, to be computed again."""
         if self.table.promises_output:
             return
         while len(self.decoding) > 1 and self.used + len(self.decoding) > self.table.cache_tokens:

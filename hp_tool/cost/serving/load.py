@@ -9,14 +9,15 @@ Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and tha
 e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
 mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v).
 
-Passes of mean length T follow each other, and each takes the prompts that arrived during the one before, P seconds of work each,
-so their length has the variance r P T / (1 - r^2) with r = l P. A request that comes at any moment meets a pass that is longer
-than the mean, waits for its other half R, and then for the prompts that it shares its own pass with:
+Passes of mean length T follow each other, and each takes the prompts that arrived during the one before, P seconds of work
+each, so their length has the variance r P T / (1 - r^2) with r = l P. A request that comes at any moment meets a pass that is
+longer than the mean, waits for its other half R, and then for the prompts that it shares its own pass with:
 
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
-Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of M/D/1, P / (2 (1 - r)) ln(r / (1
-- q)) where that is above zero. Not counted are bursts beyond independence, lengths that differ, and a queue that has not settled.
+Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of M/D/1,
+P / (2 (1 - r)) ln(r / (1 - q)) where that is above zero. Not counted are bursts beyond independence, lengths that differ, and a
+queue that has not settled.
 """
 
 import math
@@ -27,7 +28,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import ServingCosts, serving_costs, tokens_per_pass
+from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_costs, tokens_per_pass
 
 STEP = 0.05
 """Share of the load for the difference quotient of X'(c), below c: above it a full cache would show."""
@@ -138,8 +139,8 @@ def costs_at_rate(
 
 def without_front_end(case: ServingCase) -> ServingCase:
     """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
-    alone = {"request_overhead_s": 0.0, "stream_overhead_s": 0.0, "wave_share": 0.0, "prefill_group": math.inf}
-    return replace(case, engine=replace(case.engine, **alone))
+    engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0, prefill_group=math.inf)
+    return replace(case, engine=engine)
 
 
 def offline_costs(
@@ -155,12 +156,10 @@ def offline_costs(
     """
     alone = without_front_end(case)
 
-    def at(concurrency: FloatArray) -> ServingCosts:
-        loaded = candidates.loaded(concurrency)
-        return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
-
-    full = at(np.ones(len(candidates))).max_running * candidates.schedulers
-    return at(full if num_prompts is None else np.minimum(full, num_prompts))
+    full = most_running(case=alone, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    running = full * candidates.schedulers
+    loaded = candidates.loaded(running if num_prompts is None else np.minimum(running, num_prompts))
+    return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
 
 # Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.
