@@ -115,7 +115,7 @@ def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficie
     starts = [
         mean if offline else np.where(np.arange(len(mean)) == index, start, mean) for start in STARTS[: 1 if offline else None]
     ]
-    found = [least_squares(residuals, x, bounds=(low, high), x_scale=sd, diff_step=1e-3) for x in starts]
+    found = [least_squares(residuals, x, bounds=(low, high), x_scale=sd, diff_step=1e-3, ftol=1e-5) for x in starts]
     return engine(min(found, key=lambda solution: solution.cost).x, name=name, version=version)
 
 
@@ -161,19 +161,20 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
 
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
-) -> list[list[Predicted]]:
-    """The runs of each kind, predicted by constants that saw the others; empty where there are too few of those."""
-    found = []
+) -> dict[str, list[Predicted]]:
+    """The runs of each kind, predicted by constants that saw the others; none where there are too few of those."""
+    found = {}
     for kind in dict.fromkeys(key(run) for run in members):
-        seen, unseen = [run for run in members if key(run) != kind], [run for run in members if key(run) == kind]
+        seen = [run for run in members if run.fitted and key(run) != kind]
+        unseen = [run for run in members if key(run) == kind]
         if len(seen) >= FEWEST_RUNS:
             profile = fit(seen, name=name, version=version)
-            found.append(predict(batches(unseen, profile), profile))
+            found[kind] = predict(batches(unseen, profile), profile)
     return found
 
 
 def by_model(run: ServingRun) -> str:
-    return f"{run.model} {run.precision}"
+    return run.model
 
 
 def by_gpu(run: ServingRun) -> str:
@@ -185,9 +186,8 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     unseen = [run for run in members if not run.fitted]
     own = scatter(predict(batches(unseen, profile), profile))
     name, version = profile.engine, profile.version
-    foreign = [
-        pair for key in (by_model, by_gpu) for found in left_out(members, name=name, version=version, key=key) for pair in found
-    ]
+    refits = [left_out(members, name=name, version=version, key=key) for key in (by_model, by_gpu)]
+    foreign = [pair for found in refits for pairs in found.values() for pair in pairs]
     wider = [value / own[what] for what, value in scatter(foreign).items() if what != "ttft"] if foreign else []
     assumed = {"ttft": ASSUMED_TTFT_LOG_SD, "tpot": own["throughput"]} | own
     return dataclasses.replace(
@@ -195,7 +195,7 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
         **{f"{what}_log_sd": float(f"{assumed[what]:.3g}") for what in NOISE},
         unfamiliar_factor=float(f"{max([1.0, *wider]):.3g}") if wider else UNFAMILIAR_FACTOR,
         fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
-        fitted_silicon=tuple(dict.fromkeys(str(gpu(run.gpu).silicon) for run in members)),
+        fitted_silicon=tuple(dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))),
     )
 
 

@@ -78,7 +78,7 @@ def disagreements() -> dict[str, dict[str, float]]:
             for tensor in (2, 8):
                 case, one = problem(engine, inputs, outputs, tensor=tensor)
                 full = serving_costs(case=steady(case), candidates=one.loaded(np.array([256.0])))
-                capacity = float((full.running / full.request_latency_s)[0])
+                capacity = 256.0 / float(full.request_latency_s[0])
                 table = pass_table(case=case, candidates=one)
                 for share in SHARES:
                     arrivals = np.cumsum(rng.exponential(1.0 / (share * capacity), n))
@@ -110,13 +110,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    slowest = max(found["events_s"], key=found["events_s"].__getitem__)
-    print(
-        f"{REQUESTS:,} requests by events: at most {found['events_s'][slowest]:.2f} s ({slowest}; limit {LIMITS['events_s']:.0f})"
-    )
-    print(
-        f"{SCREENED} configurations, {ARRIVALS:,} arrivals as a fluid: {found['fluid_s']:.2f} s (limit {LIMITS['fluid_s']:.0f})"
-    )
+    slowest, longest = max(found["events_s"].items(), key=lambda item: item[1])
+    print(f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit {LIMITS['events_s']:.0f}")
+    seconds = found["fluid_s"]
+    print(f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit {LIMITS['fluid_s']:.0f}")
     for name, row in found["disagreement"].items():
         print(f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:.1%}")
 

@@ -100,6 +100,10 @@ class EngineEfficiency(Strict):
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
 
+    def covers(self, *, model: str, silicon: str | None) -> bool:
+        """Whether runs of this model, and runs on this die, are among those fitted on."""
+        return model in self.fitted_models and silicon in self.fitted_silicon
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMemory:

@@ -22,7 +22,7 @@ OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
 CONFIDENCE = 0.9
 _Z90 = 1.645
-_UNMEASURED = 2.0
+UNMEASURED = 2.0
 """Intervals widen by this if the GPU's or the engine version's constants are borrowed from another."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 PLACES = (np.arange(200) + 0.5) / 200
@@ -127,9 +127,9 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
     engine, gpu = problem.engine, problem.profile.gpu
-    familiar = problem.model.name in engine.fitted_models and problem.cluster.gpu.silicon in engine.fitted_silicon
+    familiar = engine.covers(model=problem.model.name, silicon=problem.cluster.gpu.silicon)
     width = _Z90 * (1.0 if familiar else engine.unfamiliar_factor)
-    width *= 1.0 if engine.measured and gpu.measured else _UNMEASURED
+    width *= 1.0 if engine.measured and gpu.measured else UNMEASURED
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
         return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)

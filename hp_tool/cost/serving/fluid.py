@@ -48,9 +48,10 @@ def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArr
         rate, first, token = ((1.0 - share) * f[rows, low] + share * f[rows, low + 1] for f in (rates, ttfts, tpots))
         ttft += arrived * (first + np.maximum(n - most, 0.0) / rate)
         tpot += arrived * token
-        in_flight += n
-        # Fewer than one request leave at the rate of one, in proportion.
-        left = np.minimum(rate * np.minimum(n, 1.0) * step_s, n)
+        # Those in the middle of the step leave at its rate; fewer than one request at that of one, in proportion.
+        there = n + 0.5 * arrived / schedulers
+        left = there * -np.expm1(-rate * step_s / np.maximum(there, 1.0))
+        in_flight += there - 0.5 * left
         completed += left
         n += arrived / schedulers - left
     total = max(float(arrivals.sum()), 1.0)
