@@ -5,18 +5,16 @@ keys and values that a windowed layer no longer needs (vLLM's hybrid cache manag
 separate pools).
 """
 
-from typing import cast
-
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, Floats, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import Roofline, ThinRoofline
-from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 
 
@@ -65,25 +63,6 @@ def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
     return roofs.get(precision, roofs["bf16"])
 
 
-def thin_seconds(flops: FloatArray, traffic: Floats, k: Floats, roof: Roofline, *, gpu: GpuSpec, peak: float) -> FloatArray:
-    """Seconds of one matmul of any number of rows, its inner dimension `k`, without the cast of its input."""
-    if not isinstance(roof, ThinRoofline):
-        return cast(FloatArray, roofline_seconds(flops, traffic, roof, gpu=gpu, peak=peak))
-    compute = flops / (roof.peak_fraction * peak)
-    memory = traffic / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
-    longer, p = np.maximum(compute, memory), roof.sharpness
-    both: FloatArray = longer * (1.0 + (np.minimum(compute, memory) / longer) ** p) ** (1.0 / p)
-    return roof.overhead_s + roof.depth_s * k + both
-
-
-def cast_seconds(tokens: FloatArray, k: Floats, roof: Roofline, *, gpu: GpuSpec, element: float) -> Floats:
-    """Seconds of the kernel that quantises a matmul's input [tokens, k]; zero in 16 bits and where nobody measured it."""
-    if not isinstance(roof, ThinRoofline) or element >= OUTPUT_BYTES:
-        return 0.0
-    reached = roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second
-    return roof.cast_s + roof.cast_passes * (OUTPUT_BYTES + element) / reached * tokens * k
-
-
 def matmuls_seconds(
     case: ServingCase,
     tokens: FloatArray,
@@ -94,17 +73,34 @@ def matmuls_seconds(
 ) -> FloatArray:
     """Seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    2 tokens n k FLOPs; weights in their stored width are read once.
+    2 tokens n k FLOPs; weights in their stored width are read once. Below 16 bits a kernel quantises x before it, as far as the
+    engine does not fuse that into another.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
     roof, peak, element = thin_roof(case, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
+    per_flop = 1.0 / (roof.peak_fraction * peak)
+    per_byte = 1.0 / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     seconds = np.zeros(np.shape(tokens))
+    if not isinstance(roof, ThinRoofline):
+        for n, k in matrices:
+            traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
+            seconds = seconds + roof.overhead_s + np.maximum(2.0 * per_flop * n * k * tokens, per_byte * traffic)
+        return case.engine.matmul_slowdown * seconds
+    p, depth_s, overhead_s = roof.sharpness, roof.depth_s, roof.overhead_s
+    if element < OUTPUT_BYTES:
+        overhead_s += case.engine.cast_share * roof.cast_s
+        passes = case.engine.cast_share * roof.cast_passes * (OUTPUT_BYTES + element) * per_byte
+    else:
+        passes = 0.0
     for n, k in matrices:
-        traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
-        seconds = seconds + thin_seconds(2.0 * tokens * n * k, traffic, k, roof, gpu=gpu, peak=peak)
-        seconds = seconds + case.engine.cast_share * cast_seconds(tokens, k, roof, gpu=gpu, element=element)
+        arithmetic = 2.0 * per_flop * n * k * tokens
+        memory = per_byte * stored * n * k + tokens * (per_byte * (element * k + OUTPUT_BYTES * n))
+        both = (arithmetic**p + memory**p) ** (1.0 / p)
+        seconds = seconds + both + (overhead_s + depth_s * k)
+        if passes:
+            seconds = seconds + tokens * (passes * k)
     return case.engine.matmul_slowdown * seconds
 
 
