@@ -36,7 +36,7 @@ PRIORS = {
     "matmul_slowdown": (1.05, 0.1, 0.7, 2.0),
     "attention_slowdown": (1.1, 0.2, 0.5, 4.0),
     "communication_slowdown": (1.2, 0.5, 0.5, 8.0),
-    "cast_share": (0.5, 0.4, 0.0, 1.2),
+    "cast_share": (1.0, 0.3, 0.0, 1.5),
     "layer_overhead_s": (1.5e-5, 1e-5, 0.0, 1e-4),
     "iteration_overhead_s": (5e-4, 1e-3, 0.0, 2e-2),
     "sequence_overhead_s": (5e-6, 2e-5, 0.0, 1e-3),

@@ -50,8 +50,8 @@ class EngineEfficiency(Strict):
     communication_slowdown: float
     """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
     cast_share: float
-    """Share of the casts to fewer than 16 bits, timed alone, that the engine pays; the rest is fused into the norm or the
-    activation function before the matmul."""
+    """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they are fused into the norm or
+    the activation function before the matmul, above 1 where scales take a pass of their own."""
     layer_overhead_s: float
     """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward pass."""
     iteration_overhead_s: float
