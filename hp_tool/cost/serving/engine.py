@@ -116,7 +116,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
         # Chunks beyond the iterations of a request's life find nothing to ride along with.
         riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
         extra = riding * (mixed - verify) + (1.0 - riding) * extra
-    around = engine.prompt_layer_overhead_s * case.model.num_hidden_layers
+    around = prompt_overhead(case)
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
@@ -131,6 +131,10 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
+    if case.model.num_experts:
+        early = early + case.experts.first_token_s
+        served = served + case.experts.first_token_s
+        waiting = waiting + case.experts.first_token_s
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
@@ -170,6 +174,12 @@ def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tupl
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     by_cache = np.maximum(rooms / cached, 1.0)
     return np.minimum(by_cache, c.max_num_seqs), by_cache, rooms >= seen_tokens(case.model, length + output)
+
+
+def prompt_overhead(case: ServingCase) -> float:
+    """Seconds of the engine's own work around one prompt, over all layers."""
+    mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
+    return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
