@@ -105,7 +105,7 @@ class Prepared:
         workload = self.problem.workload
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
-            framework = without_host(framework)
+            framework = without_host(framework, modules=workload.cuda_graph_modules)
         if is_narrow(workload):
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"

@@ -82,7 +82,8 @@ def _case(row: Row) -> Case:
             expert_capacity_factor=1.0 if row["token_drop"] == "tokendrop" else None,
             optimizer_precision="bf16" if row["model"] == "deepseek_v3" else None,  # as its recipe's source says
             overlap=OverlapSpec(expert_parallel=True) if row["ep_overlap"] == "True" else None,
-            cuda_graphs=_whole_layers_as_graphs(row), offload="activations" if row["offload_layers"] else None,
+            cuda_graphs=_records_graphs(row) or None, cuda_graph_modules=_recorded(row),  # type: ignore[arg-type]
+            offload="activations" if row["offload_layers"] else None,
             offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else None,  # of Llama 3 70B's layers
         ),
         parallel=ParallelQuery(
@@ -114,7 +115,11 @@ def _recompute(row: Row) -> RecomputeName | Recompute:
     return Recompute(granularity="selective", modules=modules) if modules else "none"  # type: ignore[arg-type]
 
 
-def _whole_layers_as_graphs(row: Row) -> bool:
-    """Graphs of attention and routing, or of the whole iteration; with those of single modules the host launches the rest."""
-    modules = row["cuda_graph_modules"].split("+")
-    return row["cuda_graph_impl"] in ("local", "full_iteration") or "full_iteration" in modules or "attn" in modules
+def _records_graphs(row: Row) -> bool:
+    return row["cuda_graph_impl"] in ("local", "full_iteration") or bool(row["cuda_graph_modules"])
+
+
+def _recorded(row: Row) -> tuple[str, ...] | None:
+    """The modules recorded; None: the whole iteration, or nothing."""
+    modules = tuple(row["cuda_graph_modules"].split("+")) if row["cuda_graph_modules"] else None
+    return None if modules == ("full_iteration",) else modules

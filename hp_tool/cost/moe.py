@@ -18,10 +18,15 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
-from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, is_narrow, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
+TILE_ROWS = 128.0
+"""Rows that a matmul's thread blocks compute together: a group's last tile is half empty on average."""
+COMMUNICATION_SHARE = 20.0 / 132.0
+"""Of the device's arithmetic, taken by an exchange that runs beside it: 20 of 132 multiprocessors (arXiv 2412.19437 section
+3.2.2)."""
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
@@ -75,7 +80,7 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     forward, gradient = weight_matmuls(
-        routed / local_experts, matrices, case=case, precision=workload.precision, batch=local_experts
+        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=workload.precision, batch=local_experts
     )
     cast, cast_backward = cast_traffic(workload, matrices)
     if model.num_shared_experts:
@@ -90,26 +95,47 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     active = routed * width * s.e
     traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    if model.expert_bias:
+        # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums both biases' gradients.
+        traffic = traffic + 28.0 * routed * s.h
+        traffic_backward = traffic_backward + routed * (40.0 * s.h + s.e * gates * width)
     if not workload.kernel_fusion:
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
 
     ranks = expert_group(c, "ep", cluster=cluster)
     near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)
     token = s.tokens / s.t * s.h * s.e
-    exchange = exchange_seconds(token * near, token * away, machine=case, group=ranks)
+    exchange = exchange_seconds(
+        token * near, token * away, machine=case, group=ranks,
+        fraction=profile.framework.dispatch_bandwidth_fraction if case.strategy.moe_token_dispatcher_type == "flex" else None,
+    )  # fmt: skip
     around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
     sent = token * (model.num_experts_per_tok or 1)
     communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
-    waiting = 0.5 * profile.framework.expert_overhead_s
+    alone, each = kernels_of_expert(case), profile.framework.expert_launch_s * local_experts
+    waiting, waiting_backward = (
+        0.5 * profile.framework.expert_overhead_s + each * count for count in (alone.forward, alone.backward)
+    )
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
         elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=waiting + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
+        elementwise_backward=waiting_backward + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
         expert=exposed,
         expert_backward=exposed,
     )
+
+
+def kernels_of_expert(case: TrainingCase) -> Kernels:
+    """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear layer does.
+
+    Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each input and each gradient; biased
+    experts (`expert_bias`) multiply and add the second bias, and backward reduce its gradient and the weights'.
+    """
+    casts = 4.0 if is_narrow(case.workload) else 0.0
+    biased = 1.0 if case.model.expert_bias else 0.0
+    return Kernels(forward=2.0 + casts + 2.0 * biased, backward=4.0 + casts + 8.0 * biased)
 
 
 # Copies of a token that travel to the experts' ranks, by link.
@@ -185,9 +211,15 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     blocks = (attention, experts)
     return replace(
         experts,
-        expert=sum(forward - minimum(forward, _backward_compute(block)) for block in blocks),
-        expert_backward=sum(backward - minimum(backward, _forward_compute(block)) for block in blocks),
+        expert=sum(_left_over(forward, _backward_compute(block)) for block in blocks),
+        expert_backward=sum(_left_over(backward, _forward_compute(block)) for block in blocks),
     )
+
+
+def _left_over(exchange: Floats, compute: Floats) -> Floats:
+    """Seconds that an exchange adds to the compute beside it, which it slows."""
+    hidden = minimum(exchange, compute)
+    return exchange - (1.0 - COMMUNICATION_SHARE) * hidden
 
 
 def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:

@@ -276,11 +276,19 @@ DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 """Kernels of a dense layer on one rank, both passes."""
 
 
-def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """The constants with recorded CUDA graphs: no device waits for its host."""
+def without_host(framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None) -> FrameworkEfficiency:
+    """The constants with recorded CUDA graphs: no device waits for its host.
+
+    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens; without attention's also most
+    other launches, but not the preparation of the dispatch.
+    """
+    if modules is not None and "attn" not in modules:
+        prepared = "moe_preprocess" in modules
+        return dataclasses.replace(framework, expert_overhead_s=0.0 if prepared else framework.expert_overhead_s)
     return dataclasses.replace(
-        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
-    )
+        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0,
+        expert_launch_s=0.0 if modules is None else framework.expert_launch_s,
+    )  # fmt: skip
 
 
 def launches(

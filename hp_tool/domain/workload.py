@@ -15,6 +15,7 @@ FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
+GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,9 @@ class TrainingWorkload(Strict):
     """Which communication overlaps compute; None: as in the framework's measured runs."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
+    cuda_graph_modules: tuple[GraphModule, ...] | None = None
+    """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the experts' tokens is launched as
+    without graphs then. None: with cuda_graphs the whole iteration."""
     kernel_fusion: bool = True
     """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
     False: each passes over memory on its own, as in Megatron-LM of 2019."""
@@ -158,6 +162,12 @@ class TrainingWorkload(Strict):
     def activation_element_bytes(self) -> float:
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
+    def records_layers(self) -> bool:
+        """Whether graphs hold most of a layer, and so its input and output."""
+        modules = self.cuda_graph_modules
+        return bool(self.cuda_graphs) and (modules is None or "attn" in modules)
 
     @property
     def merges_passes(self) -> bool:

@@ -307,6 +307,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
+        cuda_graph_modules=workload.cuda_graph_modules,
         narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )
