@@ -97,6 +97,11 @@ class Candidates:
         """Whether any candidate has another pipeline schedule than 1F1B and its interleaving."""
         return anywhere(self.pipeline_schedule)
 
+    @cached_property
+    def merges_passes(self) -> bool:
+        """Whether any candidate's schedule runs forward passes together with backward passes: DualPipe."""
+        return self.names_schedules and anywhere(self.pipeline_schedule == DUALPIPE)
+
     @property
     def splits_backward(self) -> Bools:
         """Where weight gradients run apart from input gradients."""

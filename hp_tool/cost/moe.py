@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
@@ -222,14 +222,18 @@ def _left_over(exchange: Floats, compute: Floats) -> Floats:
     return exchange - (1.0 - COMMUNICATION_SHARE) * hidden
 
 
-def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:
-    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v).
+def merged_share(candidates: Candidates, *, micro_batches: Floats, asked: bool = True) -> Floats:
+    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `asked` for.
 
     These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
-    pipeline all but one of m.
+    pipeline all but one of m. Under DualPipe, asked or not, all but 3 p / 2 - 1 of its first rank's.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
-    return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)
+    share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if asked else 0.0
+    if candidates.merges_passes:
+        dual = maximum(1.0 - (1.5 * p - 1.0) / micro_batches, 0.0)
+        share = where(candidates.pipeline_schedule == DUALPIPE, dual, share)
+    return share
 
 
 def _forward_compute(block: BlockTime) -> Floats:

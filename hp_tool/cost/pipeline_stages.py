@@ -93,7 +93,7 @@ class Pipeline:
 
     def between(self, c: Candidates) -> Bools:
         """Where stages lie between the ends, so that stages[2:] count."""
-        return (c.pipeline_parallel_size > 2) & (c.is_folded ^ True)
+        return (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
@@ -127,7 +127,7 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     first, last = (StageLayers(count=count, expert_share=share) for count, share in zip(counts, shares, strict=True))
     stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
     lighter = (fewer_first > 0) | (first.expert_share < critical.expert_share)
-    if anywhere(lighter & (p > 2) & (c.is_folded ^ True)):
+    if anywhere(lighter & (p > 2) & (c.pipeline_schedule != ZBV)):
         count = maximum(p - 2, 1)
         between = pipeline_part(
             model, c, first_rank=1, layers_before=each - fewer_first, stages=count, layers=each, embedding=0, output=0
