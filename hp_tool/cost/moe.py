@@ -18,7 +18,14 @@ from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
-from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, is_narrow, weight_matmuls
+from hp_tool.cost.roofline import (
+    FP8_BLOCK_SCALE_BYTES,
+    cast_traffic,
+    elementwise_seconds,
+    is_narrow,
+    quantized_bytes,
+    weight_matmuls,
+)
 from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
@@ -49,17 +56,20 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     gates = float(model.mlp_inputs)
     routed = routed_tokens(case, candidates, s)
     width = model.expert_size / candidates.expert_tensor_parallel_size
+    routed_input = s.saved_input
+    if case.workload.expert_precision is not None:
+        routed_input = quantized_bytes(case.workload.of_experts) if is_narrow(case.workload.of_experts) else s.e
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * s.saved_input + width * (gates * s.activation_input + s.saved_input))
+    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + routed_input))
     beside = s.tokens * shared * (gates * s.activation_input + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
         norm_output=s.tokens * s.h * s.e / s.shards,
         moe=router + experts + beside,
-        expert_activations=routed * width * s.saved_input,
+        expert_activations=routed * width * routed_input,
         shared_experts=beside,
         working=s.e * (routed * (2.0 * s.h + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
     )
@@ -80,9 +90,9 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
     forward, gradient = weight_matmuls(
-        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=workload.precision, batch=local_experts
+        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=workload.of_experts.precision, batch=local_experts
     )
-    cast, cast_backward = cast_traffic(workload, matrices)
+    cast, cast_backward = cast_traffic(workload.of_experts, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
             s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), case=case, precision=workload.precision
@@ -103,15 +113,13 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
 
     ranks = expert_group(c, "ep", cluster=cluster)
-    near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)
-    token = s.tokens / s.t * s.h * s.e
-    exchange = exchange_seconds(
-        token * near, token * away, machine=case, group=ranks,
-        fraction=profile.framework.dispatch_bandwidth_fraction if case.strategy.moe_token_dispatcher_type == "flex" else None,
-    )  # fmt: skip
+    token = s.tokens / s.t * s.h
+    there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
+    exchange = _exchange_seconds(token * s.e, case=case, group=ranks)
+    exchanges = 2.0 * exchange if there == s.e else exchange + _exchange_seconds(token * there, case=case, group=ranks)
     around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
-    sent = token * (model.num_experts_per_tok or 1)
-    communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
+    sent = token * s.e * (model.num_experts_per_tok or 1)
+    communication = exchanges + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
     alone, each = kernels_of_expert(case), profile.framework.expert_launch_s * local_experts
     waiting, waiting_backward = (
@@ -127,13 +135,21 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     )
 
 
+def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group) -> Floats:
+    """Seconds of one all-to-all in which a copy of each of a rank's tokens takes so many bytes."""
+    dispatcher = case.strategy.moe_token_dispatcher_type
+    near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
+    reached = case.profile.framework.dispatch_bandwidth_fraction if dispatcher == "flex" else None
+    return exchange_seconds(one_copy * near, one_copy * away, machine=case, group=group, fraction=reached)
+
+
 def kernels_of_expert(case: TrainingCase) -> Kernels:
     """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear layer does.
 
     Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each input and each gradient; biased
     experts (`expert_bias`) multiply and add the second bias, and backward reduce its gradient and the weights'.
     """
-    casts = 4.0 if is_narrow(case.workload) else 0.0
+    casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
     biased = 1.0 if case.model.expert_bias else 0.0
     return Kernels(forward=2.0 + casts + 2.0 * biased, backward=4.0 + casts + 8.0 * biased)
 
@@ -226,13 +242,14 @@ def merged_share(candidates: Candidates, *, micro_batches: Floats, asked: bool =
     """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `asked` for.
 
     These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
-    pipeline all but one of m. Under DualPipe, asked or not, all but 3 p / 2 - 1 of its first rank's.
+    pipeline all but one of m. Under DualPipe, asked or not, all but 3 p / 2 - 1 of its first rank's, under DualPipeV all but
+    (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
     share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if asked else 0.0
     if candidates.merges_passes:
-        dual = maximum(1.0 - (1.5 * p - 1.0) / micro_batches, 0.0)
-        share = where(candidates.pipeline_schedule == DUALPIPE, dual, share)
+        dual = maximum(1.0 - (1.5 * p - 1.0 / v) / micro_batches, 0.0)
+        share = where(candidates.pipeline_schedule >= DUALPIPE, dual, share)
     return share
 
 

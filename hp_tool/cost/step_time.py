@@ -231,7 +231,7 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     communication = where(output >= embedding, minimum(critical, collectives), 0.0)
     if c.names_schedules:
         folded, share = c.is_folded, share_of_ends(c)
-        left_out = share * (pipeline.fewer_first + pipeline.fewer_last) * stage.occupied_layer
+        left_out = (pipeline.fewer_first - (1.0 - share) * (pipeline.fewer_first - pipeline.fewer_last)) * stage.occupied_layer
         critical = where(folded, maximum(share * both - left_out, 0.0), critical)
         communication = where(folded, share * collectives, communication)
     return EndsTime(both=both, critical=critical, communication=communication)

@@ -1,6 +1,8 @@
 """What work is asked for: a training run's or a serving load's figures, independent of how it is parallelised."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -129,6 +131,11 @@ class TrainingWorkload(Strict):
     pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
+    expert_precision: Precision | None = None
+    """MoE: precision of the routed experts' matmul inputs; None: precision."""
+    dispatch_precision: Literal["bf16", "fp8"] | None = None
+    """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the experts return stays in 16
+    bits. None: 16 bits."""
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
     """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing loss."""
     expert_capacity_factor: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
@@ -162,6 +169,11 @@ class TrainingWorkload(Strict):
     def activation_element_bytes(self) -> float:
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
+
+    @cached_property
+    def of_experts(self) -> TrainingWorkload:
+        """The workload with the routed experts' precision."""
+        return self if self.expert_precision is None else replace(self, precision=self.expert_precision, expert_precision=None)
 
     @property
     def records_layers(self) -> bool:

@@ -117,7 +117,8 @@ class TrainingProblem(TrainingCase):
         """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices' datasheet peak."""
         cluster, workload = self.cluster, self.workload
         work = token_flops(self.model, workload).model * step_tokens(workload)
-        peak = max(peak_flops(kind.gpu, precision=workload.precision) for kind in cluster.kinds or (cluster,))
+        precisions = {workload.precision, workload.of_experts.precision}
+        peak = max(peak_flops(kind.gpu, precision=each) for kind in cluster.kinds or (cluster,) for each in precisions)
         return work / (BEYOND_PEAK * peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
@@ -150,6 +151,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
+    peak_flops(cluster.gpu, precision=query.training.of_experts.precision, field="training.expert_precision")
     workload, rows = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)

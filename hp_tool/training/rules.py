@@ -36,6 +36,9 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_lengths(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
+    for name in ("expert_precision", "dispatch_precision"):
+        foreign = getattr(workload, name) is not None and not model.num_experts
+        _refuse(f"training.{name}", (foreign, f"{model.name} has no experts, so no {name}; leave it out"))
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)

@@ -147,7 +147,6 @@ def test_they_are_tried_where_a_query_says_nothing(name: str, num_gpus: int, sta
         ("gpt-22b", {"pipeline_parallel_size": 64}),
         ("gpt-22b", {"virtual_pipeline_parallel_size": 7}),
         ("gpt-22b", {"pipeline_parallel_size": 10, "pipeline_schedule": "zbv"}),
-        ("llama-3.1-405b", {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe"}),
     ],
 )
 def test_stages_without_layers_and_folded_schedules_stay_illegal(name: str, parallel: dict[str, Any]) -> None:
