@@ -60,7 +60,20 @@ def test_graphs_change_nothing_else_in_the_profile() -> None:
     plain, graphs = (
         efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework for on in (False, True)
     )
-    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
+    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0, expert_launch_s=0.0)
+
+
+def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
+    card = gpu("h100-sxm-80gb")
+    plain, layers, routers = (
+        efficiency(gpu=card, framework="megatron-core", cuda_graphs=bool(modules), cuda_graph_modules=modules).framework
+        for modules in (None, ("attn", "moe_router", "moe_preprocess"), ("moe_router", "moe_preprocess"))
+    )
+    assert plain.expert_launch_s > 0.0
+    assert layers == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
+    assert routers == dataclasses.replace(plain, expert_overhead_s=0.0)
+    only_router = efficiency(gpu=card, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=("moe_router",))
+    assert only_router.framework == plain, "the host still reads the counts"
 
 
 def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:
