@@ -190,7 +190,8 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     all_micro_batches = micro_batches(candidate, workload=problem.workload)
     m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
-    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}  # to show how it fills, runs and drains
+    # To show how it fills, runs and drains.
+    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
     drawn = min(m, enough.get(name, p + 4))
     layer = model_layers(
         case=problem,

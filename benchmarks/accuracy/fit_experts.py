@@ -35,9 +35,7 @@ PROFILES = ("default", "a100", "v100")
 """Megatron Core's: what hosts take for experts does not depend on the card."""
 
 
-def with_experts(
-    runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None
-) -> FrameworkEfficiency:
+def with_experts(runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None) -> FrameworkEfficiency:
     """The constants with those of experts fitted on these runs; the means of the priors without any run of experts.
 
     Where there are runs of today's releases, earlier ones do not count.

@@ -115,7 +115,8 @@ class Candidates:
     @property
     def is_v(self) -> Bools:
         """Where rank r holds the chunks r and 2p - 1 - r: ZB-V and DualPipeV."""
-        return (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
+        folded: Bools = (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
+        return folded
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
         """The chosen rows in the order of `indices`; rows of a grid are numbered row by row."""

@@ -89,10 +89,11 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     routed = routed_tokens(case, candidates, s)
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
+    of_experts = workload.of_experts
     forward, gradient = weight_matmuls(
-        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=workload.of_experts.precision, batch=local_experts
+        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=of_experts.precision, batch=local_experts
     )
-    cast, cast_backward = cast_traffic(workload.of_experts, matrices)
+    cast, cast_backward = cast_traffic(of_experts, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
             s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), case=case, precision=workload.precision
@@ -136,8 +137,10 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group) -> Floats:
-    """Seconds of one all-to-all in which a copy of each of a rank's tokens takes so many bytes."""
+    """Seconds of one exchange in which a copy of each of a rank's tokens takes so many bytes."""
     dispatcher = case.strategy.moe_token_dispatcher_type
+    if dispatcher == "allgather":
+        return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
     reached = case.profile.framework.dispatch_bandwidth_fraction if dispatcher == "flex" else None
     return exchange_seconds(one_copy * near, one_copy * away, machine=case, group=group, fraction=reached)
@@ -159,6 +162,7 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
 # alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k experts.
 # flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and inside a node one for each such rank;
 # results are summed on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
+# allgather: every rank gets every token, by a ring, and combining is a reduce-scatter of the same size.
 
 
 def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:

@@ -93,7 +93,8 @@ class Pipeline:
 
     def between(self, c: Candidates) -> Bools:
         """Where stages lie between the ends, so that stages[2:] count."""
-        return (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
+        lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
+        return lie
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:

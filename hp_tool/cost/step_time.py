@@ -214,7 +214,8 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     """Seconds that embedding and output layer add to the first and last stage.
 
     The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a folded pipeline the rank
-    with both ends is, as far as it exceeds what both leave out. Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    with both ends is, as far as it exceeds what both leave out. Multi-token prediction: each depth is one more layer and one
+    more pass through the output layer.
     """
     c, depths = candidates, model.num_nextn_predict_layers
     collectives = (1.0 + depths) * head.output_communication

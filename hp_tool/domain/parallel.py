@@ -11,7 +11,7 @@ from hp_tool.domain.pipeline_layout import PipelineLayout
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
 PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v"]
-TokenDispatcher = Literal["alltoall", "flex"]
+TokenDispatcher = Literal["alltoall", "flex", "allgather"]
 ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
@@ -137,8 +137,8 @@ class ParallelQuery(Strict):
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
-    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
-    flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
+    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
+    to every rank. None: flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
     attention_data_parallel_size: Axis[Devices] = None
     """Inference only: groups of a stage that attend to different requests."""
     max_num_seqs: Axis[Devices] = None

@@ -42,6 +42,8 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "offload": (None, "none"),
     "offload_fraction": (None, 1.0),
     "cuda_graphs": (None, False),
+    "expert_precision": (None,),
+    "dispatch_precision": (None, "bf16"),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": _FP32,
@@ -123,8 +125,10 @@ def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
-    if strategy.moe_token_dispatcher_type == "flex":  # noqa: S105 (a token is no password here)
-        yield "parallel.moe_token_dispatcher_type", "moe_token_dispatcher_type: flex, which needs DeepEP"
+    dispatcher = strategy.moe_token_dispatcher_type
+    if dispatcher != "alltoall":
+        why = ", which needs DeepEP" if dispatcher == "flex" else ""
+        yield "parallel.moe_token_dispatcher_type", f"moe_token_dispatcher_type: {dispatcher}{why}"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:

@@ -17,7 +17,16 @@ from hp_tool.cost.legality import schedule_broken
 from hp_tool.cost.moe import merged_share
 from hp_tool.cost.schedules.bubble import chunks_in_flight, split_bubble_share, waiting_in_flight
 from hp_tool.cost.schedules.execution import (
-    Operation, Order, dualpipe, dualpipe_v, gpipe, interleaved, one_f_one_b, timeline, zb_h1, zbv
+    Operation,
+    Order,
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    timeline,
+    zb_h1,
+    zbv,
 )  # fmt: skip
 from hp_tool.domain.parallel import ParallelConfig
 from tests.conftest import skip_or_fail
@@ -84,7 +93,7 @@ def test_every_micro_batch_passes_every_stage_once(name: str, data: st.DataObjec
 @few
 @given(st.data(), seconds, seconds, seconds)
 def test_bubble(name: str, data: st.DataObject, t_f: float, t_b: float, t_w: float) -> None:
-    if name in ("zbv", "dualpipe", "dualpipe-v"):  # the formulas hold in the order that kernels have; elsewhere ZB-V's is a bound
+    if name in ("zbv", "dualpipe", "dualpipe-v"):  # formulas hold in the order that kernels have; elsewhere ZB-V's is a bound
         t_w, t_f, t_b = sorted((t_f, t_b, t_w))
     config, m = data.draw(legal(name))
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
