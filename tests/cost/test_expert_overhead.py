@@ -1,4 +1,4 @@
-"""The host's share of dispatching tokens: once for each layer with experts and micro-batch; and what experts launch one by one."""
+"""The host's share of dispatching tokens, once for each layer with experts and micro-batch, and what experts launch singly."""
 
 from __future__ import annotations
 
