@@ -216,8 +216,8 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 # All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
-# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). No measurement covers it: the exposed time here is the
-# physical bound, at which hidden bytes are free and kernels do not slow each other.
+# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. What they hide takes COMMUNICATION_SHARE of
+# the arithmetic beside it.
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:

@@ -43,8 +43,8 @@ class OverlapSpec(Strict):
     context_parallel: bool | None = None
     """The ring's keys and values are sent during the attention of the step before."""
     expert_parallel: bool | None = None
-    """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm):
-    a bound, never fitted; needs experts on several ranks and, with a pipeline, interleaving."""
+    """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm); needs
+    experts on several ranks and, with a pipeline, interleaving."""
     pipeline_parallel: bool | None = None
     """Stage-to-stage transfers behind other micro-batches (overlap-p2p-communication)."""
     data_parallel: bool | None = None

@@ -151,7 +151,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
-    peak_flops(cluster.gpu, precision=query.training.of_experts.precision, field="training.expert_precision")
+    if query.training.expert_precision is not None:
+        peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
     workload, rows = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
