@@ -24,12 +24,24 @@ MODELS = {
     "qwen3_30b_a3b": "qwen3-30b-a3b",
     "deepseek_v3": "deepseek-v3",
     "gpt_oss_120b": "gpt-oss-120b",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "kimi_k2": "kimi-k2",
+    "llama31_405b": "llama-3.1-405b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
 }
-GPUS = {"H100": "h100-sxm-80gb", "B200": "b200-sxm-180gb", "GB200": "gb200-nvl72"}
+"""Those of other names are left out."""
+GPUS = {
+    "H100": "h100-sxm-80gb",
+    "H200": "h200-sxm-141gb",
+    "B200": "b200-sxm-180gb",
+    "B300": "b300-sxm-288gb",
+    "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+}
 PRECISIONS: dict[str, Precision] = {"fp8_cs": "fp8", "fp8_sc": "fp8", "fp8_mx": "mxfp8", "nvfp4": "nvfp4", "bf16": "bf16"}
 SCALING = {"fp8_cs": "tensorwise", "fp8_sc": "blockwise"}
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
-DISPATCHERS = {"": None, "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
+DISPATCHERS = {"": None, "allgather": "allgather", "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
 
 
 def pretraining(folder: Path) -> list[Case]:
@@ -39,7 +51,7 @@ def pretraining(folder: Path) -> list[Case]:
 
 def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
-    rows = read(folder, FILE)
+    rows = _known_rows(folder)
     known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
     found = [_case(row) for row in rows]
     for row in read(folder, "training_megatron_bridge.csv"):
@@ -64,7 +76,11 @@ def _rate(case: Case) -> tuple[str, int]:
 
 def recipe_cases(folder: Path) -> list[Case]:
     """The rows that give their knobs."""
-    return [_case(row) for row in read(folder, FILE)]
+    return [_case(row) for row in _known_rows(folder)]
+
+
+def _known_rows(folder: Path) -> list[Row]:
+    return [row for row in read(folder, FILE) if row["model"] in MODELS and row["gpu"] in GPUS]
 
 
 def _case(row: Row) -> Case:

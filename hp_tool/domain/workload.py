@@ -146,7 +146,8 @@ class TrainingWorkload(Strict):
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
     cuda_graph_modules: tuple[GraphModule, ...] | None = None
     """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the experts' tokens is launched as
-    without graphs then. None: with cuda_graphs the whole iteration."""
+    without graphs then. None: with cuda_graphs the whole iteration; before framework_version 26.06 (NeMo) or 0.18 (Megatron
+    Core) all but that."""
     kernel_fusion: bool = True
     """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
     False: each passes over memory on its own, as in Megatron-LM of 2019."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ from hp_tool.domain.pipeline_layout import (
 )
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import GraphModule, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training, first_case
@@ -48,6 +49,9 @@ from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
 Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
+"""Releases since which recipes record whole iterations although no token is dropped."""
+ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 TODAY = "26.02.01"
 """What runs where a query names no release: software as new as this, at least."""
 FIRST_CONTAINER = 20
@@ -206,11 +210,22 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_SINCE on; alltoall, which runs everywhere, before them and for unknown releases."""
-    numbers = _release(framework_version or "")
-    if not numbers:
-        return "alltoall"
-    since = FLEX_SINCE["container" if numbers[0] >= FIRST_CONTAINER else "core"]
-    return "flex" if numbers >= since else "alltoall"
+    return "flex" if _has_come(framework_version or "", since=FLEX_SINCE) else "alltoall"
+
+
+def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
+    """What CUDA graphs hold where a query names no modules: the whole iteration (None), but before ITERATIONS_SINCE not the
+    kernels of experts that keep every token, whose shapes follow the tokens.
+    """
+    named = workload.cuda_graph_modules
+    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
+        return named
+    return None if _has_come(workload.framework_version or TODAY, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
+
+
+def _has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
+    numbers = _release(release)
+    return bool(numbers) and numbers >= since["container" if numbers[0] >= FIRST_CONTAINER else "core"]
 
 
 def is_later(release: str, *, than: str) -> bool:
@@ -310,7 +325,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
-        cuda_graph_modules=workload.cuda_graph_modules,
+        cuda_graph_modules=recorded_modules(workload, model),
         narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )
