@@ -125,6 +125,7 @@ MODERN_PRIORS = {
     **dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0)),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
     "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
+    "yearly_gain": (0.0, 0.05, -0.2, 0.3),
 }
 CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
     ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
@@ -161,6 +162,8 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     """
     runs = list(runs)
     chosen = [run for run in runs if run.problem.model.num_experts is None]
+    # Of a card that only experts ran on little is known; a release is known by any.
+    start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
     weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
     priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
     mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
@@ -181,9 +184,7 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     near = np.full(len(mean), 1e-2)
     fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
     found = constants(fitted.x, digits=4)
-    # Of a card that only experts ran on little is known.
-    known = seen(with_experts(runs, found.framework, found.shares), chosen)
-    return dataclasses.replace(found, framework=dataclasses.replace(known, newest_release=seen(known, runs).newest_release))
+    return dataclasses.replace(found, framework=with_experts(runs, found.framework, found.shares))
 
 
 def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:

@@ -24,7 +24,7 @@ from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -54,6 +54,8 @@ ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
 ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 TODAY = "26.02.01"
 """What runs where a query names no release: software as new as this, at least."""
+MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
+"""How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
 FIRST_CONTAINER = 20
 """Year of the first NeMo container; Megatron Core's releases begin with 0."""
 
@@ -228,6 +230,19 @@ def _has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
     return bool(numbers) and numbers >= since["container" if numbers[0] >= FIRST_CONTAINER else "core"]
 
 
+def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
+    """Step time under a release of the framework over that under the newest one of its runs, by their trend; 1 for releases
+    that no query names, and for Megatron Core's own versions, which tell no date.
+    """
+    if not framework.yearly_gain or framework.newest_release is None or release is None:
+        return 1.0
+    numbers, newest = (_release(one) for one in (release, framework.newest_release))
+    if len(numbers) < 2 or numbers[0] < FIRST_CONTAINER:
+        return 1.0
+    years = newest[0] - numbers[0] + (newest[1] - numbers[1]) / 12.0
+    return math.exp(framework.yearly_gain * min(max(years, -MOST_YEARS_AHEAD), MOST_YEARS_BACK))
+
+
 def is_later(release: str, *, than: str) -> bool:
     """Whether a release is later than a NeMo container's (year.month). Versions of Megatron Core (0.x) began in 2023."""
     numbers, since = _release(release), _release(than)
@@ -329,6 +344,9 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )
+    factor = release_factor(profile.framework, workload.framework_version)
+    if factor != 1.0:
+        profile = dataclasses.replace(profile, release_factor=factor)
     return with_scatter(profile, model=model, workload=workload)
 
 
