@@ -10,12 +10,12 @@ import pytest
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.overlap import FRACTIONS
 from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
+from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.training import estimate
@@ -63,7 +63,7 @@ def test_what_nobody_measured_is_refused_by_name() -> None:
 
 
 def test_every_switch_has_its_constants() -> None:
-    assert set(FRACTIONS) == {field.name for field in dataclasses.fields(OverlapSpec)}
+    assert set(OVERLAPS) == {field.name for field in dataclasses.fields(OverlapSpec)}
 
 
 def test_interleaved_chunks_exchange_beside_the_micro_batches_of_the_next() -> None:
