@@ -121,6 +121,11 @@ class FrameworkEfficiency(Strict):
     expert_overhead_s: float = 0.0
     """What one layer's dispatch of tokens takes besides kernels and links, forward and backward together: the host reads how
     many tokens each expert got before it can launch what works on them."""
+    expert_launch_s: float = 0.0
+    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped layers go through a rank's
+    experts one by one."""
+    dispatch_bandwidth_fraction: float | None = None
+    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's all-to-all."""
     data_parallel_overlap: float
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float
