@@ -262,10 +262,14 @@ class ProfileRequest(Request):
     balanced_routing: bool = False
     """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
 
+    more_warmup_steps: int = 0
+    """Further steps to warm up at most, while they still become faster."""
+
     @property
-    def least_warmup(self) -> int:
-        """Steps to warm up at least."""
-        return max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+    def warmup(self) -> tuple[int, int]:
+        """Steps to warm up at least and at most."""
+        least = max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+        return least, least + (self.more_warmup_steps if least else 0)
 
 
 def interquartile_range(values: Sequence[float]) -> float | None:
