@@ -192,7 +192,7 @@ class TestPreemption:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
         assert processes("job-1") == []
-        assert measurement.wall_s is not None and 0.0 < measurement.wall_s < 60.0
+        assert measurement.wall_s is not None and measurement.wall_s < 60.0
         assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
         assert measurement.suspects == ()  # nodes that are wanted elsewhere are sound
 
