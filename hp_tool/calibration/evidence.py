@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.workload import TrainingWorkload
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -83,6 +87,8 @@ class Evidence:
 
 MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
+STEP_LOG_SD, PAIR_LOG_SD = "step_log_sd", "pair_log_sd"
+"""No features but what the cost model says of its own errors: how far a step time is off, and the ratio of two."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -104,8 +110,8 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
     """Columns of shape (n,), one for each thing that kernels, fabrics and schedules treat differently.
 
     Sizes count in doublings: half as many GPUs differ as much at 8 as at 512. Groups that leave a node are a category
-    of their own. Model and cluster are features too, so that what other models taught on other node counts is near where
-    it should be and no nearer.
+    of their own. Model, workload and cluster are features too, so that what other models taught on other node counts is
+    near where it should be and no nearer.
     """
     c, model, cluster = candidates, case.model, case.cluster
     tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
@@ -127,11 +133,43 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         "tensor_crosses_nodes": same * (tensor * context > node),
         "pipeline_crosses_nodes": same * ((pipeline > 1) & many_nodes),
         "devices": same * np.log2(cluster.num_gpus),
-        "hidden_size": same * np.log2(model.hidden_size),
-        "layers": same * np.log2(model.num_hidden_layers),
-        "experts": same * float(bool(model.num_experts)),
         MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
+        **{name: same * value for name, value in (_of_model(model) | _of_workload(case.workload)).items()},
+        "flex_dispatcher": same * (bool(model.num_experts) and case.strategy.moe_token_dispatcher_type == "flex"),
+        STEP_LOG_SD: same * step_log_sd(case=case),
+        PAIR_LOG_SD: same * ratio_log_sd(case.profile),
     }
+
+
+def _of_model(model: ModelSpec) -> dict[str, float]:
+    """Shape: two models that agree in all of it are one."""
+    experts = bool(model.num_experts)
+    return {
+        "hidden_size": np.log2(model.hidden_size),
+        "layers": np.log2(model.num_hidden_layers),
+        "feed_forward_size": np.log2(model.expert_size if experts else model.ffn_size),
+        "query_groups": np.log2(model.num_attention_heads / model.kv_heads),
+        "latent_attention": float(model.kv_lora_rank is not None),
+        "experts": np.log2(model.num_experts or 1) + experts,
+        "experts_per_token": np.log2(model.num_experts_per_tok or 1),
+    }
+
+
+def _of_workload(workload: TrainingWorkload) -> dict[str, float]:
+    """What is trained, and by which software; a release as a year, 0 where none is named."""
+    numbers = [int(part) for part in re.findall(r"\d+", workload.framework_version or "")]
+    return {
+        "sequence_length": np.log2(workload.sequence_length),
+        "precision": _PRECISION.get(workload.precision, 0.0),
+        "adapters": float(workload.lora is not None),
+        "unfused_attention": float(workload.attention == "unfused"),
+        "cuda_graphs": float(bool(workload.cuda_graphs)),
+        "release": numbers[0] + (numbers[1] / 12 if len(numbers) > 1 else 0.0) if numbers else 0.0,
+    }
+
+
+_PRECISION = {"fp32": -1.0, "fp8": 1.0, "mxfp8": 1.5, "nvfp4": 2.0}
+"""Halvings of 16 bits; block scales count half of one."""
 
 
 SCALES = {
@@ -140,7 +178,8 @@ SCALES = {
     "recompute": 1.0,
     "tensor_crosses_nodes": 0.5,
     "pipeline_crosses_nodes": 0.5,
-    "experts": 0.25,
+    "latent_attention": 0.5,
+    "adapters": 0.25,
     "hidden_size": 1.5,
     "layers": 3.0,
     "micro_batch": 3.0,
@@ -156,7 +195,8 @@ SAME = 1e-6
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
     """(n, k) points in units of the scales; a feature that is missing is zero."""
     rows = len(next(iter(features.values()), ()))
-    columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in names]
+    known = [name for name in names if name not in (STEP_LOG_SD, PAIR_LOG_SD)]
+    columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in known]
     return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
 
 

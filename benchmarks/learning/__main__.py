@@ -1,0 +1,48 @@
+"""`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--save FILE]`: what calibrations make of a few of
+the published runs, on all the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.learning.report import as_text
+from benchmarks.learning.sets import run_sets
+from benchmarks.learning.trials import tried
+
+BASELINE = Path(__file__).with_name("baseline.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    add_data_argument(parser)
+    parser.add_argument("--sets", nargs="*", metavar="NAME", help="only sets whose name begins so")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="figures to stand beside these")
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
+    if folder is None:
+        return
+    wanted = [runs for runs in run_sets(folder) if not arguments.sets or runs.name.startswith(tuple(arguments.sets))]
+    with threadpool_limits(limits=1):
+        found = {runs.name: tried(runs, seeds=arguments.seeds) for runs in wanted}
+    baseline = json.loads(arguments.baseline.read_text()) if arguments.baseline.is_file() else None
+    print(as_text(found, baseline))
+    if arguments.save:
+        arguments.save.write_text(json.dumps(_rounded(found), indent=1) + "\n")
+
+
+def _rounded(value: object) -> object:
+    """Four digits after the point."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

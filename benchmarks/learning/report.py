@@ -1,0 +1,109 @@
+"""Tables of what was learnt, and which of the promises hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+HARM, BAD_COST = 0.01, 0.03
+"""A calibration's mean error above that without one; one bad row of five above the same draw without."""
+COVERED = (0.83, 0.97)
+"""Of 90 % intervals."""
+BETTER_FROM = 3
+"""Runs from which a calibration is better than one factor."""
+NARROWER, NARROW_AT = 0.8, "5"
+"""ln(high / low) against that of the baseline."""
+
+
+def as_text(found: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
+    lines = ["error | coverage | ln(high/low) of calibrated predictions, then errors without a calibration, with one factor"]
+    lines[0] += " (mean, median), with the nearest run's factor; rank correlation after and before, regret after and before"
+    for name, runs in found.items():
+        earlier = (baseline or {}).get(name, {})
+        lines += ["", f"{name}: {runs['rows']} runs"]
+        for kind, title in (("learning", "runs"), ("disturbed", "5 runs, one"), ("carried", "")):
+            for key, scores in runs[kind].items():
+                before = earlier.get(kind, {}).get(key)
+                lines.append(f"  {f'{title} {key}'.strip():52} {_line(scores)}{_change(before)}")
+    lines += ["", "Promises", *(f"  {text}" for text in promises(found, baseline or {}))]
+    return "\n".join(lines)
+
+
+def _line(scores: dict[str, Any]) -> str:
+    ours, none = scores["calibrated"], scores["uncalibrated"]
+    others = " ".join(f"{scores[name]['error']:6.1%}" for name in ("mean_factor", "median_factor", "nearest"))
+    text = f"{ours['error']:6.1%} | {ours['coverage']:4.0%} | {ours['width']:4.2f}"
+    text += f"   none {none['error']:6.1%} {none['coverage']:4.0%} {none['width']:4.2f}   {others}"
+    if "cost" in scores:
+        text += f"   cost {scores['cost']:+6.1%}"
+    if "ranking" in scores:
+        after, before = (scores["ranking"][name] for name in ("calibrated", "uncalibrated"))
+        text += f"   rank {after['correlation']:.2f} {before['correlation']:.2f}, {after['regret']:.1%} {before['regret']:.1%}"
+    return text
+
+
+def _change(before: dict[str, Any] | None) -> str:
+    if before is None:
+        return ""
+    ours = before["calibrated"]
+    return f"   was {ours['error']:6.1%} | {ours['coverage']:4.0%} | {ours['width']:4.2f}"
+
+
+def promises(found: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
+    """Each promise with the share of sets and directions that hold it, and those that do not."""
+    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(found) if kind != "disturbed"}
+    yield _held(
+        f"never worse than uncalibrated by more than {HARM:.0%}",
+        {key: s["calibrated"]["error"] - s["uncalibrated"]["error"] for key, s in every.items()},
+        lambda value: value <= HARM,
+    )
+    learnt = {(name, int(key)): s for name, kind, key, s in _all(found) if kind == "learning"}
+    yield _held(
+        f"better than one factor from {BETTER_FROM} runs on",
+        {
+            f"{name} {count}": s["calibrated"]["error"] - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
+            for (name, count), s in learnt.items()
+            if count >= BETTER_FROM
+        },
+        lambda value: value <= 0,
+    )
+    yield _held(
+        "5 % by 10 runs on MPT and dense recipes",
+        {name: s["calibrated"]["error"] for (name, k), s in learnt.items() if k == 10 and name.startswith(("MPT", "Recipes"))},
+        lambda value: value <= 0.05,
+    )
+    yield _held(
+        f"one bad row of five costs at most {BAD_COST:.0%}",
+        {f"{name} {key}": s["cost"] for name, kind, key, s in _all(found) if kind == "disturbed"},
+        lambda value: value <= BAD_COST,
+    )
+    yield _held(
+        f"coverage {COVERED[0]:.0%} to {COVERED[1]:.0%}",
+        {key: s["calibrated"]["coverage"] for key, s in every.items()},
+        lambda value: COVERED[0] <= value <= COVERED[1],
+    )
+    yield _held(
+        f"coverage at least {COVERED[0]:.0%}",
+        {key: s["calibrated"]["coverage"] for key, s in every.items()},
+        lambda value: value >= COVERED[0],
+    )
+    widths = {}
+    for (name, count), s in learnt.items():
+        before = baseline.get(name, {}).get("learning", {}).get(str(count))
+        if before is not None and str(count) == NARROW_AT:
+            honest = "" if before["calibrated"]["coverage"] >= COVERED[0] else " (not honest then)"
+            widths[f"{name}{honest}"] = s["calibrated"]["width"] / before["calibrated"]["width"]
+    yield _held(f"width at {NARROW_AT} runs at most {NARROWER} of the baseline's", widths, lambda value: value <= NARROWER)
+
+
+def _held(text: str, values: dict[str, float], fine: Any) -> str:
+    missed = sorted(((value, key) for key, value in values.items() if not fine(value)), reverse=True)
+    listed = "".join(f"\n      {value:+.3f}  {key}" for value, key in missed)
+    return f"{text}: {len(values) - len(missed)} of {len(values)}{listed}"
+
+
+def _all(found: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    for name, runs in found.items():
+        for kind in ("learning", "disturbed", "carried"):
+            for key, scores in runs[kind].items():
+                yield name, kind, key, scores

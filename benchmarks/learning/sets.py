@@ -1,0 +1,170 @@
+"""Published runs of one GPU and framework as evidence: what calibrations may learn, and what they are held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.data import read
+from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases, titan_cases
+from benchmarks.accuracy.grid_rows import FILE, groups
+from benchmarks.accuracy.heldout import Case, b200_cases
+from benchmarks.accuracy.internevo_runs import internevo_cases
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.other_runs import bloom_cases
+from benchmarks.accuracy.recipe_runs import release_cases
+from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residual_features
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.cost.uncertainty import step_log_sd, unchecked_features
+from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.training.problem import TrainingProblem
+
+MIN_ROWS = 14
+"""Fewer say nothing of learning; the experts on H100 are as many."""
+CARDS = {
+    "a100-sxm-40gb": "A100-40", "a100-sxm-80gb": "A100-80", "h100-sxm-80gb": "H100", "h200-sxm-141gb": "H200",
+    "b200-sxm-180gb": "B200", "gb200-nvl72": "GB200",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSet:
+    """n timed runs that one calibration could have seen, beside their predictions."""
+
+    name: str
+    evidence: Evidence
+    uncalibrated_log_sd: NDArray[np.float64]
+    """(n,) of the interval stated without a calibration."""
+    labels: dict[str, NDArray[np.object_]]
+    """What runs may be carried over, each (n,): model, precision and task by name; size, length and devices as numbers."""
+    cell: NDArray[np.object_]
+    """(n,) runs that differ in their layout alone share it."""
+
+    def __len__(self) -> int:
+        return len(self.cell)
+
+    @property
+    def predicted_s(self) -> NDArray[np.float64]:
+        """(n,) without calibration."""
+        return np.sum(list(self.evidence.parts_s.values()), axis=0)
+
+
+def run_sets(folder: Path) -> list[RunSet]:
+    """Every set of at least MIN_ROWS runs."""
+    released, audited = release_cases(folder), mlperf_cases(folder)
+    sources: dict[str, Iterable[Case]] = {
+        "MPT": [*mpt_cases(folder), *mpt_h100_cases(folder)],
+        "torchtitan": titan_cases(folder)[0],
+        "Recipes": [case for case in released if not case.has_experts],
+        "Experts": [case for case in released if case.has_experts],
+        "MLPerf pre-training": [case for case in audited if case.task == "pretrain"],
+        "MLPerf LoRA": [case for case in audited if case.task == "lora"],
+        "Megatron": [case for case in (*released, *audited) if not case.has_experts and case.card != "h200-sxm-141gb"],
+        "Cut models": b200_cases(folder),
+        "BLOOM": bloom_cases(folder),
+        "InternEvo": internevo_cases(folder),
+    }
+    found = [
+        _of_cases(f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card])
+        for source, cases in sources.items()
+        for card in dict.fromkeys(case.card for case in cases)
+        if sum(case.card == card for case in cases) >= MIN_ROWS
+    ]
+    return found + _nanotron(folder)
+
+
+def _of_cases(name: str, cases: Sequence[Case]) -> RunSet:
+    pieces, doubts, labels, cells = [], [], [], []
+    for number, case in enumerate(cases):
+        resolved = resolve_configuration(case.query)
+        problem, config = resolved.problem, resolved.config
+        candidates = Candidates.from_configs([config])
+        pieces.append(_evidence(f"{name} {number}", problem, candidates, np.array([case.step_s])))
+        doubts.append(step_log_sd(case=problem, unchecked=len(unchecked_features(case=problem, config=config))))
+        labels.append(_labels(problem, name=case.name))
+        cells.append((case.name, case.date, *labels[-1].values(), problem.workload.global_batch_size))
+    return _run_set(name, pieces, doubts, labels, cells)
+
+
+def _nanotron(folder: Path) -> list[RunSet]:
+    """The runs of the grid that did not fail, by model."""
+    found = []
+    rows = [row for row in read(folder, FILE) if row["status"] == "ok"]
+    for model in sorted({row["model"] for row in rows}):
+        pieces, doubts, labels, cells = [], [], [], []
+        for group in groups(row for row in rows if row["model"] == model):
+            case = TrainingCase(
+                model=group.model, cluster=group.cluster, workload=group.workload,
+                profile=efficiency(gpu=group.cluster.gpu, framework="nanotron"),
+            )  # fmt: skip
+            pieces.append(_evidence(f"{model} {len(pieces)}", case, group.candidates, group.step_s))
+            count = len(group.rows)
+            doubts += [step_log_sd(case=case)] * count
+            labels += [_labels(case, name=f"{model} {group.model.kv_heads}")] * count
+            cells += [(model, group.model.kv_heads, group.cluster.num_gpus, group.workload.global_batch_size)] * count
+        found.append(_run_set(f"nanotron {model}", pieces, doubts, labels, cells))
+    return found
+
+
+def _evidence(name: str, case: TrainingCase, candidates: Candidates, step_s: NDArray[np.float64]) -> Evidence:
+    costs = _costs(case)(candidates)
+    rows, unknown = len(step_s), np.full(len(step_s), np.nan)
+    return Evidence(
+        measurement_ids=tuple(f"{name} {row}" for row in range(rows)),
+        parts_s={part: np.broadcast_to(seconds, rows) for part, seconds in costs.parts.items()},
+        layer_passes=layer_passes(case=case, candidates=candidates),
+        memory_bytes=np.broadcast_to(allocated_bytes(costs), rows),
+        capacity_bytes=np.full(rows, float(case.cluster.gpu.memory_bytes)),
+        measured_step_s=step_s,
+        measured_memory_bytes=unknown,
+        out_of_memory=np.zeros(rows, dtype=bool),
+        features=residual_features(case=case, candidates=candidates),
+    )
+
+
+def _costs(case: TrainingCase) -> Callable[[Candidates], TrainingCosts]:
+    if isinstance(case, TrainingProblem):
+        return case.costs
+    return lambda candidates: training_costs(case=case, candidates=candidates)
+
+
+def _labels(case: TrainingCase, *, name: str) -> dict[str, object]:
+    model, workload = case.model, case.workload
+    return {
+        "model": name,
+        "size": math.log2(model.hidden_size**2 * model.num_hidden_layers),
+        "length": workload.sequence_length,
+        "devices": case.cluster.num_gpus,
+        "precision": workload.precision,
+        "task": workload.task,
+    }
+
+
+def _run_set(
+    name: str,
+    pieces: Sequence[Evidence],
+    doubts: Sequence[float],
+    labels: Sequence[dict[str, object]],
+    cells: Sequence[object],
+) -> RunSet:
+    def column(values: Iterable[object]) -> NDArray[np.object_]:
+        listed = list(values)
+        array = np.empty(len(listed), dtype=object)
+        array[:] = listed
+        return array
+
+    return RunSet(
+        name=name,
+        evidence=Evidence.concatenate(pieces),
+        uncalibrated_log_sd=np.array(doubts),
+        labels={each: column(row[each] for row in labels) for each in labels[0]},
+        cell=column(repr(cell) for cell in cells),
+    )

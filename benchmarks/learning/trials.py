@@ -1,0 +1,199 @@
+"""Draws of a few runs that a calibration learns from, and its errors, coverage and width on the others."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from scipy.stats import spearmanr
+
+from benchmarks.learning.sets import RunSet
+from hp_tool.calibration import GPU_PRIOR, Evidence, fit_calibration
+from hp_tool.calibration.evidence import scaled
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+
+RUNS = (1, 2, 3, 5, 10, 20)
+BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}
+"""What one of BAD_AMONG measured step times is multiplied by."""
+BAD_AMONG = 5
+RANKED_AFTER = (5, 10)
+LEAST_TESTED = 5
+"""Runs that a draw or a direction leaves to be predicted."""
+LEAST_RANKED = 3
+"""Layouts of a cell whose order can be right or wrong."""
+CARRIED = (5, 20)
+"""Runs that are carried to another model, size, length, number of devices, precision or task."""
+NAMES, NUMBERS = ("model", "precision", "task"), ("size", "length", "devices")
+LEAST_CARRIED = 3
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """Of n runs: medians, and the standard deviation or the bounds of their 90 % intervals."""
+
+    step_s: NDArray[np.float64]
+    low_s: NDArray[np.float64] | None = None
+    high_s: NDArray[np.float64] | None = None
+
+
+def calibrated(evidence: Evidence, asked: Evidence) -> Predictions:
+    """What a calibration fitted to `evidence` says of the runs asked for."""
+    fit = fit_calibration(evidence=evidence, prior=GPU_PRIOR).step_time
+    step = fit.predict(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+    low, high = step.interval(confidence=0.9)
+    return Predictions(step_s=step.median_s, low_s=low, high_s=high)
+
+
+def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
+    """What is said without a calibration."""
+    predicted, factor = runs.predicted_s[rows], np.exp(NORMAL_QUANTILE * runs.uncalibrated_log_sd[rows])
+    return Predictions(step_s=predicted, low_s=predicted / factor, high_s=predicted * factor)
+
+
+def simple(evidence: Evidence, asked: Evidence) -> dict[str, Predictions]:
+    """One factor (the mean or median of ln measured / predicted), and the factor of the run most alike."""
+    predicted, wanted = (np.sum(list(each.parts_s.values()), axis=0) for each in (evidence, asked))
+    ratios = np.log(evidence.measured_step_s / predicted)
+    names = sorted(asked.features)
+    nearest = np.argmin(cdist(scaled(asked.features, names), scaled(evidence.features, names)), axis=1)
+    return {
+        "mean_factor": Predictions(step_s=wanted * np.exp(ratios.mean())),
+        "median_factor": Predictions(step_s=wanted * np.exp(np.median(ratios))),
+        "nearest": Predictions(step_s=wanted * np.exp(ratios[nearest])),
+    }
+
+
+def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str, float]:
+    """Mean error; coverage of the intervals and the mean of ln(high / low)."""
+    found = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
+    if predictions.low_s is not None and predictions.high_s is not None:
+        inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
+        found |= {
+            "coverage": float(inside.mean()),
+            "width": float(np.mean(np.log(predictions.high_s / predictions.low_s))),
+        }
+    return found
+
+
+def compare(runs: RunSet, taught: Rows, tested: Rows, *, evidence: Evidence | None = None) -> dict[str, Any]:
+    """Scores by method on the tested rows; `evidence` stands for what the taught rows measured."""
+    seen, asked = runs.evidence.take(taught) if evidence is None else evidence, runs.evidence.take(tested)
+    methods = {"calibrated": calibrated(seen, asked), "uncalibrated": uncalibrated(runs, tested), **simple(seen, asked)}
+    found: dict[str, Any] = {name: score(each, asked.measured_step_s) for name, each in methods.items()}
+    found["ranking"] = [_ranked(runs, tested, methods)]
+    return found
+
+
+def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict[str, dict[str, float]]:
+    """Mean rank correlation, and share of the best throughput that the layout predicted best gives away, over cells."""
+    found: dict[str, dict[str, list[float]]] = {}
+    measured = runs.evidence.measured_step_s[tested]
+    for cell in dict.fromkeys(runs.cell[tested]):
+        rows = np.flatnonzero(runs.cell[tested] == cell)
+        if len(rows) < LEAST_RANKED or len(set(measured[rows])) < LEAST_RANKED:
+            continue
+        for name in ("calibrated", "uncalibrated", "nearest"):
+            predicted = methods[name].step_s[rows]
+            each = found.setdefault(name, {"correlation": [], "regret": []})
+            each["correlation"].append(float(spearmanr(predicted, measured[rows]).statistic) if np.ptp(predicted) else 0.0)
+            each["regret"].append(float(1.0 - measured[rows].min() / measured[rows][np.argmin(predicted)]))
+    return {name: {key: fmean(values) for key, values in each.items()} for name, each in found.items()}
+
+
+def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+    """By number of random runs: mean scores on the rest over the seeds, and how often the calibration was worse than none."""
+    found = {}
+    for count in RUNS:
+        if len(runs) - count < LEAST_TESTED:
+            continue
+        trials = [compare(runs, order[:count], order[count:]) for order in _orders(runs, seeds)]
+        found[str(count)] = mean_scores(trials, ranking=count in RANKED_AFTER)
+    return found
+
+
+def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+    """With one bad row of five: its error beside that of the same draw without."""
+    found = {}
+    clean = [compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in _orders(runs, seeds)]
+    for name, factor in BAD.items():
+        trials = []
+        for order in _orders(runs, seeds):
+            taught = runs.evidence.take(order[:BAD_AMONG])
+            bad = replace(taught, measured_step_s=taught.measured_step_s * np.where(np.arange(BAD_AMONG) == 0, factor, 1.0))
+            trials.append(compare(runs, order[:BAD_AMONG], order[BAD_AMONG:], evidence=bad))
+        found[name] = mean_scores(trials)
+        found[name]["cost"] = found[name]["calibrated"]["error"] - fmean(trial["calibrated"]["error"] for trial in clean)
+    return found
+
+
+def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+    """By direction: scores on runs of the other side; a side with more runs than are carried gives random ones."""
+    found = {}
+    for direction, source, target in _directions(runs):
+        if len(source) < LEAST_CARRIED or len(target) < LEAST_TESTED:
+            continue
+        for most in CARRIED:
+            if most > CARRIED[0] and len(source) <= CARRIED[0]:
+                continue
+            draws = seeds if len(source) > most else 1
+            orders = [order[np.isin(order, source)][:most] for order in _orders(runs, draws)]
+            found[f"{direction}, {min(most, len(source))} runs"] = mean_scores([compare(runs, each, target) for each in orders])
+    return found
+
+
+def _directions(runs: RunSet) -> Iterator[tuple[str, Rows, Rows]]:
+    """(name, rows to learn from, rows to predict): each value of a name to the others, the lower half of a number to the
+    upper and back."""
+    for name in NAMES:
+        values = runs.labels[name]
+        for value in dict.fromkeys(values):
+            yield f"{name} {value} to others", *_sides(values == value)
+    for name in NUMBERS:
+        numbers = runs.labels[name].astype(float)
+        middle = float(np.median(np.unique(numbers)))
+        low = numbers <= middle if np.any(numbers > middle) else numbers < middle
+        for text, side in (("small to large", low), ("large to small", ~low)):
+            yield f"{name} {text}", *_sides(side)
+
+
+def _sides(side: NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    return np.flatnonzero(side), np.flatnonzero(~side)
+
+
+def _orders(runs: RunSet, seeds: int) -> list[Rows]:
+    """A random order of the rows for each seed; the first k of it are a draw of k."""
+    start = zlib.crc32(runs.name.encode())
+    return [np.random.default_rng([start, seed]).permutation(len(runs)) for seed in range(seeds)]
+
+
+def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> dict[str, Any]:
+    """Means over trials by method, and the share of trials in which the calibration was worse than none."""
+    methods = [name for name in trials[0] if name != "ranking"]
+    found: dict[str, Any] = {
+        name: {key: fmean(trial[name][key] for trial in trials) for key in trials[0][name]} for name in methods
+    }
+    worse = [trial["calibrated"]["error"] > trial["uncalibrated"]["error"] for trial in trials]
+    found |= {"trials": len(trials), "worse": fmean(worse)}
+    ranked = [each for trial in trials for each in trial["ranking"] if each]
+    if ranking and ranked:
+        found["ranking"] = {
+            name: {key: fmean(each[name][key] for each in ranked) for key in ("correlation", "regret")} for name in ranked[0]
+        }
+    return found
+
+
+def tried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+    """All trials of one set."""
+    return {
+        "rows": len(runs),
+        "learning": learning(runs, seeds=seeds),
+        "disturbed": disturbed(runs, seeds=seeds),
+        "carried": carried(runs, seeds=seeds),
+    }
