@@ -15,7 +15,7 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingReco
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import accelerate, deepspeed, engines, imports, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
-from hp_tool.formats.imports import detect
+from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.reading import Ignored, ImportRefused, Missing, Read, Reading, Setting, as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
@@ -31,6 +31,7 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "deepspeed": deepspeed.text,
     "accelerate": accelerate.text,
     "slurm": megatron_lm.slurm,
+    "kubernetes": megatron_lm.kubernetes,
     "nanotron": nanotron.text,
     "verl": verl.text,
 }

@@ -10,7 +10,6 @@ import typer
 
 from hp_tool.cli import queries
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import accounts
 from hp_tool.formats.names import EXPORTS, IMPORTS, SERVERS
 
 if TYPE_CHECKING:
@@ -53,16 +52,23 @@ def import_(
             "begins with Megatron's arguments; - is standard input.",
         ),
     ],
-    log: Annotated[str | None, typer.Option(help="The run's log, for step times, memory, and what the script leaves open.")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="The run's log, for step times, memory, and what the script leaves open.")
+    ] = None,
     format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(IMPORTS)}; guessed by default.")] = None,
     variable: Annotated[
-        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable of the script's environment; 1=... is its first argument.")
+        list[str] | None,
+        typer.Option(
+            "--var", metavar="NAME=VALUE", help="A variable of the script's environment; 1=... is its first argument."
+        ),
     ] = None,
     file: Annotated[
-        list[str] | None, typer.Option("--file", metavar="FILE", help="A file that the script sources or names: FILE, or NAME=FILE.")
+        list[str] | None,
+        typer.Option("--file", metavar="FILE", help="A file that the script sources or names: FILE, or NAME=FILE."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="FLAG", help="A flag or key to pass over, as it costs neither time nor memory.")
+        list[str] | None,
+        typer.Option("--ignore", metavar="FLAG", help="A flag or key to pass over, as it costs neither time nor memory."),
     ] = None,
     query_only: Annotated[bool, typer.Option("--query", help="Print the query as YAML and stop.")] = False,
     model: queries.Model = None,
@@ -93,7 +99,7 @@ def import_(
         )  # fmt: skip
     except ImportRefused as error:
         if as_json:
-            typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **accounts(error.reading), "changes": []}))
+            typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **error.details, "changes": []}))
         raise
     parsed = schema.parse_own_query(reading.query)
     if query_only:
@@ -127,20 +133,29 @@ def _files(given: list[str] | None) -> dict[str, str]:
 def _print(assessment: Assessment) -> None:
     from rich.console import Console
 
-    from hp_tool.cli.tables import print_any_estimate, print_table
+    from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
     from hp_tool.domain.result import Estimate
     from hp_tool.render.words import arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()
-    console.print(f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over")
+    console.print(
+        f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over"
+    )
     reasons = Counter(each.reason for each in assessment.ignored)
     for reason, count in reasons.most_common():
         names = [each.flag for each in assessment.ignored if each.reason == reason]
         more = f" and {count - 6} more" if count > 6 else ""
-        console.print(f"  passed over, {reason}: {', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}", markup=False, soft_wrap=True)
+        console.print(
+            f"  passed over, {reason}: {', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print("[bold]prediction[/bold]")
-    print_any_estimate(assessment.estimate)
+    if isinstance(assessment.estimate, Estimate):
+        print_estimate(assessment.estimate)
+    else:
+        print_inference_estimate(assessment.estimate)
     if (logged := assessment.logged) is not None:
         console.print("[bold]in the log[/bold]")
         if logged.step_s is not None:
@@ -180,4 +195,9 @@ def _print(assessment: Assessment) -> None:
         for sign, value in (("-", change["from"]), ("+", change["to"])):
             if value is not None:
                 separator = " " if change["flag"].startswith("-") else "="  # type: ignore[union-attr]
-                console.print(f"{sign} {change['flag']}{separator + value if value else ''}", markup=False, highlight=False, soft_wrap=True)
+                console.print(
+                    f"{sign} {change['flag']}{separator + value if value else ''}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )

@@ -11,14 +11,11 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import megatron_lm, nanotron, serving_commands, torchtitan, trainer, verl, yaml_configs
 from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS, TABLE
+from hp_tool.formats.names import IMPORTS as READ
 from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table
 from hp_tool.formats.renamed import of_printed, printed
 from hp_tool.formats.shell import Script
 
-READ = (
-    "megatron-lm", "torchtitan", "deepspeed", "accelerate", "nemo", "gpt-neox", "verl", "nanotron", "vllm", "sglang",
-)  # fmt: skip
-"""Formats that are read, by the name that --format takes."""
 NOT_READ = {
     "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes", "_component_": "torchtune",
     "max_duration": "LLM Foundry (Composer)", "auto_map": "a model's config.json", "architectures": "a model's config.json",

@@ -84,11 +84,7 @@ class ImportRefused(UnsupportedError):
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
-        self.reading = reading
-
-    def as_dict(self) -> dict[str, Any]:
-        """The `error` object of a result, and what was read all the same."""
-        return {**super().as_dict(), **accounts(self.reading)}
+        self.details = accounts(reading)
 
 
 def accounts(reading: Reading) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Arguments:
         usual = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = self.number("num-layers"), not self.on("disable-bias-linear"), self.on("multi-latent-attention")
         positions = self.positions()
-        grouped = self.on("group-query-attention") or self.on("num-key-value-heads")
+        grouped = self.on("group-query-attention", "num-key-value-heads") or (latent and self.on("num-query-groups"))
         groups = self.number("num-key-value-heads", self.number("num-query-groups", 1))
         model: dict[str, Any] = {
             "num_hidden_layers": layers,
