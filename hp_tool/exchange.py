@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import catalog, serving, training
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery
 from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
@@ -17,6 +17,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import accelerate, deepspeed, engines, imports, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.formats.names import FRAMEWORKS
 from hp_tool.formats.reading import Ignored, ImportRefused, Missing, Read, Reading, Setting, as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
@@ -35,6 +36,21 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "nanotron": nanotron.text,
     "verl": verl.text,
 }
+OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
+"""Keys of `training` that mean something under one framework alone."""
+OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
+"""Those that only Megatron Core has of what is ranked here."""
+RUNS: dict[str, dict[str, Any]] = {
+    "torchtitan": {"zero_stage": (2, 3)},
+    "accelerate": {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    "deepspeed": dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
+    | {"recompute": ("none", "full")},
+    "nanotron": {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
+    "verl": {"recompute": ("none", "selective", "full")},
+}
+"""Axes of what a tool can be told, where it cannot be told all."""
+MAX_TRIED = 200
+"""Ranked configurations that are tried in a tool's words."""
 LOGS = {"nemo": "megatron-lm", "gpt-neox": "megatron-lm", "accelerate": "deepspeed", "nanotron": "json", "verl": "json"}
 """Whose lines a tool's log has, where not its own."""
 MAX_NAMED = 40
@@ -67,6 +83,75 @@ def export(
         )
     query = read(result["query"])
     return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reranked:
+    """The best configuration that a tool can run, and what choosing it costs."""
+
+    format: str
+    text: str
+    """The configuration in the tool's words."""
+    framework: str
+    """What the tool runs, and the step time is predicted for."""
+    parallel: dict[str, Any]
+    step_s: float
+    best_step_s: float | None
+    """Of the query's own best configuration; None where it has none."""
+    cost_fraction: float | None
+    """0.1: steps take 10 % longer than those of the query's own best."""
+    left_out: tuple[str, ...]
+    """Keys of the query that the tool has no setting for and that were left out."""
+
+
+def export_for(
+    *, result: Mapping[str, Any], format: str, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> Reranked:
+    """Rank again among what the tool of this format runs, and write the best. Raises InputError, UnsupportedError."""
+    if format not in TRAINING:
+        raise InputError(f"no format {format} to rank for; choose one of {', '.join(TRAINING)}", field="for")
+    query = read(result if "kind" in result else result.get("query") or {})
+    if query.training is None:
+        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="for")
+    own = next(iter(training.recommend(query=query, top=1).recommendations), None)
+    framework = FRAMEWORKS.get(format, query.training.framework)
+    workload = replace(query.training, framework=framework)
+    left_out: list[str] = []
+    if framework != query.training.framework:
+        for name in (*OF_ONE_FRAMEWORK, *(() if framework == "megatron-core" else OF_MEGATRON)):
+            default = next(f.default for f in fields(workload) if f.name == name)
+            if getattr(workload, name) != default:
+                workload = replace(workload, **{name: default})
+                left_out.append(f"training.{name}")
+    axes = {
+        name: value
+        for name, value in RUNS.get(format, {}).items()
+        if name != "recompute" or framework == query.training.framework
+    }
+    free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
+    asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
+    ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
+    refusal: UnsupportedError | None = None
+    for row in ranking:
+        try:
+            text = _write(asked, row.parallel, format)
+        except UnsupportedError as error:
+            refusal = refusal or error
+            continue
+        assert row.estimate.time is not None  # recommendations have it
+        best = own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+        step_s = row.estimate.time.step_s
+        return Reranked(
+            format=format,
+            text=text,
+            framework=framework,
+            parallel=schema.to_dict(row.parallel),
+            step_s=step_s,
+            best_step_s=best,
+            cost_fraction=None if best is None else step_s / best - 1.0,
+            left_out=tuple(left_out),
+        )
+    raise refusal or InputError(f"nothing that {format} runs fits this query", field="for", code="infeasible")
 
 
 def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:

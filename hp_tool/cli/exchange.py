@@ -24,21 +24,40 @@ def export(
         ),
     ],
     format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             help=f"{', '.join(EXPORTS)}; for serving {', '.join(SERVERS)}.",
         ),
-    ],
+    ] = None,
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
+    tool: Annotated[
+        str | None,
+        typer.Option("--for", metavar="FORMAT", help="Rank again among what this format's tool runs, and say what that costs."),
+    ] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an error that names it."""
     from hp_tool.exchange import export as write
+    from hp_tool.exchange import export_for
     from hp_tool.queries import schema
 
-    text = write(result=queries.read_mapping(result), format=format, rank=rank, read=schema.parse_own_query)
-    typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
+    if (tool is None) == (format is None):
+        raise InputError("say --format FORMAT, or --for FORMAT to rank again for it", field="--format")
+    content = queries.read_mapping(result)
+    if tool is None:
+        text = write(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
+        typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
+        return
+    chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
+    if as_json:
+        typer.echo(schema.to_json(chosen))
+        return
+    cost = "" if chosen.cost_fraction is None else f", {chosen.cost_fraction:+.1%} against the query's own best"
+    typer.echo(f"ranked for {tool} ({chosen.framework}): step time {chosen.step_s:.3g} s{cost}", err=True)
+    if chosen.left_out:
+        typer.echo(f"left out, as it has no setting for them: {', '.join(chosen.left_out)}", err=True)
+    typer.echo(chosen.text, nl=False)
 
 
 def import_(

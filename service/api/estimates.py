@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
@@ -16,7 +17,7 @@ from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.exchange import Assessment, assess, export, read_configuration
+from hp_tool.exchange import Assessment, assess, export, export_for, read_configuration
 from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, with_registered
 from service.api import openapi
@@ -121,9 +122,12 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm, vllm, sglang or trtllm."""
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang or
+    trtllm."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
+    rerank: bool = False
+    """Rank again among what the format's tool runs, instead of refusing what it does not; the answer says what that costs."""
 
 
 class ExportAnswer(BaseModel):
@@ -131,6 +135,16 @@ class ExportAnswer(BaseModel):
 
     format: str
     text: str
+    framework: str | None = None
+    """This and what follows with `rerank`: what the tool runs."""
+    parallel: dict[str, Any] | None = None
+    step_s: float | None = None
+    best_step_s: float | None = None
+    """Of the query's own best configuration."""
+    cost_fraction: float | None = None
+    """0.1: steps take 10 % longer than those of the query's own best."""
+    left_out: list[str] = []
+    """Keys of the query that the tool has no setting for."""
 
 
 class ImportRequest(BaseModel):
@@ -159,6 +173,8 @@ class ImportRequest(BaseModel):
 @formats.post("/exports")
 def exports(request: ExportRequest) -> ExportAnswer:
     """A chosen configuration in the words of the tool that will run it."""
+    if request.rerank:
+        return ExportAnswer(**asdict(export_for(result=request.result, format=request.format)))
     return ExportAnswer(format=request.format, text=export(result=request.result, format=request.format, rank=request.rank))
 
 
