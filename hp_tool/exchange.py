@@ -330,7 +330,8 @@ def _suggested(missing: Missing, shape: Any) -> Missing:
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name in catalog.names("models"):
         spec = catalog.model(name)
-        if all(getattr(spec, each) == shape.get(each) for each in names) and spec.ffn_size == shape.get("intermediate_size"):
+        same = all(getattr(spec, each) == shape.get(each) for each in names) and spec.num_experts == shape.get("num_experts")
+        if same and spec.ffn_size == shape.get("intermediate_size") and "vocab_size=..." in missing.hint:
             hint = missing.hint.replace("vocab_size=...", f"vocab_size={spec.vocab_size}")
             return Missing(field=missing.field, hint=f"{hint} (the shape is that of {name})")
     return missing

@@ -84,6 +84,7 @@ class ImportRefused(UnsupportedError):
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
+        self.reading = reading
         self.details = accounts(reading)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hp_tool.formats.megatron_lm import read as megatron
+from hp_tool.formats.megatron_lm.read import read as read_arguments
 from hp_tool.formats.reading import Reading, Setting, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
 
@@ -40,7 +40,7 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
         settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
         pass
-    megatron.read([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+    read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
 
 
 def _positive(setting: Setting) -> Setting:
@@ -69,7 +69,7 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     activation = str((content.get("model") or {}).get("activation", ""))
     if activation in ("fast-swiglu", "swiglu"):
         settings.append(Setting(name="glu-activation", written="model.activation", values=("swiglu",)))
-    megatron.read(settings, reading=reading, num_gpus=num_gpus, spare=spare)
+    read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
 
 
 def plain_of(setting: Setting) -> str:

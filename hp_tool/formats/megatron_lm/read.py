@@ -246,6 +246,7 @@ class Arguments:
             )
             known = self.reading.hints.get("model.vocab_size", "")
             if not known.isdecimal():
+                known = known or ("32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else "")
                 tokenizer = "the tokenizer" if told is None else " ".join((told.written, *told.values))
                 self.reading.lack(
                     "model.vocab_size", f"{tokenizer} decides the vocabulary; add --set model.vocab_size={known or '...'}"

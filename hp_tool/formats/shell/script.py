@@ -390,9 +390,10 @@ class _Runner:
             return ""
         text = source_of(body)
         if not re.search(r"['\"\\]", start):
-            pieces = self.filler._with_gaps(body, body.children, quoted=True)
-            end = body.children[-1].end_byte - body.start_byte if body.children else 0
-            text = "".join(piece.text or " " for piece in pieces) + (body.text or b"")[end:].decode(errors="replace")
+            whole, parts = body.text or b"", body.children
+            start, end = (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte) if parts else (0, 0)
+            inside = "".join(piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True))
+            text = whole[:start].decode(errors="replace") + inside + whole[end:].decode(errors="replace")
         return re.sub(r"(?m)^\t+", "", text) if node.children[0].type == "<<-" else text
 
     def _command(self, node: Node) -> bool:
