@@ -135,7 +135,7 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         "devices": same * np.log2(cluster.num_gpus),
         MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
         **{name: same * value for name, value in (_of_model(model) | _of_workload(case.workload)).items()},
-        "flex_dispatcher": same * (bool(model.num_experts) and case.strategy.moe_token_dispatcher_type == "flex"),
+        "flex_dispatcher": same * (bool(model.num_experts) and case.strategy.moe_token_dispatcher_type == "flex"),  # noqa: S105
         STEP_LOG_SD: same * step_log_sd(case=case),
         PAIR_LOG_SD: same * ratio_log_sd(case.profile),
     }

@@ -15,6 +15,8 @@ from hp_tool.errors import InputError
 from hp_tool.formats.megatron_lm.read import TABLE
 from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look_up, plain, table
 
+_SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
+"""Of a file whose keys are Megatron's own where they decide something."""
 _OFF = ("false", "none", "null", "no", "")
 _PRINTED_START = re.compile(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}")
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
@@ -39,6 +41,9 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading) -> list
     for setting in settings:
         tail = setting.name.rpartition(".")[2]
         name = known.get(setting.name, known.get(tail, setting.name if setting.name in megatron else ""))
+        section = setting.name.rpartition(".")[0]
+        if not name and section in _SECTIONS and tail in megatron and megatron[tail].fate == "read":
+            name = tail
         argument = None if name else look_up(setting.name, own)
         if argument is None and not name and tail in megatron:
             name = tail

@@ -95,6 +95,10 @@ class TrainingProblem(TrainingCase):
         """The same on fewer devices of the same kind."""
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
 
+    def as_release(self, release: str | None) -> TrainingProblem:
+        """The same asked of a release of the framework, its constants as they were."""
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, framework_version=release))
+
     @property
     def longest_step_s(self) -> float:
         """The step time at which max_days or max_cost is just met; infinity without either. With training.reliability both

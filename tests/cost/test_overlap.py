@@ -8,10 +8,10 @@ import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.overlap import FRACTIONS
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.training import estimate
@@ -59,4 +59,4 @@ def test_what_nobody_measured_is_refused_by_name() -> None:
 
 
 def test_every_switch_has_its_constants() -> None:
-    assert set(FRACTIONS) == {field.name for field in dataclasses.fields(OverlapSpec)}
+    assert set(OVERLAPS) == {field.name for field in dataclasses.fields(OverlapSpec)}
