@@ -18,7 +18,7 @@ from hp_tool.formats import accelerate, deepspeed, engines, imports, megatron_br
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.names import FRAMEWORKS
-from hp_tool.formats.reading import Ignored, ImportRefused, Missing, Read, Reading, Setting, as_settings
+from hp_tool.formats.reading import Ignored, ImportRefusedError, Missing, Read, Reading, Setting, as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
 from hp_tool.serving.problem import cache_precision, resolve_serving
@@ -260,7 +260,7 @@ def read_configuration(
 
     `overrides` (dotted paths) say what it cannot: the GPU, a model. `variables` are a script's environment and, as 1, 2, ..., its
     arguments; `files` the texts of what it sources or names; `ignore` the flags to pass over; `log` completes what it leaves open.
-    Raises ImportRefused, which names all that is refused and all that is missing, or InputError where it cannot be read at all.
+    Raises ImportRefusedError, which names all that is refused and all that is missing, or InputError where it cannot be read at all.
     """
     changes = dict(overrides or {})
     told = num_gpus or changes.get("cluster.num_gpus")
@@ -360,7 +360,7 @@ def _mentioned_gpu(text: str) -> str:
     return next((name for name in known if name.split("-")[0] in words and re.search(r"\d", name.split("-")[0])), "")
 
 
-def _refusal(reading: Reading) -> ImportRefused:
+def _refusal(reading: Reading) -> ImportRefusedError:
     """One error for all that is refused and all that is missing."""
     parts = []
     if reading.refused:
@@ -372,7 +372,7 @@ def _refusal(reading: Reading) -> ImportRefused:
     first = reading.missing[0].field if reading.missing else reading.refused[0].split(" ")[0].rstrip(":")
     code = "unsupported" if reading.refused else "missing_field"
     field = reading.refused[0].split(" ")[0].rstrip(":") if reading.refused else first
-    return ImportRefused("; ".join(parts), reading=reading, field=field, code=code)
+    return ImportRefusedError("; ".join(parts), reading=reading, field=field, code=code)
 
 
 def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None) -> Assessment:

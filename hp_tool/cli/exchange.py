@@ -102,7 +102,7 @@ def import_(
     import yaml
 
     from hp_tool.exchange import assess, read_configuration
-    from hp_tool.formats.reading import ImportRefused
+    from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.queries import schema
 
     changes = queries.overrides(queries.flags(context) | {"num_gpus": None}, settings)
@@ -116,7 +116,7 @@ def import_(
             text, format=format, num_gpus=num_gpus, overrides=changes, variables=_pairs(variable, "--var"), files=_files(file),
             ignore=ignore or (), log=lines,
         )  # fmt: skip
-    except ImportRefused as error:
+    except ImportRefusedError as error:
         if as_json:
             typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **error.details, "changes": []}))
         raise

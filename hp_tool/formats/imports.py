@@ -10,7 +10,8 @@ from hp_tool import documents
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import megatron_lm, nanotron, serving_commands, torchtitan, trainer, verl, yaml_configs
 from hp_tool.formats.launch import Launch, launch_of, world_size
-from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS, TABLE
+from hp_tool.formats.megatron_lm.arguments import TABLE
+from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
 from hp_tool.formats.names import IMPORTS as READ
 from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table
 from hp_tool.formats.renamed import of_printed, printed

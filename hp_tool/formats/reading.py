@@ -79,7 +79,7 @@ class Reading:
             self.missing.append(Missing(field=path, hint=hint))
 
 
-class ImportRefused(UnsupportedError):
+class ImportRefusedError(UnsupportedError):
     """A configuration that holds what is not modelled or not known, all of it named at once, or lacks what a query needs."""
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
@@ -153,7 +153,9 @@ def sort(
     spared = {plain(name) for name in spare}
     last: dict[str, Setting] = {}
     for setting in settings:
-        last.pop(setting.name, None)
+        if (before := last.pop(setting.name, None)) is not None:
+            flag = " ".join((before.written, *before.values))
+            reading.ignored.append(Ignored(flag=flag, reason="it is given again, and the last one counts", line=before.line))
         last[setting.name] = setting
     for setting in last.values():
         argument, value = look_up(setting.name, table), " ".join(setting.values)
@@ -162,7 +164,7 @@ def sort(
         elif argument is None:
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            reading.refused.append(f"{setting.written} is not known to {reading.tool}{hint}")
+            reading.refused.append(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
         elif argument.fate == "read":
             reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
         elif argument.fate == "ignored" or value in argument.harmless:

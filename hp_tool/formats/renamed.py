@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import InputError
-from hp_tool.formats.megatron_lm.read import TABLE
+from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look_up, plain, table
 
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")

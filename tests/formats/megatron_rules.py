@@ -66,7 +66,11 @@ def complaints(words: Words, *, world_size: int, environment: dict[str, str], ar
         chunks = max(chunks, 2)  # it may say several
     length, layers = number("seq-length"), number("num-layers")
     counted = layers + on("account-for-embedding-in-pipeline-split") + on("account-for-loss-in-pipeline-split")
-    said = on("decoder-first-pipeline-num-layers") or on("decoder-last-pipeline-num-layers") or on("pipeline-model-parallel-layout")
+    said = (
+        on("decoder-first-pipeline-num-layers")
+        or on("decoder-last-pipeline-num-layers")
+        or on("pipeline-model-parallel-layout")
+    )
     levels = [int(each) for each in words.get("hierarchical-context-parallel-sizes", [])]
     fsdp, sharded = on("use-megatron-fsdp"), on("use-distributed-optimizer") or on("use-megatron-fsdp")
     connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
@@ -128,7 +132,10 @@ def configured(words: Words) -> Any:
     if "group-query-attention" not in words:
         values["num_query_groups"] = None
     if "virtual_pipeline_model_parallel_size" in values:
-        values |= {"overlap_p2p_comm": "no-overlap-p2p-communication" not in words, "batch_p2p_comm": "no-overlap-p2p-communication" in words}
+        values |= {
+            "overlap_p2p_comm": "no-overlap-p2p-communication" not in words,
+            "batch_p2p_comm": "no-overlap-p2p-communication" in words,
+        }
     if values.get("virtual_pipeline_model_parallel_size") == 1:
         values["virtual_pipeline_model_parallel_size"] = None
     values["attention_backend"] = AttnBackend[words["attention-backend"][0]]
@@ -164,6 +171,6 @@ def _typed(name: str, texts: list[str], *, negative: bool) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    from hp_tool.formats.megatron_lm.read import _list
+    from hp_tool.formats.megatron_lm.arguments import number_list
 
-    return int(text) if text.isdecimal() else _list(ast.parse(text, mode="eval").body)
+    return int(text) if text.isdecimal() else number_list(ast.parse(text, mode="eval").body)

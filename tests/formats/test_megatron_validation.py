@@ -60,7 +60,9 @@ def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     followed = shell.read(script, variables={"MASTER_ADDR": "node0"})
     launch = find(followed, reading=reading)
     assert launch is not None
-    words = {each.written[2:]: list(each.values) for each in settings_of(launch.words, table=table("megatron"), reading=reading)}
+    words = {
+        each.written[2:]: list(each.values) for each in settings_of(launch.words, table=table("megatron"), reading=reading)
+    }
     assert not reading.refused
     exported = [line.removeprefix("export ").split("=") for line in script.splitlines() if line.startswith("export ")]
     return words, {name: value for name, value in exported}

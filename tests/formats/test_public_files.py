@@ -12,18 +12,20 @@ import yaml
 from hp_tool.errors import InputError
 from hp_tool.exchange import assess, read_configuration
 from hp_tool.formats.imports import detect
-from hp_tool.formats.reading import ImportRefused, Reading
+from hp_tool.formats.reading import ImportRefusedError, Reading
 from hp_tool.queries import schema
 
 TEXT = (Path(__file__).parent / "public" / "scripts.txt").read_text(encoding="utf-8")
 """`=== NAME {what is expected}` before each."""
 PARTS = re.split(r"(?m)^=== (\S+) (\{.*\})\n", TEXT)[1:]
-FILES = {name: (yaml.safe_load(expected), text) for name, expected, text in zip(PARTS[::3], PARTS[1::3], PARTS[2::3], strict=True)}
+FILES = {
+    name: (yaml.safe_load(expected), text) for name, expected, text in zip(PARTS[::3], PARTS[1::3], PARTS[2::3], strict=True)
+}
 OPTIONS = ("variables", "files", "ignore", "given", "given_gpus", "gpu")
 FACTS = ("format", "missing", "refused", "ignored", "error", "num_gpus", *OPTIONS)
 
 
-def read_as(expected: dict[str, Any], text: str) -> tuple[Reading, ImportRefused | None]:
+def read_as(expected: dict[str, Any], text: str) -> tuple[Reading, ImportRefusedError | None]:
     """The reading, and the refusal that it ended in."""
     given = dict(expected.get("given", {})) | ({"cluster.gpu": "h100-sxm-80gb"} if expected.get("gpu", True) else {})
     try:
@@ -35,7 +37,7 @@ def read_as(expected: dict[str, Any], text: str) -> tuple[Reading, ImportRefused
             files=expected.get("files"),
             ignore=expected.get("ignore", ()),
         )
-    except ImportRefused as error:
+    except ImportRefusedError as error:
         return error.reading, error
     return reading, None
 
@@ -94,7 +96,11 @@ def test_a_log_completes_its_script_and_gives_step_times() -> None:
     script = "srun -n $N python pretrain_gpt.py --tensor-model-parallel-size 4 --micro-batch-size $MBS --num-layers $L"
     log = FILES["megatron-log.txt"][1].splitlines()
     reading = read_configuration(script, overrides={"cluster.gpu": "h100-sxm-80gb"}, log=log)
-    assert (reading.num_gpus, reading.query["model"]["num_hidden_layers"], reading.query["parallel"]["micro_batch_size"]) == (64, 32, 2)
+    assert (reading.num_gpus, reading.query["model"]["num_hidden_layers"], reading.query["parallel"]["micro_batch_size"]) == (
+        64,
+        32,
+        2,
+    )
     answer = assess(schema.parse_query(reading.query), reading=reading, log=log)
     assert answer.logged is not None and answer.logged.step_s == pytest.approx(6.001)  # without the first two
     assert answer.read and answer.ignored and answer.missing == ()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hp_tool.errors import InputError
 from hp_tool.exchange import read_configuration
 from hp_tool.formats import shell
-from hp_tool.formats.reading import ImportRefused
+from hp_tool.formats.reading import ImportRefusedError
 
 FORMS = (
-    'torchtrain {words}',
+    "torchtrain {words}",
     'A=({words}); torchtrain "${{A[@]}}"',
-    'A=({words}); torchtrain ${{A[@]}}',
+    "A=({words}); torchtrain ${{A[@]}}",
     'A=(); A+=({words}); B=("${{A[@]}}"); torchtrain "${{B[@]}}"',
     "A='{words}'; torchtrain $A",
     'A="{words}"; A="$A"; A+=" --last"; torchtrain $A',
@@ -32,11 +32,11 @@ FORMS = (
     'for ((i=0; i<3; i++)); do A+=(--i$i); done; torchtrain {words} "${{A[@]}}"',
     'X=${{Y:-7}}; if [ "$X" = 7 ]; then B="--yes"; else B="--no"; fi; torchtrain {words} $B --x $((X*2+1))',
     'M=13b; case "$M" in 7b|8b) L=32;; 1*b) L=40;; *) L=1;; esac; torchtrain --l $L {words}',
-    'S=a.b.c; torchtrain {words} --s ${{S%.*}} ${{S##*.}} ${{S//./_}} ${{#S}} ${{S^^}} ${{S:2:3}} ${{N:+gone}} ${{S:+there}}',
+    "S=a.b.c; torchtrain {words} --s ${{S%.*}} ${{S##*.}} ${{S//./_}} ${{#S}} ${{S^^}} ${{S:2:3}} ${{N:+gone}} ${{S:+there}}",
     'torchtrain {words} --q "a  b" \'c $d\' e\\ f "" --z=1 \\\n  --next 2 # a comment',
     'declare -A M=([k]=v [l]=w); torchtrain {words} --m "${{M[k]}}" "${{M[l]}}"',
     'bash -c "torchtrain {words}"',
-    'cat > run.sh <<EOF\ntorchtrain {words} --h\nEOF\nbash run.sh',
+    "cat > run.sh <<EOF\ntorchtrain {words} --h\nEOF\nbash run.sh",
     '[[ -n "x" && 3 -gt 2 ]] && torchtrain {words} || torchtrain --never',
     'i=1; until (( i > 3 )); do A+=" --u$i"; (( i++ )); done; torchtrain $A {words}',
     'R=A; A=deep; torchtrain {words} --r ${{!R}} "${{R}}x" --c $((2**5 % 7)) $(( 1 ? 4 : 5 ))',
@@ -59,21 +59,23 @@ def by_us(script: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from(FORMS), words=WORDS)
 def test_words_are_those_that_bash_passes_on(form: str, words: list[str]) -> None:
     script = form.format(words=" ".join(words))
     assert by_us(script) == by_bash(script)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(form=st.sampled_from([form for form in FORMS if "bash" not in form]), words=WORDS)
 def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
     """Every word of the command is read, ignored with a reason or refused by name, however it is written."""
-    script = form.replace("torchtrain", "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2").format(words=" ".join(words))
-    with pytest.raises((ImportRefused, InputError)) as caught:
+    script = form.replace("torchtrain", "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2").format(
+        words=" ".join(words)
+    )
+    with pytest.raises((ImportRefusedError, InputError)) as caught:
         read_configuration(script, format="megatron-lm")
-    if not isinstance(caught.value, ImportRefused):
+    if not isinstance(caught.value, ImportRefusedError):
         assert re.search(r"--[a-z-]+ takes|--\w", caught.value.message)  # a flag's value is malformed
         return
     reading = caught.value.reading
@@ -82,8 +84,7 @@ def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
     )
     for word in shell.read(script).commands[-1].words[4:]:
         name = word.text.partition("=")[0]
-        after_unknown = not word.text.startswith("-")  # the value of a flag that is refused by name
-        assert name in said or after_unknown or not word.text, word
+        assert name in said, word
 
 
 SCRIPT = """#!/bin/bash
@@ -133,7 +134,10 @@ def test_circles_end(text: str) -> None:
         assert error.code in ("syntax", "too_large")
 
 
-@pytest.mark.parametrize("text", ["while :; do x; done", "a=xxxxxxxx\n" + "a=$a$a$a$a$a$a$a$a\n" * 9, "((" * 40_000, "if x; then " * 9_000, '"$(' * 30_000])
+@pytest.mark.parametrize(
+    "text",
+    ["while :; do x; done", "a=xxxxxxxx\n" + "a=$a$a$a$a$a$a$a$a\n" * 9, "((" * 40_000, "if x; then " * 9_000, '"$(' * 30_000],
+)
 def test_what_asks_for_too_much_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         shell.read(text)

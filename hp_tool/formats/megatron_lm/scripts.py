@@ -79,9 +79,7 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
     lacking = trained_with(setup)[1]
     parts = list(_YOURS)
     if lacking:
-        parts.append(
-            (f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {})
-        )
+        parts.append((f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {}))
     head = [f"# Fill in, each marked {FILL} below:", *(f"#   {number}. {what}" for number, (what, _) in enumerate(parts, 1))]
     array = ["YOURS=("]
     for number, (what, values) in enumerate(parts, 1):

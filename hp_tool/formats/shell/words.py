@@ -123,8 +123,7 @@ class Filler:
 
     def text(self, node: Node) -> Word:
         """The text that an assignment takes of it: nothing is split."""
-        pieces = [piece for piece in self.pieces(node, quoted=False)]
-        text = "".join(" " if piece.text is None else piece.text for piece in pieces)
+        text = "".join(" " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False))
         return Word(text, self.line(node))
 
     def pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
@@ -260,8 +259,9 @@ class Filler:
         elif not operator:
             yield from self._given(value, listed, target, quoted=quoted)
         elif operator == ":" and listed and isinstance(value, list):
-            start, count = self._slice(operands, of=len(value))
-            yield from spread(value[start : start + count], quoted=quoted, joined=False)
+            whole = [Word(""), *value] if source_of(target) in ("@", "*") else value  # $0 comes before the arguments
+            start, count = self._slice(operands, of=len(whole))
+            yield from spread(whole[start : start + count], quoted=quoted, joined=False)
         else:
             pattern = "".join(first(list(self.words(each)) or Word("")).text for each in operands[:1])
             changed = self._changed(first(value).text, operator, pattern, operands)
