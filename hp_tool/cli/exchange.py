@@ -66,9 +66,9 @@ def import_(
         str,
         typer.Argument(
             metavar="CONFIGURATION",
-            help="A launch script (Megatron-LM, Megatron-DeepSpeed, a Trainer under DeepSpeed or Accelerate, verl, vllm, sglang), a "
-            "configuration file (torchtitan, DeepSpeed, Accelerate, Megatron Bridge, NeMo, GPT-NeoX, verl, nanotron), or a log that "
-            "begins with Megatron's arguments; - is standard input.",
+            help="A launch script (Megatron-LM, Megatron-DeepSpeed, a Trainer under DeepSpeed or Accelerate, verl, vllm, "
+            "sglang), a configuration file (torchtitan, DeepSpeed, Accelerate, Megatron Bridge, NeMo, GPT-NeoX, verl, "
+            "nanotron), or a log that begins with Megatron's arguments; - is standard input.",
         ),
     ],
     log: Annotated[
@@ -98,7 +98,8 @@ def import_(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Assess what you run: its prediction, the gap to its log, and the best configuration for the same work, as a diff of flags."""
+    """Assess what you run: its prediction, the gap to its log, and the best configuration for the same work, as a diff of
+    flags."""
     import yaml
 
     from hp_tool.exchange import assess, read_configuration

@@ -18,7 +18,8 @@ from hp_tool.formats.renamed import of_printed, printed
 from hp_tool.formats.shell import Script
 
 NOT_READ = {
-    "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes", "_component_": "torchtune",
+    "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes",
+    "_component_": "torchtune",
     "max_duration": "LLM Foundry (Composer)", "auto_map": "a model's config.json", "architectures": "a model's config.json",
     "enable_attention_dp": "TensorRT-LLM's options", "nodes_and_edges": "a workflow",
 }  # fmt: skip
@@ -46,7 +47,8 @@ class Source:
 
 
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Whose configuration a text is, one of READ. Raises UnsupportedError for a known format that is not read, InputError where it
+    """Whose configuration a text is, one of READ. Raises UnsupportedError for a known format that is not read, InputError
+    where it
     is none.
     """
     stripped = text.lstrip("\ufeff \t\r\n")
@@ -157,7 +159,8 @@ def _script(source: Source, reading: Reading) -> tuple[Launch, Script]:
     if launch is None:
         ends = next((f" (line {note.line}: {note.reason})" for note in script.notes if "would end" in note.reason), "")
         raise InputError(
-            f"the script starts no command that trains or serves{ends}: python, torchrun, srun, deepspeed, accelerate, vllm and sglang "
+            f"the script starts no command that trains or serves{ends}: python, torchrun, srun, deepspeed, accelerate, vllm "
+            f"and sglang "
             "lines are looked for; give what it sources with --file and its arguments with --var 1=...",
             field="command",
         )

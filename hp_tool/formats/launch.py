@@ -11,13 +11,17 @@ from hp_tool.formats.shell import Command, Script, Word
 _COUNTS = {
     "nproc-per-node": "per_node", "gpus-per-node": "per_node", "ntasks-per-node": "tasks", "gres": "per_node",
     "nnodes": "nodes", "nodes": "nodes", "N": "nodes", "n": "all", "np": "all", "ntasks": "all",
-    "num-gpus": "per_node", "num-nodes": "nodes", "num-processes": "all", "num-machines": "machines", "gpus-per-task": "per_task",
+    "num-gpus": "per_node", "num-nodes": "nodes", "num-processes": "all", "num-machines": "machines",
+    "gpus-per-task": "per_task",
 }  # fmt: skip
 """Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
 _SWITCHES = {
-    "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu", "debug",
-    "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose", "allow-run-as-root", "unbuffered",
-    "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u", "v", "use-hostfile", "oversubscribe",
+    "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu",
+    "debug",
+    "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
+    "allow-run-as-root", "unbuffered",
+    "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u", "v", "use-hostfile",
+    "oversubscribe",
 }  # fmt: skip
 """Options of launchers that no value follows."""
 LAUNCHERS = {

@@ -1,4 +1,5 @@
-"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo, --yaml-cfg, and the list that
+"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo, --yaml-cfg, and the list
+that
 Megatron prints at a log's start.
 """
 
@@ -114,7 +115,8 @@ def _values(text: str) -> tuple[str, ...]:
 
 
 def of_printed(found: list[Setting], *, reading: Reading) -> list[Setting]:
-    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a default, and counts as one."""
+    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a default, and counts as
+    one."""
     known, megatron = names("printed"), table(TABLE)
     passed: list[Setting] = []
     for setting in found:

@@ -1,4 +1,5 @@
-"""DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto"; Accelerate's
+"""DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto";
+Accelerate's
 file.
 """
 
@@ -107,7 +108,12 @@ def read(
         training["attention"] = "unfused"
     recompute = any(name.startswith("activation-checkpointing") for name in keys)
     recompute = recompute or (argument("gradient-checkpointing") or "no").lower() not in _OFF
-    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": micro, "zero_stage": stage}
+    parallel: dict[str, Any] = {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "micro_batch_size": micro,
+        "zero_stage": stage,
+    }
     parallel["recompute"] = "full" if recompute else "none"
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
     if (model := argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")) is not None:

@@ -16,7 +16,8 @@ _SIZES = {
 }  # fmt: skip
 """Fields of `parallel`, and their keys under actor.megatron."""
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute", "zero_stage",
+    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
+    "zero_stage",
     "sequence_parallel", "offload", "data_parallel_shard_size", "parameter_precision", "cross_entropy", "dropout", *_SIZES,
 }  # fmt: skip
 ROLLOUTS = 8
@@ -97,7 +98,8 @@ def text(setup: TrainingSetup) -> str:
             "#   1. the model's folder or id, where verl knows it under another name",
             "#   2. the data, the reward and the rollout engine, behind this script's name",
             "# A batch is counted in prompts of 8 answers; a row is one quarter prompt.",
-            "# FILL IN 1: actor_rollout_ref.model.path; FILL IN 2: data.train_files=... actor_rollout_ref.rollout.name=vllm ...",
+            "# FILL IN 1: actor_rollout_ref.model.path; FILL IN 2: data.train_files=... actor_rollout_ref.rollout.name=vllm "
+            "...",
             " \\\n    ".join(("python3 -m verl.trainer.main_ppo", *lines, '"$@"')),
             "",
         )

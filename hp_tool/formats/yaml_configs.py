@@ -8,7 +8,8 @@ from hp_tool.formats.reading import Reading, Setting, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
 
 _MIXED = {
-    "bf16": (), "fp16": (), "fp8_delayed": ("fp8-format=hybrid",), "fp8_current": ("fp8-format=hybrid", "fp8-recipe=tensorwise"),
+    "bf16": (), "fp16": (), "fp8_delayed": ("fp8-format=hybrid",), "fp8_current": ("fp8-format=hybrid",
+    "fp8-recipe=tensorwise"),
     "fp8_subchannel": ("fp8-format=hybrid", "fp8-recipe=blockwise"), "mxfp8": ("fp8-format=e4m3", "fp8-recipe=mxfp8"),
     "nvfp4": ("fp4-format=e2m1",),
 }  # fmt: skip
@@ -90,14 +91,12 @@ def _precision(content: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ..
         ]
     trainer = content.get("trainer")
     name = name or str(trainer.get("precision", "") if isinstance(trainer, Mapping) else "")
-    found = (
-        [("fp16" if name.startswith(("fp16", "16")) and "bf16" not in name else "bf16", "precision", ())]
-        if name and "32" not in name
-        else []
-    )
-    for kind, flags in _MIXED.items():
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    if name and "32" not in name:
+        found.append(("fp16" if name.startswith(("fp16", "16")) and "bf16" not in name else "bf16", "precision", ()))
+    for kind, texts in _MIXED.items():
         if kind in name:
-            found += [(flag.partition("=")[0], "mixed_precision", (flag.partition("=")[2],)) for flag in flags]
+            found += [(flag.partition("=")[0], "mixed_precision", (flag.partition("=")[2],)) for flag in texts]
     if "fp8" in name and "subchannel" not in name:
         found.append(("fp8-param-gather", "mixed_precision", ()))
     return found

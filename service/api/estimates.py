@@ -122,7 +122,8 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang or
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang
+    or
     trtllm."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
@@ -155,7 +156,8 @@ class ImportRequest(BaseModel):
     command: Annotated[str, Field(max_length=200_000)]
     """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
     format: str | None = None
-    """megatron-lm, torchtitan, deepspeed, accelerate, nemo, gpt-neox, verl, nanotron, vllm or sglang; guessed where left out."""
+    """megatron-lm, torchtitan, deepspeed, accelerate, nemo, gpt-neox, verl, nanotron, vllm or sglang; guessed where left
+    out."""
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Where the configuration does not say."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
@@ -185,7 +187,8 @@ def imports(request: ImportRequest) -> Any:
     """
     lines = [] if request.log is None else request.log.splitlines()
     reading = read_configuration(
-        request.command, format=request.format, num_gpus=request.num_gpus, overrides=request.overrides, variables=request.variables,
+        request.command, format=request.format, num_gpus=request.num_gpus, overrides=request.overrides,
+        variables=request.variables,
         files=request.files, ignore=request.ignore, log=lines,
     )  # fmt: skip
     return json_response(assess(schema.parse_query(reading.query), reading=reading, log=None if request.log is None else lines))

@@ -35,7 +35,8 @@ print("validated")
 
 
 def official(words: Words, *, world_size: int, environment: dict[str, str], architecture: int) -> str | None:
-    """The complaint of Megatron-LM's own validation, from the checkout of HP_MEGATRON_LM; None where it has none or is not there."""
+    """The complaint of Megatron-LM's own validation, from the checkout of HP_MEGATRON_LM; None where it has none or is not
+    there."""
     folder = os.environ.get("HP_MEGATRON_LM")
     if not folder:
         return None
@@ -77,39 +78,50 @@ def complaints(words: Words, *, world_size: int, environment: dict[str, str], ar
     muon, optimizer_offload = "muon" in text("optimizer", "adam"), on("optimizer-cpu-offload")
     broken = {
         "world size is a multiple of TP x PP x CP": world_size % (t * p * c) != 0,
-        "batch is a multiple of micro-batch x DP": number("global-batch-size") % (number("micro-batch-size") * (world_size // (t * p * c))) != 0,
+        "batch is a multiple of micro-batch x DP": number("global-batch-size")
+        % (number("micro-batch-size") * (world_size // (t * p * c)))
+        != 0,
         "hierarchical sizes multiply to CP": bool(levels) and levels[0] * levels[1] != c,
         "a2a+p2p names its sizes": text("cp-comm-type") == "a2a+p2p" and not levels,
         "layers divide among stages": not said and counted % (p * chunks) != 0,
-        "interleaving has stages": chunks > 1 and not on("pipeline-model-parallel-layout") and p < (3 if on("no-overlap-p2p-communication") else 2),
+        "interleaving has stages": chunks > 1
+        and not on("pipeline-model-parallel-layout")
+        and p < (3 if on("no-overlap-p2p-communication") else 2),
         "one way to say chunks": on("pipeline-model-parallel-layout") and on("num-virtual-stages-per-pipeline-rank"),
-        "param gather overlaps with sharding and grad reduce": on("overlap-param-gather") and not (sharded and on("overlap-grad-reduce")),
+        "param gather overlaps with sharding and grad reduce": on("overlap-param-gather")
+        and not (sharded and on("overlap-grad-reduce")),
         "8-bit parameters are gathered by a sharding optimizer": on("fp8-param-gather") and not sharded,
         "FSDP wants more than one connection": fsdp and connections == "1",
         "FSDP saves DTensors": fsdp and text("ckpt-format") != "fsdp_dtensor",
-        "connections are 1 before Blackwell": architecture < 10 and (t > 1 or c > 1) and not fsdp
-        and not on("overlap-moe-expert-parallel-comm") and connections != "1",
+        "connections are 1 before Blackwell": architecture < 10
+        and (t > 1 or c > 1)
+        and not fsdp
+        and not on("overlap-moe-expert-parallel-comm")
+        and connections != "1",
         "not two precisions": on("bf16") and on("fp16"),
         "not fp8 and fp4": on("fp8-format") and on("fp4-format"),
-        "graphs of an iteration check no NaN": text("cuda-graph-scope") == "full_iteration" and not on("no-check-for-nan-in-loss-and-grad"),
-        "graphs with expert parallelism pad": text("cuda-graph-impl") == "local" and experts > 1 and not on("moe-pad-experts-for-cuda-graph-inference"),
+        "graphs of an iteration check no NaN": text("cuda-graph-scope") == "full_iteration"
+        and not on("no-check-for-nan-in-loss-and-grad"),
+        "graphs with expert parallelism pad": text("cuda-graph-impl") == "local"
+        and experts > 1
+        and not on("moe-pad-experts-for-cuda-graph-inference"),
         "a sequence is a multiple of 2 CP": c > 1 and length % (2 * c) != 0,
         "positions reach a sequence": number("max-position-embeddings", 0) < length,
         "userbuffers need sequence parallelism": on("tp-comm-overlap") and not (on("sequence-parallel") and t > 1),
         "experts divide": experts > 1 and number("num-experts", 0) % experts != 0,
-        "muon has no overlap and no distributed optimizer": muon and (on("overlap-grad-reduce") or on("use-distributed-optimizer") or fsdp),
+        "muon has no overlap and no distributed optimizer": muon
+        and (on("overlap-grad-reduce") or on("use-distributed-optimizer") or fsdp),
         "the optimizer is offloaded by the precision-aware one": optimizer_offload and not on("use-precision-aware-optimizer"),
         "latent attention has no groups": on("multi-latent-attention") and on("group-query-attention"),
         "MTP wants rotary positions, or none": on("mtp-num-layers") and text("position-embedding-type") not in ("rope", "none"),
         "grouped GEMMs from Ampere on": on("moe-grouped-gemm") and architecture < 8,
-    }  # fmt: skip
+    }
     return [rule for rule, violated in broken.items() if violated]
 
 
 def configured(words: Words) -> Any:
     """Core's TransformerConfig of the arguments, as core_transformer_config_from_args makes it; its own checks run."""
     import torch
-    import torch.nn.functional as F
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.transformer import transformer_config
     from megatron.core.transformer.enums import AttnBackend, CudaGraphScope
@@ -128,7 +140,7 @@ def configured(words: Words) -> Any:
     if "disable-bias-linear" in words:
         values["add_bias_linear"] = False
     if "swiglu" in words:
-        values |= {"gated_linear_unit": True, "activation_func": F.silu}
+        values |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
     if "group-query-attention" not in words:
         values["num_query_groups"] = None
     if "virtual_pipeline_model_parallel_size" in values:

@@ -18,7 +18,8 @@ from tests.formats.cases import setup_of
 from tests.formats.megatron_rules import complaints, configured, official
 
 MODELS = (
-    "gpt3-1.3b", "gpt3-13b", "gpt3-175b", "llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "llama-3.2-3b",
+    "gpt3-1.3b", "gpt3-13b", "gpt3-175b", "llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b",
+    "llama-3.2-3b",
     "mistral-7b", "mixtral-8x7b", "mixtral-8x22b", "qwen2.5-7b", "qwen2.5-72b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
     "qwen3-235b-a22b", "deepseek-v2-lite", "deepseek-v3", "nemotron-4-15b", "gpt-22b",
 )  # fmt: skip
@@ -35,7 +36,8 @@ def queries(model: str, gpu: str) -> list[dict[str, Any]]:
             continue
         experts = any(each in model for each in ("x7b", "x22b", "a3b", "a22b", "deepseek"))
         parallel: dict[str, Any] = {
-            "tensor_parallel_size": t, "pipeline_parallel_size": p, "context_parallel_size": c, "virtual_pipeline_parallel_size": v,
+            "tensor_parallel_size": t, "pipeline_parallel_size": p, "context_parallel_size": c,
+            "virtual_pipeline_parallel_size": v,
             "zero_stage": zero, "micro_batch_size": 1, "recompute": ("none", "selective", "full")[number % 3],
         }  # fmt: skip
         if c > 1:
@@ -65,7 +67,7 @@ def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     }
     assert not reading.refused
     exported = [line.removeprefix("export ").split("=") for line in script.splitlines() if line.startswith("export ")]
-    return words, {name: value for name, value in exported}
+    return words, dict(exported)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -42,7 +42,8 @@ FORMS = (
     'R=A; A=deep; torchtrain {words} --r ${{!R}} "${{R}}x" --c $((2**5 % 7)) $(( 1 ? 4 : 5 ))',
 )
 """Ways to write a command, with the words of it in one place."""
-WORDS = st.lists(st.from_regex(r"--[a-z]{1,6}(=[0-9a-z.]{1,4})?|[a-z0-9./,:_+-]{1,8}", fullmatch=True).filter(lambda w: w not in ("-", "--")), min_size=1, max_size=8)  # fmt: skip
+WORDS = st.lists(st.from_regex(r"--[a-z]{1,6}(=[0-9a-z.]{1,4})?|[a-z0-9./,:_+-]{1,8}",
+fullmatch=True).filter(lambda w: w not in ("-", "--")), min_size=1, max_size=8)  # fmt: skip
 
 
 def by_bash(script: str) -> list[str]:
@@ -125,7 +126,8 @@ def test_what_only_running_would_tell_is_noted() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["A=$A\nx --n $A", "A=$B\nB=$A\nx --n $A", "A=$((A*A*A))\nx --n $A", "x --n $((1/0))", "f() { f; }; f", "eval 'eval x'", "x --n $((2**63))"],
+    ["A=$A\nx --n $A", "A=$B\nB=$A\nx --n $A", "A=$((A*A*A))\nx --n $A", "x --n $((1/0))", "f() { f; }; f", "eval 'eval x'",
+    "x --n $((2**63))"],
 )  # fmt: skip
 def test_circles_end(text: str) -> None:
     try:

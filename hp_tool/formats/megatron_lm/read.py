@@ -38,9 +38,11 @@ PROGRAMS = (
 )
 """Programs that train decoders with these arguments. Others that do may be named after a model (pretrain_qwen.py)."""
 OTHER_PROGRAMS = {
-    "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval", "vision": "a vision model",
+    "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval",
+    "vision": "a vision model",
     "vlm": "a model of images and text", "multimodal": "a model of images and text", "mimo": "a model of images and text",
-    "llava": "a model of images and text", "mamba": "a state-space model", "hybrid": "a state-space model", "rl": "reinforcement learning",
+    "llava": "a model of images and text", "mamba": "a state-space model", "hybrid": "a state-space model",
+    "rl": "reinforcement learning",
     "vit": "a vision model", "clip": "a vision model", "orm": "a reward model", "dpo": "preference training",
 }  # fmt: skip
 """Parts of a program's name, and what it trains, which is not read."""

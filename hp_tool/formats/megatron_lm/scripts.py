@@ -18,7 +18,8 @@ PORT = 29_500
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
 FILL = "FILL IN"
 _YOURS: tuple[tuple[str, Values], ...] = (
-    ("your data and tokenizer (mock data starts at once)", {"mock-data": True, "tokenizer-type": "NullTokenizer", "split": "99,1,0"}),
+    ("your data and tokenizer (mock data starts at once)", {"mock-data": True, "tokenizer-type": "NullTokenizer",
+    "split": "99,1,0"}),
     ("your learning rate, schedule and length", {
         "lr": "3e-4", "min-lr": "3e-5", "lr-decay-style": "cosine", "lr-warmup-fraction": "0.01", "train-iters": 1000,
         "weight-decay": "0.1", "clip-grad": "1.0", "adam-beta1": "0.9", "adam-beta2": "0.95",
@@ -197,7 +198,8 @@ def kubernetes(setup: TrainingSetup) -> str:
         "spec": {"clusterIP": "None", "selector": labels},
     }
     head = (
-        f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your data, and in the script what its "
+        f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your data, and in the script "
+        f"what its "
         "own list names.\n"
     )
     return head + yaml.safe_dump_all([service, job], sort_keys=False, width=10_000)

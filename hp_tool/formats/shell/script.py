@@ -23,7 +23,8 @@ from hp_tool.formats.shell.sums import test
 from hp_tool.formats.shell.words import Value, Word, source_of
 
 _SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_PER_NODE": "gpus-per-node",
-          "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_NTASKS": "ntasks"}  # fmt: skip
+          "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+          "SLURM_NTASKS": "ntasks"}  # fmt: skip
 """Variables that Slurm sets, and the option of the script's header that each repeats."""
 
 

@@ -348,9 +348,9 @@ class Statements:
         text = source_of(body)
         if not re.search(r"['\"\\]", start):
             whole, parts = body.text or b"", body.children
-            start, end = (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte) if parts else (0, 0)
+            head, tail = (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte) if parts else (0, 0)
             inside = "".join(piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True))
-            text = whole[:start].decode(errors="replace") + inside + whole[end:].decode(errors="replace")
+            text = whole[:head].decode(errors="replace") + inside + whole[tail:].decode(errors="replace")
         return re.sub(r"(?m)^\t+", "", text) if node.children[0].type == "<<-" else text
 
     def _nested(self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int) -> None:
