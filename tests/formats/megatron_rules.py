@@ -156,6 +156,7 @@ def configured(words: Words) -> Any:
     values["layernorm_epsilon"] = float(words.get("norm-epsilon", ["1e-5"])[0])
     if values.get("num_moe_experts"):
         values.setdefault("moe_ffn_hidden_size", values["ffn_hidden_size"])
+    values.pop("moe_permute_fusion", None)  # asks for kernels of Transformer Engine, which this host has not
     DistributedDataParallelConfig(
         overlap_grad_reduce="overlap-grad-reduce" in words,
         use_distributed_optimizer="use-distributed-optimizer" in words,

@@ -39,7 +39,7 @@ NOT_ARGUMENTS = set(
     heterogeneous_block_specs hetereogenous_dist_checkpoint quant_recipe tp_comm_atomic_ag tp_comm_atomic_rs
     moe_router_topk_limited_devices use_te_rng_tracker barrier_with_L1_time num_moe_experts fp8_param
     gradient_accumulation_fusion overlap_p2p_comm masked_softmax_fusion persist_layer_norm bias_dropout_fusion
-    apply_rope_fusion""".split()
+    apply_rope_fusion attention_softmax_in_fp32 inference_rng_tracker log_max_attention_logit""".split()  # noqa: SIM905
 )
 """Fields of TransformerConfig that the training loop gives no argument, or one of another name (its own exclusions)."""
 
@@ -102,7 +102,7 @@ SERVING = {
     "changes", [{}, {"sequence_parallel": False}, {"recompute": "full", "zero_stage": 0}, {"pipeline_parallel_size": 1}]
 )
 def test_nanotron_comes_back_the_same(changes: dict[str, Any]) -> None:
-    query = llama(zero_stage=1, tensor_parallel_size=2, **({"pipeline_parallel_size": 2} | changes)) | {"model": "llama-3-8b"}
+    query = llama(tensor_parallel_size=2, **({"pipeline_parallel_size": 2, "zero_stage": 1} | changes)) | {"model": "llama-3-8b"}
     query["training"]["framework"] = "nanotron"
     setup = setup_of(query)
     same_work(setup_of(read_query(nanotron.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
