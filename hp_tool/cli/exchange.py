@@ -155,7 +155,7 @@ def _print(assessment: Assessment) -> None:
 
     from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
     from hp_tool.domain.result import Estimate
-    from hp_tool.render.words import arithmetic
+    from hp_tool.render.words import arithmetic, serving_arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()
@@ -209,6 +209,7 @@ def _print(assessment: Assessment) -> None:
         ]
         print_table(console, ("part", "seconds saved per step"), rows, title="where the gain comes from", left=1)
     else:
+        console.print(serving_arithmetic(assessment.better.parallel, replicas=best.replicas))  # type: ignore[arg-type]
         console.print(f"{best.output_tokens_per_second_per_gpu or 0.0:,.0f} output tokens/s/GPU{gain}")
     console.print("[bold]what to change[/bold]")
     for change in assessment.changes:

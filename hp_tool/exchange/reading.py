@@ -45,6 +45,7 @@ def read_configuration(
         num_gpus=told if isinstance(told, int) and told > 0 else None,
         vocabulary=_vocabulary,
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
+        num_experts_of=lambda name: catalog.model(changes.get("model", name)).num_experts,
     )
     reading = imports.read(source, format=format)
     query = reading.query

@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_tool import documents
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import megatron_lm, nanotron, serving_commands, torchtitan, trainer, verl, yaml_configs
+from hp_tool.formats import engine_commands, megatron_lm, nanotron, torchtitan, trainer, verl, yaml_configs
 from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
@@ -44,6 +44,7 @@ class Source:
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda found: ""
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
     layers_of: Callable[[str], int] = lambda name: 1
+    num_experts_of: Callable[[str], int | None] = lambda name: None
 
 
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
@@ -350,7 +351,9 @@ def _engine(engine: str) -> Callable[[Source, Reading, list[Setting], Mapping[st
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server
         settings = settings_of(words, table=table(engine), reading=reading)
-        serving_commands.read(settings, engine=engine, model=model, reading=reading, spare=source.ignore)
+        engine_commands.read(
+            settings, engine=engine, model=model, reading=reading, num_experts_of=source.num_experts_of, spare=source.ignore
+        )
 
     return follow
 

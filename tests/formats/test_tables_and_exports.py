@@ -102,7 +102,8 @@ SERVING = {
     "changes", [{}, {"sequence_parallel": False}, {"recompute": "full", "zero_stage": 0}, {"pipeline_parallel_size": 1}]
 )
 def test_nanotron_comes_back_the_same(changes: dict[str, Any]) -> None:
-    query = llama(tensor_parallel_size=2, **({"pipeline_parallel_size": 2, "zero_stage": 1} | changes)) | {"model": "llama-3-8b"}
+    parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 1} | changes
+    query = llama(**parallel) | {"model": "llama-3-8b"}
     query["training"]["framework"] = "nanotron"
     setup = setup_of(query)
     same_work(setup_of(read_query(nanotron.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)

@@ -130,7 +130,7 @@ def test_a_launch_script_fills_the_form(page: Page, server: str) -> None:
     part.get_by_label("Script or file").fill(
         "A=(--num-layers 32 --hidden-size 4096)\ntorchrun --nproc-per-node 8 pretrain_gpt.py "
         '"${A[@]}" --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 '
-        "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 --position-embedding-type rope --swiglu"
+        "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 --position-embedding-type rope"
     )
     part.get_by_label("The GPU it runs on").fill("h100-sxm-80gb")
     part.get_by_text("Read it").click()
@@ -138,3 +138,4 @@ def test_a_launch_script_fills_the_form(page: Page, server: str) -> None:
     query = schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new"))))
     assert query.training is not None and query.training.global_batch_size == 64
     assert query.parallel.tensor_parallel_size == 2
+    page.get_by_role("heading", name="Best by the cost model").wait_for()

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
+from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
+from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.arguments import TABLE, Arguments
@@ -181,6 +183,7 @@ class _Run(Arguments):
             "fp8_recipe": self.fp8_recipe(),
             "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
             "cuda_graphs": self.cuda_graphs(),
+            "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-core",
             "attention": attention,
             "kernel_fusion": False if unfused else None,
@@ -254,19 +257,27 @@ class _Run(Arguments):
 
     def dispatcher(self) -> str:
         name = self.text("moe-token-dispatcher-type", "alltoall")
-        if name == "allgather" and self.number("expert-model-parallel-size", 1) == 1:
-            return "alltoall"  # nothing is sent
-        if name not in ("alltoall", "flex", "alltoall_seq"):
-            self.refuse("moe-token-dispatcher-type", "is not modelled; alltoall and flex are")
-        return "flex" if name == "flex" or self.on("moe-enable-deepep") else "alltoall"
+        if self.on("moe-enable-deepep"):
+            return "flex"
+        if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
+            self.refuse("moe-token-dispatcher-type", f"is not modelled; {', '.join(get_args(TokenDispatcher))} are")
+        return "alltoall" if name == "alltoall_seq" else name
 
     def cuda_graphs(self) -> bool | None:
-        """Only graphs of the whole iteration spare devices the wait for their host; those of parts of a layer do not."""
+        """Whether the whole iteration, or parts of a layer that are modelled, are recorded."""
         if self.on("enable-cuda-graph"):
             return True
+        scope = self.graph_scope()
+        whole = scope in (["full"], ["full_iteration"]) or set(scope) <= set(get_args(GraphModule))
+        return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
+
+    def graph_scope(self) -> list[str]:
         setting = self.found.get("cuda-graph-scope")
-        scope = list(setting.values) if setting else ["full"]
-        return True if self.text("cuda-graph-impl", "none") != "none" and scope in (["full"], ["full_iteration"]) else None
+        return list(setting.values) if setting and setting.values else ["full"]
+
+    def cuda_graph_modules(self) -> list[str] | None:
+        scope = self.graph_scope()
+        return None if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full") else scope
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
         """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer layers than the usual ones.

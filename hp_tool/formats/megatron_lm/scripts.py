@@ -10,6 +10,7 @@ import yaml
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
+from hp_tool.domain.switches import device_connections
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.write import flags, loop_flags
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
@@ -59,15 +60,12 @@ def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str,
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
     """Variables that Megatron asserts or the configuration is slow without (validate_args of core 0.16)."""
-    c, sharded = setup.parallel, setup.parallel.zero_stage >= 2
-    blackwell = setup.cluster.gpu.name.startswith(_BLACKWELL)
-    if sharded:  # FSDP refuses 1
+    if setup.parallel.zero_stage >= 2:  # FSDP refuses 1
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
-    if "overlap-moe-expert-parallel-comm" in flags(setup):
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    if not blackwell and (c.tensor_parallel_size > 1 or c.context_parallel_size > 1):
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return {}
+    connections = device_connections(workload=setup.workload, parallel=setup.parallel)
+    if connections is None or (connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL)):
+        return {}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
 
 
 def arguments(setup: TrainingSetup) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ SAID = {
     "context_parallel_communication", "pipeline_layout", "fp8_recipe", "parameter_precision", "cuda_graphs",
     "moe_token_dispatcher_type", "hierarchical_context_parallel_sizes", "data_parallel_shard_size", "rank_order",
     "sliding_window", "sliding_window_layers", "attention_sinks", "shared_expert_gate",
-    "offload", "offload_fraction", "master_precision", "kernel_fusion", "task",
+    "offload", "offload_fraction", "master_precision", "kernel_fusion", "task", "cuda_graph_modules",
 }  # fmt: skip
 """Fields of a setup that these flags express."""
 

@@ -24,7 +24,7 @@ def flags(setup: TrainingSetup) -> Flags:
 
 def loop_flags(setup: TrainingSetup) -> Flags:
     """What the training loop asserts beside them: graphs of a whole iteration leave no room for checks between its kernels."""
-    graphs = bool(setup.workload.cuda_graphs)
+    graphs = bool(setup.workload.cuda_graphs) and not setup.workload.cuda_graph_modules
     return option_words(
         {
             "no-check-for-nan-in-loss-and-grad": graphs,
@@ -204,8 +204,10 @@ def _training(setup: TrainingSetup) -> Values:
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
-        "cuda-graph-impl": setup.switches["cuda_graph_impl"] if w.cuda_graphs else None,
-        "cuda-graph-scope": "full_iteration" if w.cuda_graphs else None,
+        "cuda-graph-impl": ("transformer_engine" if w.cuda_graph_modules else setup.switches["cuda_graph_impl"])
+        if w.cuda_graphs
+        else None,
+        "cuda-graph-scope": list(w.cuda_graph_modules or ("full_iteration",)) if w.cuda_graphs else None,
         "cross-entropy-loss-fusion": setup.switches["cross_entropy_loss_fusion"],
         "cross-entropy-fusion-impl": setup.switches["cross_entropy_fusion_impl"] if w.loss == "in_place" else None,
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
