@@ -160,7 +160,7 @@ def test_two_batches_hide_what_travels_and_are_taken_where_they_are_faster() -> 
             float(forward_seconds(case_of(num_gpus=e, two_batch_overlap=overlap), wide(e), batch, context=4096.0)[0])
             for overlap in (False, True, None)
         )
-        assert both < 0.85 * plain and free == pytest.approx(both)
+        assert both < 0.87 * plain and free == pytest.approx(both)
     small = of(decoding=1.0)
     plain, both, free = (
         float(forward_seconds(case_of(num_gpus=128, two_batch_overlap=overlap), wide(128), small, context=4096.0)[0])
