@@ -121,6 +121,11 @@ class FrameworkEfficiency(Strict):
     expert_overhead_s: float = 0.0
     """What one layer's dispatch of tokens takes besides kernels and links, forward and backward together: the host reads how
     many tokens each expert got before it can launch what works on them."""
+    expert_launch_s: float = 0.0
+    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped layers go through a rank's
+    experts one by one."""
+    dispatch_bandwidth_fraction: float | None = None
+    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's all-to-all."""
     data_parallel_overlap: float
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float
@@ -147,6 +152,9 @@ class FrameworkEfficiency(Strict):
     """Their dies."""
     newest_release: str | None = None
     """Of those runs, as the year and month of its NeMo container; later ones drift."""
+    yearly_gain: float = 0.0
+    """By how much of a logarithm a step gets shorter with each year of the software's release; the constants are those of the
+    newest one."""
     memory_log_sd: float
     """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
@@ -210,3 +218,5 @@ class EfficiencyProfile:
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
     doubts: Doubts = NO_DOUBTS
+    release_factor: float = 1.0
+    """Step time under the query's release over that under the framework's newest one."""

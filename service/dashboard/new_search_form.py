@@ -92,6 +92,8 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
+    ("training.expert_precision", "Experts' matmuls", "as all matmuls"),
+    ("training.dispatch_precision", "Tokens sent to experts", "16 bits"),
     ("training.kernel_fusion", "Fused kernels"),
 )
 FINE_TUNING: tuple[Spec, ...] = (

@@ -3,9 +3,11 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
+from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags
@@ -208,6 +210,7 @@ class _Reader:
             "fp8_recipe": self.fp8_recipe(),
             "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
             "cuda_graphs": self.cuda_graphs(),
+            "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-core",
             "attention": self.attention(),
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
@@ -256,16 +259,21 @@ class _Reader:
     def dispatcher(self) -> str:
         field = "--moe-token-dispatcher-type"
         name = self.text(field[2:], "alltoall")
-        if name not in ("alltoall", "flex"):
-            raise UnsupportedError(f"{field} {name} is not modelled; alltoall and flex are", field=field)
+        if name not in get_args(TokenDispatcher):
+            raise UnsupportedError(f"{field} {name} is not modelled; alltoall, flex and allgather are", field=field)
         return name
 
     def cuda_graphs(self) -> bool | None:
-        """Only graphs of the whole iteration spare devices the wait for their host; those of parts of a layer do not."""
+        """Whether the whole iteration, or parts of a layer that are modelled, are recorded."""
         if self.on("enable-cuda-graph"):
             return True
         scope = self.flags.get("cuda-graph-scope", ["full"])
-        return True if self.text("cuda-graph-impl", "none") != "none" and scope in (["full"], ["full_iteration"]) else None
+        whole = scope in (["full"], ["full_iteration"]) or set(scope) <= set(get_args(GraphModule))
+        return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
+
+    def cuda_graph_modules(self) -> list[str] | None:
+        scope = self.flags.get("cuda-graph-scope", ["full"])
+        return None if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full") else scope
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
         """A layout, in the notation of `domain.pipeline_layout`, where the flags give ends fewer layers than the usual ones.

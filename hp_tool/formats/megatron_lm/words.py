@@ -16,6 +16,7 @@ SAID = {
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
     "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
     "context_parallel_communication", "pipeline_layout", "fp8_recipe", "parameter_precision", "cuda_graphs",
+    "cuda_graph_modules",
     "moe_token_dispatcher_type",
 }  # fmt: skip
 """Fields of a setup that these flags express."""
