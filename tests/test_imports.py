@@ -46,7 +46,7 @@ PURE = {
     "domain": {"annotated_types"},
     "cost": {"numpy"},
     "space": {"numpy"},
-    "calibration": {"numpy", "scipy", "sklearn", "threadpoolctl"},
+    "calibration": {"numpy", "scipy", "threadpoolctl"},
     "sizing": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
@@ -57,7 +57,6 @@ HOMES = {
     "sqlalchemy": {"store"},
     "alembic": {"store"},
     "optuna": {"search", "tuning", "service"},
-    "sklearn": {"calibration"},
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},

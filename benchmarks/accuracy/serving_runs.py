@@ -25,7 +25,10 @@ from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
-ALIASES = {"nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct"}
+ALIASES = {
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
+}
 PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
@@ -78,10 +81,11 @@ class ServingRun:
 
 def runs(folder: Path) -> list[ServingRun]:
     """Every row that names one model on one aggregated replica."""
-    return [_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
+    return [serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
 
 
-def _run(row: Row) -> ServingRun:
+def serving_run(row: Row) -> ServingRun:
+    """One row of either file of served models."""
     t, p, e = int(row["tp"]), int(row["pp"]), max(int(row["moe_ep"] or 1), 1)
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),

@@ -1,7 +1,7 @@
 """What fits share: the widths of their priors, posteriors that are robust to outliers, and Gaussian processes over few points.
 
-Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
-scikit-learn takes a second to import, so predictions from multipliers alone must not reach it.
+Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12. Plain
+NumPy: to import scikit-learn takes longer than a whole estimate.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -89,12 +88,9 @@ OPTIONS = {"maxiter": 15, "ftol": 1e-4}
 """Of the search for hyperparameters: their priors are wide, the last digits of the likelihood decide nothing."""
 _BOUNDS = np.log([(1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0)])
 """Of amplitude^2, length, noise^2."""
-_WARNS_AT = (1e-10, 1e10)
-"""scikit-learn warns of hyperparameters on its bounds; those above are meant to hold."""
 _POWERS = np.array([2.0, 1.0, 2.0])
 _KNEE = 1.5
 """Standardised residual beyond which a row's pull grows only linearly (soft L1)."""
-Objective = Callable[[FloatArray], tuple[float, FloatArray]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +107,33 @@ class Process:
     parameters: Parameters
 
     @cached_property
-    def _regressor(self) -> Any:
-        return _regressor(self.parameters, self.doubt).fit(self.points, self.values)
+    def _inverse(self) -> FloatArray:
+        """(n, n) of the lower Cholesky factor of the observations' covariance."""
+        return np.asarray(np.linalg.inv(np.linalg.cholesky(self._covariances(self.parameters)[0])))
+
+    def _covariances(self, parameters: Parameters) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(n, n) of the observations; the part that is g's, and its derivative by ln(length)."""
+        amplitude, length, noise = parameters
+        shared, slope = (amplitude**2 * each for each in matern(self._squares, length=length))
+        return shared + np.diag(noise**2 + self.doubt + NUGGET), shared, slope
+
+    @cached_property
+    def _squares(self) -> FloatArray:
+        return squared_distances(self.points, self.points)
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean of g and variance of an observation without doubt, each (m,), at m points.
-
-        Lines 4 to 6 of the algorithm: scikit-learn's `predict` is the same behind checks of its input that take ten times as
-        long as the arithmetic where m is small.
-        """
-        from scipy.linalg import solve_triangular
-
-        fitted = self._regressor
-        covariance = fitted.kernel_(points, fitted.X_train_)
-        explained = solve_triangular(fitted.L_, covariance.T, lower=True, check_finite=False)
-        return covariance @ fitted.alpha_, fitted.kernel_.diag(points) - np.einsum("nm,nm->m", explained, explained)
+        """Mean of g and variance of an observation without doubt, each (m,), at m points."""
+        amplitude, length, noise = self.parameters
+        covariance = amplitude**2 * matern(squared_distances(points, self.points), length=length)[0]
+        explained = covariance @ self._inverse.T
+        variance = amplitude**2 + noise**2 - np.einsum("mn,mn->m", explained, explained)
+        return explained @ (self._inverse @ self.values), variance
 
     def leave_one_out(self) -> tuple[FloatArray, FloatArray]:
         """The same for each observation given the others, each (n,)."""
-        from scipy.linalg import cho_solve
-
-        inverse = cho_solve((self._regressor.L_, True), np.eye(len(self.values)))
-        variance = 1.0 / np.diag(inverse)
-        noise = self.parameters[-1]
-        return self.values - variance * self._regressor.alpha_, np.maximum(variance - self.doubt, noise**2)
+        variance = 1.0 / np.einsum("mn,mn->n", self._inverse, self._inverse)
+        pull = self._inverse.T @ (self._inverse @ self.values)
+        return self.values - variance * pull, np.maximum(variance - self.doubt, self.parameters[-1] ** 2)
 
     def fitted(self, *, prior: Parameters, prior_log_sd: FloatArray) -> Process:
         """The process under its most likely parameters, searched from its own: argmax of the marginal likelihood times
@@ -144,18 +143,35 @@ class Process:
 
         centre, width = _POWERS * np.log(prior), _POWERS * prior_log_sd
 
-        def optimizer(objective: Objective, initial: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-            def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
-                value, gradient = objective(theta)
-                z = (theta - centre) / width
-                return value + 0.5 * float(z @ z), gradient + z / width
+        def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
+            amplitude, length, noise = np.exp(theta / _POWERS).tolist()
+            covariance, shared, slope = self._covariances((amplitude, length, noise))
+            factor = np.linalg.cholesky(covariance)
+            inverse = np.linalg.inv(factor)
+            pull = inverse.T @ (inverse @ self.values)
+            curve = np.outer(pull, pull) - inverse.T @ inverse
+            gradient = np.array([np.vdot(curve, shared), np.vdot(curve, slope), noise**2 * np.trace(curve)])
+            z = (theta - centre) / width
+            value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(z @ z)
+            return value, z / width - 0.5 * gradient
 
-            result = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
-            return result.x, result.fun
-
-        regressor = _regressor(self.parameters, self.doubt, optimizer=optimizer).fit(self.points, self.values)
-        amplitude, length, noise = np.exp(regressor.kernel_.theta / _POWERS).tolist()
+        initial = _POWERS * np.log(self.parameters)
+        result = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
+        amplitude, length, noise = np.exp(result.x / _POWERS).tolist()
         return replace(self, parameters=(amplitude, length, noise))
+
+
+def squared_distances(points: FloatArray, others: FloatArray) -> FloatArray:
+    """(m, n) between m and n points."""
+    squares = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
+    return np.asarray(np.maximum(squares, 0.0))
+
+
+def matern(squares: FloatArray, *, length: float) -> tuple[FloatArray, FloatArray]:
+    """M(r / l) = (1 + u + u^2/3) e^-u with u = sqrt(5) r / l, of squared distances r^2; and its derivative by ln l."""
+    u = np.sqrt(5.0 * squares) / length
+    decay = np.exp(-u)
+    return (1.0 + u + u**2 / 3.0) * decay, u**2 / 3.0 * (1.0 + u) * decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,15 +192,6 @@ class Residuals:
     scale: float = 1.0
     """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
     said of configurations that did not run."""
-
-
-def _regressor(parameters: Parameters, doubt: FloatArray, *, optimizer: Any = None) -> Any:
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-
-    amplitude, length, noise = parameters
-    kernel = ConstantKernel(amplitude**2, _WARNS_AT) * Matern(length, _WARNS_AT, nu=2.5) + WhiteKernel(noise**2, _WARNS_AT)
-    return GaussianProcessRegressor(kernel, alpha=doubt + NUGGET, optimizer=optimizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

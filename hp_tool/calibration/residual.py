@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from hp_tool.calibration.evidence import MICRO_BATCHES, FloatArray, scaled
-from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process, Residuals
+from hp_tool.calibration.fitting import NUGGET, Parameters, Prior, Process, Residuals, squared_distances
 
 SLOW_LOG_MEAN = 1.0
 """Mean of ln(slow / regular), exponentially distributed: slightly slow runs are common, fifty times slower ones exist."""
@@ -52,11 +52,9 @@ class ResidualFit(Residuals):
 
         The slow regime: each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """
-        from scipy.spatial.distance import cdist
-
         points = scaled(features, self.names)
         mean, variance = self._process.predict(points)
-        alike = np.exp(-0.5 * cdist(points, self.points, "sqeuclidean") / ALIKE**2)
+        alike = np.exp(-0.5 * squared_distances(points, self.points) / ALIKE**2)
         slow = alike * self.slow
         probability = (SLOW_WEIGHT * self.share + slow.sum(axis=1)) / (SLOW_WEIGHT + alike.sum(axis=1))
         # Far from every slow run, all of them count the same.

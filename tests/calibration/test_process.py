@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from hp_tool.calibration.fitting import Process
+from hp_tool.calibration.fitting import NUGGET, Process
 
 PARAMETERS = (0.4, 1.3, 0.1)
 
@@ -36,11 +36,27 @@ def test_each_observation_has_its_own_noise():
     np.testing.assert_allclose(variance, amplitude**2 + noise**2 - np.diag(cross @ inverse @ cross.T), rtol=1e-5)
 
 
-def test_predictions_are_those_of_scikit_learn():
-    process, points = some_process(), np.random.default_rng(1).normal(size=(7, 3))
-    mean, sd = process._regressor.predict(points, return_std=True)
-    np.testing.assert_allclose(process.predict(points)[0], mean, rtol=1e-9)
-    np.testing.assert_allclose(process.predict(points)[1], sd**2, rtol=1e-9)
+@pytest.mark.filterwarnings("ignore:The optimal value")  # on its bound, as ours
+def test_predictions_and_parameters_are_those_of_scikit_learn():
+    """Without a prior worth the name, the most likely parameters too."""
+    gaussian_process = pytest.importorskip("sklearn.gaussian_process")
+    kernels, bounds = gaussian_process.kernels, (1e-4, 10.0)
+    process, points = some_process(rows=60), np.random.default_rng(1).normal(size=(7, 3))
+    amplitude, length, noise = PARAMETERS
+    shared = kernels.ConstantKernel(amplitude**2, bounds) * kernels.Matern(length, (0.1, 10.0), nu=2.5)
+    kernel = shared + kernels.WhiteKernel(noise**2, (1e-4, 1.0))
+    given = {"kernel": kernel, "alpha": process.doubt + NUGGET}
+    mean, sd = (
+        gaussian_process.GaussianProcessRegressor(**given, optimizer=None)
+        .fit(process.points, process.values)
+        .predict(points, return_std=True)
+    )
+    np.testing.assert_allclose(process.predict(points)[0], mean, rtol=1e-8)
+    np.testing.assert_allclose(process.predict(points)[1], sd**2, rtol=1e-8)
+    free = gaussian_process.GaussianProcessRegressor(**given).fit(process.points, process.values)
+    expected = np.exp(free.kernel_.theta / np.array([2.0, 1.0, 2.0]))
+    found = process.fitted(prior=PARAMETERS, prior_log_sd=np.full(3, 1e3)).parameters
+    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 def test_leaving_one_out_is_refitting_without_it():

@@ -1,0 +1,101 @@
+"""Serving rows of the second harvest: one replica, prefill and decoding apart, and all requests queued at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, serving_run
+from hp_tool.catalog import gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.domain.serving import ServingConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolRun:
+    """One measured pair of pools."""
+
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    precision: str
+    input_length: int
+    output_length: int
+    concurrency: int
+    prefill: ServingConfig
+    decode: ServingConfig
+    replicas: tuple[int, int] | None
+    """Of prefill and of decoding; None: not told."""
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueuedRun:
+    """Output tokens a second with all requests queued at once."""
+
+    engine: str
+    version: str
+    runner: str
+    model: str
+    gpu: str
+    precision: str
+    kv_cache_precision: str
+    input_length: int
+    output_length: int
+    num_requests: int
+    config: ServingConfig
+    throughput: float
+    """Output tokens per second and GPU."""
+
+
+def later_runs(folder: Path) -> list[ServingRun]:
+    """Rows of inference_measured_2.csv on one replica; a version that is not told is an empty text."""
+    return [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+
+
+def pool_runs(folder: Path) -> list[PoolRun]:
+    """Rows of inference_measured_2.csv with pools of their own, each run once: where two listings have the same latencies, the
+    one that tells the number of replicas.
+    """
+    rows = [row for row in read(folder, "inference_measured_2.csv") if row["mode"] == "disagg"]
+    rows.sort(key=lambda row: not row["decode_num_workers"])
+    once = {(row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row for row in reversed(rows)}
+    return [_pool_run(row) for row in reversed(once.values())]
+
+
+def queued_runs(folder: Path) -> list[QueuedRun]:
+    """Every row of inference_trtllm_throughput.csv."""
+    return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
+
+
+def _pool_run(row: Row) -> PoolRun:
+    workers = row["prefill_num_workers"], row["decode_num_workers"]
+    return PoolRun(
+        engine=row["engine"], version=row["engine_version"], model=catalogue_model(row["model"]).name,
+        gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
+        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"]),
+        prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
+        replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
+        ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
+    )  # fmt: skip
+
+
+def _pool(row: Row, side: str) -> ServingConfig:
+    t, d = int(row[f"{side}_tp_size"]), int(row[f"{side}_attention_dp_size"])
+    return ServingConfig(
+        tensor_parallel_size=t, pipeline_parallel_size=int(row[f"{side}_pp_size"]), attention_data_parallel_size=d,
+        expert_parallel_size=int(row[f"{side}_moe_ep_size"]), data_parallel_size=d,
+    )  # fmt: skip
+
+
+def _queued_run(row: Row) -> QueuedRun:
+    return QueuedRun(
+        engine=row["engine"], version=row["version"], runner=row["runner"], model=row["model"], gpu=gpu(row["gpu"]).name,
+        precision=row["weights"], kv_cache_precision=row["kv_cache"],
+        input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), num_requests=int(row["num_requests"]),
+        config=ServingConfig(tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])),
+        throughput=float(row["output_tokens_s_gpu"]),
+    )  # fmt: skip
