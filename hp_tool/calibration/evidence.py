@@ -89,10 +89,10 @@ class Evidence:
 
 MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
-STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd"
-STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD}
-"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two, and what of it is
-the device's, whatever runs there."""
+STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
+STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD}
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two, what of it is the
+device's, whatever runs there; and how far memory is."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -146,12 +146,13 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
 
 def _stated(case: TrainingCase) -> dict[str, float]:
     """By STATED."""
-    whole, doubts = step_log_sd(case=case), case.profile.doubts
+    whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
         PAIR_LOG_SD: math.sqrt(ratio_log_sd(case.profile) ** 2 + 2.0 * adapters),
-        DEVICE_LOG_SD: math.sqrt(max(whole**2 - case.profile.framework.time_log_sd**2 - adapters, 0.0)),
+        DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
+        MEMORY_LOG_SD: framework.memory_log_sd,
     }
 
 

@@ -46,7 +46,7 @@ class Prior:
     """What remains of memory per configuration."""
     stated: bool = True
     """Whether what the cost model states of its own errors is to be believed."""
-    slow_share: float = 0.03
+    slow_share: float = 0.1
     """Share of runs that stall; see `residual`."""
 
 
@@ -57,10 +57,10 @@ GPU_PRIOR = Prior(
     step_overhead_s=5e-3,
     layer_overhead_s=50e-6,
     model_log_sd=0.05,
-    residual_log_sd=0.10,
+    residual_log_sd=0.16,
     memory_log_sd=0.05,
     memory_overhead_bytes=0.5 * GIB,
-    memory_residual_log_sd=0.08,
+    memory_residual_log_sd=0.10,
 )
 """A device with a datasheet and an efficiency profile: predictions are within tens of per cent."""
 
@@ -183,7 +183,7 @@ class Process:
         """(p,) posterior mean of x."""
         scales = np.full(self.rows.jacobian.shape[1], self.scales[1])
         scales[0] = self.scales[0]
-        return scales * (self.rows.jacobian.T @ self.pull)
+        return np.asarray(scales * (self.rows.jacobian.T @ self.pull))
 
     @cached_property
     def usual_effect(self) -> float:

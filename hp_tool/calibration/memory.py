@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hp_tool.calibration.evidence import MODEL, STATED, BoolArray, Evidence, FloatArray, scaled
+from hp_tool.calibration.evidence import MEMORY_LOG_SD, MODEL, SAME, STATED, BoolArray, Evidence, FloatArray, IntArray, scaled
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
 from hp_tool.calibration.regimes import judge
 
@@ -18,7 +18,9 @@ ROUNDS = 3
 """Turns of fitting the factor and the effects, and of asking how much runs out of memory needed and which runs are slips."""
 UNKNOWN_LOG_SD = 0.1
 """How far a run that ran out needed more than there was."""
-SHARED = 0.5
+STATED_LOG_SD = (0.05, 0.2)
+"""Least and most that the cost model's own interval stands for: allocators differ more than those that it was fitted to."""
+SHARED = 0.3
 """Share of one configuration's variance that all of a model's have in common."""
 
 
@@ -59,6 +61,10 @@ class MemoryFit:
     """Features of the process' layouts."""
     inflation: float = 1.0
     """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
+    ran_out: FloatArray = field(default_factory=lambda: np.empty((0, 1)))
+    """(k, l) layouts that ran out of memory and never fitted, ..."""
+    ran_out_bytes: FloatArray = field(default_factory=lambda: np.empty(0))
+    """... and what there was, (k,)."""
 
     def predict(self, *, memory_bytes: FloatArray, features: Mapping[str, FloatArray] | None = None) -> MemoryPrediction:
         """Predict n configurations from their uncalibrated bytes, and their features where they have some. With no evidence
@@ -71,7 +77,15 @@ class MemoryFit:
             return MemoryPrediction(median_bytes=median, log_sd=np.sqrt(rows.variances().sum(axis=0)))
         shift, variance = self.process.predict(rows)
         shift = shift if features else shift + self.process.usual_effect
-        return MemoryPrediction(median_bytes=median * np.exp(shift), log_sd=self.inflation * np.sqrt(variance))
+        return MemoryPrediction(
+            median_bytes=self._seen(median * np.exp(shift), rows.layout), log_sd=self.inflation * np.sqrt(variance)
+        )
+
+    def _seen(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
+        """(n,) at least what did not suffice, for a configuration that was seen to run out."""
+        for layout, capacity in zip(self.ran_out, self.ran_out_bytes, strict=True) if layouts.shape[1] else ():
+            median = np.where(_same(layouts, layout), np.maximum(median, capacity * (1 + 1e-9)), median)
+        return median
 
     def _gradient(self, predicted: FloatArray, median: FloatArray) -> FloatArray:
         """(n, 2) derivative of ln(median) by the standardised parameters."""
@@ -120,10 +134,11 @@ def _fitted(
         expected = log_needed - (values - mean)
         log_needed = np.where(ran_out, np.maximum(log_target, expected), log_target)
         slips = judge(values - mean, variance, prior=prior)
-        doubt = np.where(ran_out, UNKNOWN_LOG_SD**2, slips.doubt)
+        doubt = np.where(ran_out, UNKNOWN_LOG_SD**2 * (log_needed > log_target), slips.doubt)
         fit = replace(
             fit, factor=float(np.exp(prior.memory_log_sd * x[0])), overhead_bytes=float(prior.memory_overhead_bytes * x[1])
         )
+    failed = _never_fitted(rows.layout, ran_out)
     known = ~ran_out & (slips.regular > 0.5)
     z = ((values - mean) ** 2 / variance)[known]
     beyond = ran_out & (predicted > predicted[~ran_out].max(initial=0.0))
@@ -134,17 +149,32 @@ def _fitted(
         factor=max(fit.factor, floor),
         process=process,
         inflation=float(np.sqrt(max(1.0, (4.0 + z.sum()) / (4.0 + len(z))))),
+        ran_out=rows.layout[failed],
+        ran_out_bytes=np.exp(log_target[failed]),
     )
 
 
+def _never_fitted(layouts: FloatArray, ran_out: BoolArray) -> IntArray:
+    """Rows that ran out of memory, of configurations that fitted in no other run."""
+    fitted = layouts[~ran_out]
+    return np.array([row for row in np.flatnonzero(ran_out) if not _same(fitted, layouts[row]).any()], dtype=np.intp)
+
+
+def _same(layouts: FloatArray, layout: FloatArray) -> BoolArray:
+    return np.asarray(np.abs(layouts - layout).max(axis=1, initial=0.0) < SAME)
+
+
 def _rows(gradient: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior, names: tuple[str, ...]) -> Rows:
-    count, own, features = len(gradient), prior.memory_residual_log_sd**2, features if names else {}
+    count, features = len(gradient), features if names else {}
+    own = np.full(count, prior.memory_residual_log_sd**2)
+    if prior.stated and MEMORY_LOG_SD in features:
+        own = np.clip(features[MEMORY_LOG_SD], *STATED_LOG_SD) ** 2
     shared, alike = (SHARED, ALIKE) if features else (0.0, 0.0)
     return Rows(
         jacobian=gradient,
         model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),
         layout=scaled(features, names) if features else np.zeros((count, len(names))),
-        model_log_sd=np.full(count, np.sqrt(shared * own)),
-        layout_log_sd=np.full(count, np.sqrt((1.0 - shared) * alike * own)),
-        noise_log_sd=np.full(count, np.sqrt((1.0 - shared) * (1.0 - alike) * own)),
+        model_log_sd=np.sqrt(shared * own),
+        layout_log_sd=np.sqrt((1.0 - shared) * alike * own),
+        noise_log_sd=np.sqrt((1.0 - shared) * (1.0 - alike) * own),
     )

@@ -19,8 +19,9 @@ LOG_MEAN = 1.0
 times slower ones exist."""
 FAST_SHARE = 0.02
 """Share of runs that are slips."""
-WEIGHT = 1.0
-"""Runs of the same configuration that the share of slow runs is worth where a configuration is judged, ..."""
+WEIGHT = 1.5
+"""Runs of the same configuration that the share of slow runs is worth where a configuration is judged: one slow run alone may
+be a slip, two are a habit; ..."""
 SHARE_WEIGHT = 10.0
 """... and runs that its prior is worth where the share itself is."""
 NEAR = 0.5

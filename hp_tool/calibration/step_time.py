@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
 from hp_tool.calibration.evidence import (
+    DEVICE_LOG_SD,
     MICRO_BATCHES,
     MODEL,
-    DEVICE_LOG_SD,
     PAIR_LOG_SD,
+    SAME,
     SHAPE,
     STATED,
     STEP_LOG_SD,
     BoolArray,
     Evidence,
     FloatArray,
+    IntArray,
     scaled,
 )
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
@@ -38,9 +39,14 @@ _GROUP_OF_PART = {
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
 ROUNDS = 3
 """Turns of fitting parameters, scales and regimes, each given the others."""
-MOST, OWN, OWN_MOST, BASE = 0.22, 0.35, 0.7, 0.07
-SHARED = 0.15
-"""Share of what two configurations have in common that is the device's and the groups', the rest being the model's."""
+MOST = 0.22
+"""Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
+it states more, some runs stall, or kinds of models differ."""
+OWN = (0.35, 0.7)
+"""Least and most of a step's variance that is one layout's own: the rest cancels in the ratio of two runs of a model."""
+SHARED, BASE = 0.15, 0.07
+"""Share of what two runs of a model have in common that other models have too, of a standard deviation of at most BASE: one
+model's runs say little of the next."""
 HALVINGS = 40
 """Of an interval of a dozen e-folds: to a relative 1e-10."""
 
@@ -207,10 +213,10 @@ class StepTimeFit:
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
         """(n,) whether a run was of the configuration's model."""
-        if not features:
+        if not features or not self.names:
             return np.ones(rows, dtype=bool)
-        asked = scaled(features, SHAPE)
-        return np.asarray((np.abs(asked[:, None] - self.shapes.reshape(1, -1, len(SHAPE))).max(axis=2, initial=0.0) < 1e-6).any(axis=1))
+        apart = np.abs(scaled(features, SHAPE)[:, None] - self.shapes)
+        return np.asarray((apart.max(axis=2) < SAME).any(axis=1))
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
@@ -286,7 +292,8 @@ def _trusted(correction: FloatArray, excess: FloatArray, regular: FloatArray, va
     return float(np.clip((1.0 + (weight * correction) @ excess) / (1.0 + (weight * correction) @ correction), 0.0, 1.0))
 
 
-def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> "np.ndarray":
+def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
+    """(n,) one for each model."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
     return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
@@ -304,13 +311,16 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
         return None
     whole = np.minimum(features[STEP_LOG_SD], MOST) ** 2
     pair = np.minimum(features[PAIR_LOG_SD] ** 2 / 2.0, prior.residual_log_sd**2)
-    own = np.minimum(np.maximum(pair, OWN * whole), OWN_MOST * whole)
+    own = np.minimum(np.maximum(pair, OWN[0] * whole), OWN[1] * whole)
     device = np.minimum(features[DEVICE_LOG_SD] ** 2, whole - own)
     common = device + SHARED * np.minimum(whole - own - device, BASE**2)
     return common, whole - own - common, own
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+    """By which the prior of the parameters is narrower than the device kind's: so that the usual run's variance, through all of
+    them, is what configurations have in common.
+    """
     stated = _stated(features, len(design), prior=prior)
     if stated is None:
         return 1.0
