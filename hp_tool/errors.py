@@ -59,6 +59,12 @@ class LauncherError(HpToolError):
     code = "launcher_failed"
 
 
+class RefusedError(LauncherError):
+    """The site takes no such job (partition, account, QOS, image): another configuration would fare no better."""
+
+    code = "refused"
+
+
 class StoreError(HpToolError):
     """The database does not answer, or its schema is not this version's; the message says what to do. HTTP 503, exit 1."""
 

@@ -24,7 +24,7 @@ from hp_tool import exchange
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
-from hp_tool.domain.ports import Launcher, LaunchPlan
+from hp_tool.domain.ports import Launcher, LaunchPlan, Queueing
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
@@ -205,6 +205,8 @@ class TrainerLauncher:
         self.name, self.hardware, self.answers = launcher.name, launcher.hardware, launcher.answers
         self.describe, self.submit, self.find, self.poll = launcher.describe, launcher.submit, launcher.find, launcher.poll
         self.cancel, self.open_jobs, self.output = launcher.cancel, launcher.open_jobs, launcher.output
+        if isinstance(launcher, Queueing):
+            self.waiting = launcher.waiting
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """The launcher's plan. Raises UnsupportedError if an export does not support the configuration."""

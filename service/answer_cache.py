@@ -19,7 +19,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hp_tool import catalog
-from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
+from hp_tool.domain.records import JsonObject
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem
 from service import asgi_body
 from service.metrics import Metrics
@@ -34,7 +35,7 @@ PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
 """Answers that no client may keep."""
 Key = tuple[str, bytes, bytes]
-Learnt = list[tuple[TrainingProblem, CalibratedPredictor | None]]
+Learnt = list[tuple[TrainingProblem, JsonObject | str | None]]
 """The calibrations that an answer used, by problem."""
 
 
@@ -101,8 +102,14 @@ class AnswerCache:
 
     def _is_current(self, learnt: Learnt) -> bool:
         """Whether the newest calibrations are those that the answer used."""
-        newest = ((self._calibrations(problem), used) for problem, used in learnt)
-        return all(now is used or (now and used and now.provenance == used.provenance) for now, used in newest)
+        newest = ((applied(self._calibrations, problem), used) for problem, used in learnt)
+        return all(now == used for now, used in newest)
+
+
+def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
+    """What an answer about a problem says of the calibration that it used, or why it used none."""
+    predictor = calibrations(problem)
+    return calibrations.unused(problem) if predictor is None else predictor.provenance
 
 
 class CachedAnswers:

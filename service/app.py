@@ -1,6 +1,7 @@
 """The web application: routers behind the gate, on top of one store."""
 
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,6 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 
 from hp_tool import __version__
+from hp_tool.calibration import fit_calibration
 from hp_tool.domain.access import AccessStore
 from hp_tool.learning import StoredCalibrations
 from hp_tool.learning.make import outdated_notice
@@ -43,6 +45,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         with logs.surviving("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
+        threading.Thread(target=fit_calibration, name="load what fits need").start()  # the first one would take a second more
         yield
         if store is None:
             opened.close()

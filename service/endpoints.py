@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -22,7 +22,17 @@ from hp_tool.errors import (
     UnsupportedError,
 )
 from hp_tool.queries import schema
-from service.api.views import STATUS_BY_CLASS, MeasurementView, PageView, RegistrationView, SearchView, TrialsView, WebhookView
+from service.api.views import (
+    STATUS_BY_CLASS,
+    CalibrationView,
+    ImportView,
+    MeasurementView,
+    PageView,
+    RegistrationView,
+    SearchView,
+    TrialsView,
+    WebhookView,
+)
 from service.retries import AWAY
 
 if TYPE_CHECKING:
@@ -53,7 +63,7 @@ class Call(Generic[T]):
     path: str
     answer: Any
     """The type T, for pydantic."""
-    json: Mapping[str, Any] | None = None
+    json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
     params: Mapping[str, Any] | None = None
     """Those that are None are left out."""
     headers: Mapping[str, str] | None = None
@@ -210,10 +220,47 @@ class Endpoints:
         return Call(method="POST", path="/v1/measurements", answer=MeasurementView, json=report, headers=headers)
 
     @Endpoint
+    def report_measurements(
+        self, *, reports: Sequence[Mapping[str, Any]], idempotency_key: str | None = None
+    ) -> Call[ImportView]:
+        """Store many, each by itself: what was stored, and what was refused with its place, field and reason."""
+        headers = _idempotent(idempotency_key)
+        return Call(method="POST", path="/v1/measurements", answer=ImportView, json=list(reports), headers=headers)
+
+    @Endpoint
+    def measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
+        """One stored measurement."""
+        return Call(path=f"/v1/measurements/{measurement_id}", answer=MeasurementView)
+
+    @Endpoint
+    def change_measurement(self, *, measurement_id: str, state: str) -> Call[MeasurementView]:
+        """Let it teach (`accepted`, also one that was held or deleted) or not (`excluded`); a calibration follows at once."""
+        path = f"/v1/measurements/{measurement_id}"
+        return Call(method="PATCH", path=path, answer=MeasurementView, json={"state": state})
+
+    @Endpoint
+    def delete_measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
+        """Leave it out of lists and calibrations, until it is `accepted` again."""
+        return Call(method="DELETE", path=f"/v1/measurements/{measurement_id}", answer=MeasurementView)
+
+    @Endpoint
+    def calibrate(self, *, gpu: str | None = None, framework: str | None = None) -> Call[PageView[CalibrationView]]:
+        """Fit the stored measurements: the newest version of every series."""
+        params = {"gpu": gpu, "framework": framework}
+        return Call(method="POST", path="/v1/calibrations", answer=PageView[CalibrationView], params=params)
+
+    @Endpoint
+    def calibrations(self, /, *, limit: int = 50, cursor: str | None = None, **filters: str) -> Call[PageView[CalibrationView]]:
+        """Calibrations, newest first; filters: cluster_key, framework."""
+        params = {"limit": limit, "cursor": cursor, **filters}
+        return Call(path="/v1/calibrations", answer=PageView[CalibrationView], params=params)
+
+    @Endpoint
     def measurements(
         self, /, *, limit: int = 100, cursor: str | None = None, **filters: str
     ) -> Call[PageView[MeasurementView]]:
-        """Stored measurements, newest first; filters: gpu, model, framework, source, status, search_id, since, until, order."""
+        """Stored measurements, newest first; filters: gpu, model, framework, source, status, state, search_id, since,
+        until, order."""
         params = {"limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/measurements", answer=PageView[MeasurementView], params=params)
 

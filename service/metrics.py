@@ -92,7 +92,7 @@ class StoreCollector(Collector):
         errors, biases = {}, {}
         for source in SOURCES:
             ratios = []
-            for record in self._store.measurements(source=source, status="ok", limit=RECENT).items:
+            for record in self._store.measurements(source=source, status="ok", state="accepted", limit=RECENT).items:
                 predicted, measured = record.predicted.get("step_s"), record.measurement.objective_s
                 if predicted and measured:
                     ratios.append(measured / predicted - 1.0)

@@ -15,6 +15,7 @@ from hp_tool.domain.records import (
     GpuSecondsLimit,
     JsonObject,
     MeasurementRecord,
+    MeasurementState,
     NewMeasurement,
     RegistrationKind,
     RegistrationRecord,
@@ -81,6 +82,16 @@ class PrincipalStore:
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
         return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
+
+    def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
+        record = self._store.get_measurement(measurement_id=measurement_id)
+        if not self._may_see(record.owner):
+            raise NotFoundError(f"no measurement {measurement_id!r}", field="measurement_id")
+        return record
+
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
+        self.get_measurement(measurement_id=measurement_id)
+        return self._store.set_measurement_state(measurement_id=measurement_id, state=state)
 
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""

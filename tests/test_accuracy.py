@@ -73,7 +73,7 @@ def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
     [
         ("MPT under FSDP", 182, 0.06),
         ("MPT under FSDP on a GPU left out", 182, 0.08),
-        ("Dense pre-training on H100", 46, 0.065),
+        ("Dense pre-training on H100", 46, 0.055),
         ("Dense recipes on GB200", 19, 0.08),
         ("LoRA of MLPerf on AMD", 9, 0.15),
         ("The next release: dense recipes", 45, 0.06),

@@ -123,6 +123,7 @@ MODERN_PRIORS = {
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
     "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
     "expert_overhead_s": (1e-3, 2e-3, 0.0, 1e-2),
+    "yearly_gain": (0.0, 0.05, -0.2, 0.3),
 }
 CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
     ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
@@ -157,6 +158,7 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     rows out of line must not bend them.
     """
     chosen = list(runs)
+    start = seen(start, chosen)
     weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
     priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
     mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
@@ -176,8 +178,7 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     bounds = ((low - mean) / sd, (high - mean) / sd)
     near = np.full(len(mean), 1e-2)
     fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
-    found = constants(fitted.x, digits=4)
-    return dataclasses.replace(found, framework=seen(found.framework, chosen))
+    return constants(fitted.x, digits=4)
 
 
 def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:

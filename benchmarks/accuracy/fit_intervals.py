@@ -83,14 +83,16 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ** 2
     )
     die, across = "Dense pre-training on a die left out", "MPT under FSDP on a GPU left out"
+    kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
+    never_timed = own + lora + card + kernels**2
     silicon = together(
         scatter((on(die, "h100"), own + card)), scatter((on(die, "b200"), own + card)),
         scatter((on(across, "h100"), fsdp + card)), scatter((on(across, "a100"), fsdp + card)),
+        scatter((on("LoRA of MLPerf", "l40s"), never_timed)), scatter((groups["LoRA of MLPerf on AMD"], never_timed)),
     )  # fmt: skip
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
     memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"] ** 2
-    kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
     pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     profiles = {
@@ -108,7 +110,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "card_log_sd": (math.sqrt(card), "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out"),
         "silicon_log_sd": (
             silicon,
-            "dense runs on H100 and B200, MPT on A100 and H100, each die left out",
+            "dense runs on H100 and B200, MPT on A100 and H100, each die left out; LoRA of MLPerf on L40S and AMD",
         ),
         "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
         "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),

@@ -152,12 +152,14 @@ def bridge_case(rows: list[Row], *, name: str) -> Case:
     row, sequence = rows[0], int(rows[0]["seq"])
     precision = bridge_precision(row)
     assert precision is not None
+    releases = sorted(one["release"].removeprefix("NeMo") for one in rows)
     query = Query(
         kind="training", model=name,
         cluster=ClusterQuery(gpu=SYSTEMS_BRIDGE[row["system"]], num_gpus=int(row["gpus"])),
         training=TrainingWorkload(
             sequence_length=sequence, global_batch_size=int(row["gbs"]), precision=precision, cross_entropy="fused",
             gradient_precision="bf16",  # the recipes set grad_reduce_in_fp32 to False
+            framework_version=releases[len(releases) // 2],
         ),
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),

@@ -26,7 +26,7 @@ from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
-from hp_tool.training.problem import TrainingProblem, resolve_training, with_scatter
+from hp_tool.training.problem import TrainingProblem, release_factor, resolve_training, with_scatter
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
@@ -112,7 +112,8 @@ class Prepared:
         kernels = sustained(
             gpu_efficiency(self.gpu), gpu=self.gpu, clocks=clocks(die, shares) if shares else usual_clocks(self.gpu)
         )
-        profile = EfficiencyProfile(gpu=kernels, framework=framework)
+        factor = release_factor(framework, workload.framework_version)
+        profile = EfficiencyProfile(gpu=kernels, framework=framework, release_factor=factor)
         return float(dataclasses.replace(self.problem, profile=profile).costs(self.candidate).step_s)
 
     @functools.cached_property

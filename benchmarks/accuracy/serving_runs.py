@@ -30,6 +30,8 @@ ALIASES = {
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
 }
 PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
+SHIPPED = {"openai/gpt-oss-120b": "mxfp4"}
+"""Formats of checkpoints, whatever a table calls them."""
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
@@ -89,7 +91,7 @@ def serving_run(row: Row) -> ServingRun:
     t, p, e = int(row["tp"]), int(row["pp"]), max(int(row["moe_ep"] or 1), 1)
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
-        gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
+        gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
         input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"] or row["batch"]),
         config=ServingConfig(tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=e),
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,

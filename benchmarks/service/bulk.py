@@ -141,6 +141,7 @@ def _measurements(dice: random.Random, ids: Sequence[str], number: int) -> Itera
             "measurement": outcomes[status],
             "predicted": predicted,
             "trust": 1.0,
+            "state": "accepted",
             "owner": _owner(dice),
             "created_at": BEGUN + timedelta(seconds=place * APART_S),
         }

@@ -147,5 +147,6 @@ def _stored(run: dict[str, Any], measurement: Measurement, *, at: datetime) -> d
         "measurement": to_dict(measurement),
         "predicted": run["predicted"],
         "trust": 1.0,
+        "state": "accepted",
         "created_at": at,
     }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
+from hp_tool.cost.uncertainty import step_log_sd
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -91,8 +91,8 @@ MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD}
-"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two, what of it is the
-device's, whatever runs there; and how far memory is."""
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody measured any),
+what of it is the device's, whatever runs there; and how far memory is."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -150,7 +150,7 @@ def _stated(case: TrainingCase) -> dict[str, float]:
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
-        PAIR_LOG_SD: math.sqrt(ratio_log_sd(case.profile) ** 2 + 2.0 * adapters),
+        PAIR_LOG_SD: math.sqrt(framework.pair_log_sd**2 + 2.0 * adapters) if framework.pair_log_sd else 0.0,
         DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
         MEMORY_LOG_SD: framework.memory_log_sd,
     }

@@ -22,7 +22,7 @@ from hp_tool.units import GIB
 class Prior:
     """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely 0.
 
-    Where the cost model states how far off it is, that is what all of it adds up to.
+    Where the cost model states how far off a step and the ratio of two are, that is what all of it adds up to.
     """
 
     name: str
@@ -44,8 +44,6 @@ class Prior:
     """Scale of bytes that every configuration needs on top."""
     memory_residual_log_sd: float
     """What remains of memory per configuration."""
-    stated: bool = True
-    """Whether what the cost model states of its own errors is to be believed."""
     slow_share: float = 0.1
     """Share of runs that stall; see `residual`."""
 
@@ -75,7 +73,6 @@ CPU_PRIOR = Prior(
     memory_log_sd=0.30,
     memory_overhead_bytes=0.5 * GIB,
     memory_residual_log_sd=0.10,
-    stated=False,
 )
 """Hosts differ by whole factors from each other and share their cores: the profile says little until something ran."""
 

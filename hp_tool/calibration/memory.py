@@ -18,8 +18,6 @@ ROUNDS = 3
 """Turns of fitting the factor and the effects, and of asking how much runs out of memory needed and which runs are slips."""
 UNKNOWN_LOG_SD = 0.1
 """How far a run that ran out needed more than there was."""
-STATED_LOG_SD = (0.05, 0.2)
-"""Least and most that the cost model's own interval stands for: allocators differ more than those that it was fitted to."""
 SHARED = 0.3
 """Share of one configuration's variance that all of a model's have in common."""
 
@@ -167,8 +165,8 @@ def _same(layouts: FloatArray, layout: FloatArray) -> BoolArray:
 def _rows(gradient: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior, names: tuple[str, ...]) -> Rows:
     count, features = len(gradient), features if names else {}
     own = np.full(count, prior.memory_residual_log_sd**2)
-    if prior.stated and MEMORY_LOG_SD in features:
-        own = np.clip(features[MEMORY_LOG_SD], *STATED_LOG_SD) ** 2
+    if MEMORY_LOG_SD in features:
+        own = np.maximum(own, features[MEMORY_LOG_SD] ** 2)
     shared, alike = (SHARED, ALIKE) if features else (0.0, 0.0)
     return Rows(
         jacobian=gradient,

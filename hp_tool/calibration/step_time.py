@@ -192,8 +192,7 @@ class StepTimeFit:
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
         stated = np.sqrt(_rows(gradient, known, prior=self.prior, width=self.width, names=self.names).variances().sum(axis=0))
-        if self.prior.stated:
-            stated = known.get(STEP_LOG_SD, stated)
+        stated = known.get(STEP_LOG_SD, stated)
         if self.process is None:
             return StepPrediction(regular_s=before_s, log_sd=stated)
         median_s, gradient = self._model.seconds(design, self.x)
@@ -307,7 +306,7 @@ def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
 def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     """(n,) variance that all configurations have in common, that of one model, and of one layout, as the cost model states
     them."""
-    if not prior.stated or STEP_LOG_SD not in features:
+    if not np.any(features.get(PAIR_LOG_SD, 0.0)):
         return None
     whole = np.minimum(features[STEP_LOG_SD], MOST) ** 2
     pair = np.minimum(features[PAIR_LOG_SD] ** 2 / 2.0, prior.residual_log_sd**2)

@@ -16,14 +16,14 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
 from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency)
+P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency)
 
 
 def efficiency(
@@ -208,6 +208,12 @@ def engine_efficiency(*, engine: str, version: str | None) -> EngineEfficiency:
         return exact
     earlier = [profile for profile in versions if version_key(profile.version) <= version_key(version)]
     return dataclasses.replace(earlier[-1] if earlier else versions[0], measured=False)
+
+
+@functools.cache
+def expert_efficiency(*, engine: str) -> ExpertEfficiency:
+    """What layers with experts add in an engine, the same for all; for `megatron-core`, which is isolated kernels, nothing."""
+    return ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
 
 
 @functools.cache

@@ -43,8 +43,11 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _device(query, node)
     num_gpus = _num_gpus(query, node)
-    gpus_per_node = _gpus_per_node(query, node.gpus_per_node if node else device.gpus_per_node, num_gpus)
-    domain = _nvlink_domain_size(query, node, device, num_gpus, gpus_per_node)
+    usual_node = node.gpus_per_node if node else device.gpus_per_node
+    usual_domain = node.nvlink_domain_size if node else device.nvlink_domain_size
+    gpus_per_node = _gpus_per_node(query, usual_node, num_gpus)
+    domain = _nvlink_domain_size(query, usual_domain, num_gpus, gpus_per_node)
+    node_gpus = _whole(query.gpus_per_node, usual_node, num_gpus)
     prices = (query.price_per_gpu_hour, node.price_per_gpu_hour if node else None, device.price_per_hour)
     spec = ClusterSpec(
         name=query.name or query.node_type or f"{num_gpus} x {device.name}",
@@ -53,6 +56,8 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
         gpus_per_node=gpus_per_node,
         nvlink_domain_size=domain,
         nvlink_segment_gpus=_nvlink_segment(query, domain=domain, gpus_per_node=gpus_per_node),
+        node_gpus=node_gpus,
+        domain_gpus=max(node_gpus, _whole(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus)),
         inter_node_bandwidth_bytes_per_second=(
             query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
         ),
@@ -112,6 +117,11 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
     return gpus_per_node
 
 
+def _whole(asked: int | None, usual: int, num_gpus: int) -> int:
+    """Devices of a whole host or NVLink domain. A job that lies in one says with its size only that it does."""
+    return usual if asked is None or asked == num_gpus < usual else asked
+
+
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
     """What is said about the levels of the network, by the query or else by the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
@@ -125,11 +135,10 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
     return said
 
 
-def _nvlink_domain_size(query: ClusterQuery, node: NodeType | None, device: GpuSpec, num_gpus: int, gpus_per_node: int) -> int:
+def _nvlink_domain_size(query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int) -> int:
     """Devices of one fast domain; without NVLink that is the node, whose devices meet over PCIe."""
     if query.nvlink_domain_size is None:
-        usual = (node.nvlink_domain_size if node else device.nvlink_domain_size) or gpus_per_node
-        return max(gpus_per_node, min(usual, num_gpus))
+        return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
     size = min(query.nvlink_domain_size, num_gpus)
     if size % gpus_per_node:
         raise InputError(
@@ -177,6 +186,8 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
         num_gpus=total,
         gpus_per_node=min(kind.gpus_per_node for kind in kinds),
         nvlink_domain_size=min(kind.nvlink_domain_size for kind in kinds),
+        node_gpus=min(kind.node_gpus or kind.gpus_per_node for kind in kinds),
+        domain_gpus=min(kind.domain_gpus or kind.nvlink_domain_size for kind in kinds),
         price_per_gpu_hour=_device_mean(kinds, prices) if len(prices) == len(kinds) else None,
         kinds=kinds,
     )

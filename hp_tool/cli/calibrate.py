@@ -1,11 +1,13 @@
-"""`hp-tool calibrate`: corrections of predictions by stored measurements, those of a file, and micro-benchmarks."""
+"""`hp-tool calibrate` and `measurements`: corrections of predictions by stored measurements, which of them teach, and
+micro-benchmarks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,8 +15,12 @@ from hp_tool.cli import queries
 
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Store
+    from hp_tool.domain.records import Imported, MeasurementRecord
     from hp_tool.learning import MadeCalibration
     from hp_tool.learning.machine import MachineReport
+
+
+State = Literal["accepted", "held", "excluded", "deleted"]
 
 
 def calibrate(
@@ -31,56 +37,147 @@ def calibrate(
     precision: Annotated[list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Fit the measurements: a new version for every cluster, software and model family with new measurements.
+    """Fit the measurements: a new version for every cluster, framework and model family with new measurements.
 
-    Estimates, recommendations and searches use the newest version.
+    Estimates, recommendations and searches use the newest version. Lines of a file are stored or refused one by one.
     """
     from hp_tool import learning
+    from hp_tool.domain.records import Imported
     from hp_tool.queries import schema
     from hp_tool.store import open_store
 
     report = _benchmark(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
     with closing(open_store()) as store:
-        stored = _import(store, measurements) if measurements is not None else 0
+        imported = _import(store, measurements) if measurements is not None else Imported(stored=(), refused=())
         made = learning.calibrate(store=store, gpu=gpu, framework=framework)
     if as_json:
-        answer = {"status": "ok", "measurements_stored": stored, "calibrations": [schema.to_dict(each) for each in made]}
+        held = [record.id for record in imported.stored if record.state == "held"]
+        answer = {
+            "status": "ok",
+            "measurements_stored": len(imported.stored),
+            "measurements_held": held,
+            "measurements_refused": [schema.to_dict(each) for each in imported.refused],
+            "calibrations": [schema.to_dict(each) for each in made],
+        }
         typer.echo(schema.to_json(answer | ({"machine": schema.to_dict(report)} if report is not None else {})))
     else:
         if report is not None:
             _print_report(report)
-        _print(made, stored=stored, quiet=report is not None)
+        _print(made, imported=imported, quiet=report is not None)
+    if imported.refused and not imported.stored:
+        raise typer.Exit(2)
 
 
-def _import(store: Store, path: str) -> int:
-    """Store the measurement of every line, each line once. Raises InputError with the number of a bad line, and stores none."""
+def measurements(
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Let it teach: one that was held, excluded or deleted.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="It teaches nothing from now on.")] = None,
+    delete: Annotated[list[str] | None, typer.Option(metavar="ID", help="The same, and lists leave it out.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only of this GPU.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
+    framework: Annotated[str | None, typer.Option(help="Only of this framework.")] = None,
+    state: Annotated[State | None, typer.Option(help="Only of this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of rows.")] = 20,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """List stored measurements, newest first; accept, exclude or delete some.
+
+    A change makes a new version of the calibration at once; earlier versions stay readable.
+    """
+    from hp_tool import learning
+    from hp_tool.queries import schema
+    from hp_tool.store import open_store
+
+    changes: list[tuple[State, str]] = [
+        *(("accepted", each) for each in accept or ()),
+        *(("excluded", each) for each in exclude or ()),
+        *(("deleted", each) for each in delete or ()),
+    ]
+    with closing(open_store()) as store:
+        for _, identity in changes:
+            store.get_measurement(measurement_id=identity)  # nothing is changed where one is unknown
+        changed = [store.set_measurement_state(measurement_id=identity, state=wanted) for wanted, identity in changes]
+        places = {(record.cluster_key, record.framework): record for record in changed}
+        made = [each for record in places.values() for each in learning.relearn(store=store, record=record)]
+        page = store.measurements(gpu=gpu, model=model, framework=framework, state=state, limit=limit)
+    shown = changed or page.items
+    if as_json:
+        rows = [schema.to_dict(record) | {"warnings": record.warnings} for record in shown]
+        fitted = [schema.to_dict(each) for each in made]
+        typer.echo(schema.to_json({"status": "ok", "measurements": rows, "calibrations": fitted}))
+        return
+    _print_measurements(shown)
+    for each in made:
+        if each.new:
+            typer.echo(f"calibration of {each.record.cluster_key}, {each.record.framework}: version {each.record.version}")
+
+
+def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
+    from hp_tool.cli.tables import print_table, wide_console
+    from hp_tool.units import duration
+
+    console = wide_console(width=160)
+    if not records:
+        console.print("no measurements: run `hp-tool tune`, or import some with `hp-tool calibrate --measurements FILE`")
+        return
+    rows = []
+    for record in records:
+        measured_s, predicted_s = record.measurement.objective_s, record.predicted.get("step_s")
+        off = f"{predicted_s / measured_s - 1.0:+.1%}" if measured_s and predicted_s else "-"
+        rows.append(
+            (
+                record.id,
+                f"{record.created_at:%Y-%m-%d %H:%M}",
+                record.state,
+                record.model,
+                record.gpu,
+                record.framework,
+                record.measurement.status,
+                duration(measured_s) if measured_s else "-",
+                off,
+            )
+        )
+    heads = ("id", "measured (UTC)", "state", "model", "GPU", "framework", "ended", "step", "error of the cost model")
+    print_table(console, heads, rows, title="measurements, newest first", left=7)
+    for record in records:
+        for warning in record.warnings:
+            console.print(f"{record.id}: {warning}", highlight=False, markup=False)
+
+
+def _import(store: Store, path: str) -> Imported:
+    """Store the measurement of every line that is in order, a repeated line once; of the others standard error says why not."""
     from hp_tool.domain.digests import json_digest
-    from hp_tool.errors import HpToolError, InputError
-    from hp_tool.learning import read_report
+    from hp_tool.learning import add_reports
     from hp_tool.queries.schema import with_own_files
     from hp_tool.training.problem import self_contained
 
-    read = []
-    for number, line in enumerate(queries.read_lines(path), start=1):
-        try:
-            report = read_report(line, source="file", resolve=lambda query: self_contained(with_own_files(query)))
-            read.append((report, f"file:{json_digest(line.decode())}"))
-        except UnicodeDecodeError:
-            raise InputError(f"line {number} is not UTF-8", field="--measurements") from None
-        except HpToolError as error:
-            raise InputError(f"line {number}: {error.message}", field=error.field, code=error.code) from None
-    for measurement, key in read:
-        store.add_measurement(measurement=measurement, idempotency_key=key)
-    return len(read)
+    imported = add_reports(
+        queries.read_lines(path),
+        store=store,
+        source="file",
+        key=lambda _, line: f"file:{json_digest(line.decode())}",
+        resolve=lambda query: self_contained(with_own_files(query)),
+    )
+    for refused in imported.refused:
+        where = f" ({refused.field})" if refused.field and refused.field not in refused.message else ""
+        typer.echo(f"line {refused.line} refused: {refused.message}{where}", err=True)
+    for record in imported.stored:
+        for warning in record.warnings:
+            typer.echo(f"measurement {record.id}: {warning}", err=True)
+    return imported
 
 
-def _print(made: Sequence[MadeCalibration], *, stored: int, quiet: bool) -> None:
+def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) -> None:
     from hp_tool.cli.tables import print_table, wide_console
     from hp_tool.units import counted
 
     console = wide_console(width=160)
-    if stored:
-        console.print(f"{counted(stored, 'measurement')} stored", highlight=False)
+    if imported.stored or imported.refused:
+        held = sum(record.state == "held" for record in imported.stored)
+        held_back = f", {held} of them held: see `hp-tool measurements --state held`" if held else ""
+        refused = f", {counted(len(imported.refused), 'line')} refused" if imported.refused else ""
+        console.print(f"{counted(len(imported.stored), 'measurement')} stored{held_back}{refused}", highlight=False)
     if not made:
         if not quiet:
             console.print("no measurements to calibrate with: run `hp-tool tune`, or import some with --measurements FILE")

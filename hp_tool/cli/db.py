@@ -83,7 +83,7 @@ def prune(
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old events, audit rows, idempotency keys and ends of logs; searches, runs and measurements stay."""
+    """Delete old events, audit rows, idempotency keys, ends of logs and deleted measurements; everything else stays."""
     from hp_tool.store import open_store
 
     with closing(open_store(database_url)) as store:

@@ -9,7 +9,7 @@ import typer
 
 import hp_tool
 from hp_tool.cli.batch import batch
-from hp_tool.cli.calibrate import calibrate
+from hp_tool.cli.calibrate import calibrate, measurements
 from hp_tool.cli.catalog import clusters, gpus, models, recipes
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import export, import_
@@ -30,7 +30,7 @@ def build() -> typer.Typer:
     )
     app.callback()(_options)
     commands: tuple[Callable[..., None], ...] = (
-        *(estimate, recommend, tune, size, calibrate, batch),
+        *(estimate, recommend, tune, size, calibrate, measurements, batch),
         *(models, gpus, clusters, recipes, doctor, export),
     )
     for command in commands:

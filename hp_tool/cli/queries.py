@@ -123,7 +123,7 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     from hp_tool.learning import StoredCalibrations
 
     try:
-        opened = store.open_store()
+        opened = store.open_calibrations(store.database_url())
     except HpToolError as error:
         sys.stderr.write(f"not calibrated: {error.message}\n")
         yield None

@@ -21,6 +21,10 @@ MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
 
 
+WORTH_TELLING_S = 1.0
+"""A shorter wait of jobs is not told."""
+
+
 class SearchProgress:
     """A bar over the budget and a line for every finished run, from the events of a search in this process or on a server."""
 
@@ -55,6 +59,8 @@ class SearchProgress:
                 self._finish(f"run {payload['number']}: {_outcome(payload)}")
             case "run_abandoned":
                 self._print(f"run {payload['number']}: given up: {payload['cause']}")
+            case "pending":
+                self._progress.update(self._task, description=f"pending: {pending_words(payload)}")
             case "waiting":
                 self._print(f"waiting for the runs folder: {payload['waiting_for']}")
 
@@ -64,6 +70,12 @@ class SearchProgress:
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False)
+
+
+def pending_words(pending: dict[str, Any]) -> str:
+    """Why a job waits for devices, and until when."""
+    starts_at = pending.get("starts_at")
+    return (pending.get("reason") or "no reason given") + (f", expected to start at {starts_at}" if starts_at else "")
 
 
 def _label(payload: dict[str, Any]) -> str:
@@ -128,6 +140,8 @@ def _account(result: TuneResult) -> list[str]:
         f"search {search.id} {search.state}: {search.profile_runs} profile runs, {_device_time(search.gpu_seconds)}"
         f"{grid}; stopped because: {search.stopped_because}"
     ]
+    if search.queue_s >= WORTH_TELLING_S:
+        lines.append(f"its jobs waited {duration(search.queue_s)} for devices, which is not counted")
     if search.reduced_runs:
         lines.append(f"{search.reduced_runs} of the runs were reduced; ~ marks a step time that a reduced run implies")
     if search.expected_gain_fraction is not None:

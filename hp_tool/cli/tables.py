@@ -9,7 +9,7 @@ from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.domain.sizing import Choice, Sizing
-from hp_tool.render.words import arithmetic, configuration_cells, serving_arithmetic
+from hp_tool.render.words import arithmetic, configuration_cells, pool_sizes, serving_arithmetic
 from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 
 
@@ -292,7 +292,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
     rows = []
     for row in ranked:
         e = row.estimate
-        pools = (f"{pool.replicas} x TP {pool.tensor_parallel_size} {pool.gpu}" for pool in (row.prefill, row.decode))
+        pools = (f"{pool.replicas} x {pool_sizes(pool)} {pool.gpu}" for pool in (row.prefill, row.decode))
         latencies = _latencies(e.ttft_s, e.tpot_s, e.request_latency_s)
         throughput = f"{e.output_tokens_per_second_per_gpu:,.0f}"
         rows.append((str(row.rank), *pools, *latencies, throughput, str(e.num_gpus), f"{e.prefill_busy:.0%}"))

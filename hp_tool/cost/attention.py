@@ -18,6 +18,10 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
+RING = Kernels(forward=3.0, backward=3.0)
+"""Elementwise kernels of ring attention around its steps: one buffer for keys and values, the first output, statistics."""
+RING_STEP = Kernels(forward=3.0, backward=4.0)
+"""And of each step after the first: a copy, and sums of statistics and outputs or of gradients."""
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -160,7 +164,7 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
 
     - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each hidden behind the attention of the
       step before; the backward pass also sends their gradients. Each step is an attention kernel of its own, with its fixed
-      cost.
+      cost and copies, and its result is added to the others' (`merging_seconds`).
     - all_gather: keys and values are gathered first, and nothing hides that; the backward pass gathers them again and
       reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head shards, in four all-to-alls of 1/c
@@ -196,7 +200,28 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     kernels = case.profile.gpu.attention.overhead_s * (c - 1.0)
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
-    return exchange + kernels + forward, exchange + kernels + backward
+    merged, merged_backward = merging_seconds(case=case, s=s, steps=c, keys_values=kv)
+    return exchange + kernels + forward + merged, exchange + kernels + backward + merged_backward
+
+
+def merging_seconds(*, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats) -> tuple[Floats, Floats]:
+    """(forward, backward) seconds of what ring attention does around its `steps` kernels (Transformer Engine,
+    AttnFuncWithCPAndKVP2P); `keys_values` are bytes.
+
+    Keys and values are put into one buffer. Each step but the first takes a copy of half the queries or half the keys and
+    values, and its output is added, rescaled, to that of the steps before: three passes over three quarters of the queries on
+    average. In the backward pass the same of the queries' gradients, after copies of half of output, gradient and queries;
+    keys' and values' gradients travel along and are added up.
+    """
+    model, later = case.model, steps - 1.0
+    several = steps > 1
+    queries = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
+    forward = several * (4.0 * queries + 2.0 * keys_values) + later * (2.75 * queries + 0.5 * keys_values)
+    backward = several * (2.0 * queries + 3.5 * keys_values) + later * (3.75 * queries + 3.75 * keys_values)
+    return (
+        elementwise_seconds(forward, machine=case, kernels=several * RING.forward + later * RING_STEP.forward),
+        elementwise_seconds(backward, machine=case, kernels=several * RING.backward + later * RING_STEP.backward),
+    )
 
 
 def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:

@@ -164,7 +164,9 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "assumed": dict(case.assumed),
     }
     if workload.framework_version is not None:
-        provenance["framework_version"] = f"{workload.framework_version}: constants do not tell releases apart"
+        version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
+        trend = "constants do not tell releases apart" if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"
+        provenance["framework_version"] = f"{version}: {trend}"
     if isinstance(workload, VariableLengthWorkload):
         provenance |= {
             "sequence_lengths": workload.sequence_lengths,

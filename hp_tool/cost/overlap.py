@@ -4,17 +4,10 @@ import dataclasses
 from typing import Any
 
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
-FRACTIONS = {
-    "tensor_parallel": ("tensor_parallel_overlap", "tensor_parallel_forward_overlap"),
-    "context_parallel": ("context_parallel_overlap",),
-    "expert_parallel": ("expert_parallel_overlap",),
-    "pipeline_parallel": ("pipeline_overlap",),
-    "data_parallel": ("data_parallel_overlap", "all_reduce_overlap"),
-}
-"""Constants of FrameworkEfficiency for each field of OverlapSpec."""
 MERGED = "expert_parallel"
 """Switched on, it is not a share of a pass: see `moe.behind_other_pass`."""
 
@@ -30,11 +23,11 @@ def with_overlap(
     if overlap is None:
         return framework
     changed: dict[str, Any] = {}
-    for field, names in FRACTIONS.items():
+    for field, kind in OVERLAPS.items():
         is_on = getattr(overlap, field)
         if is_on is None or (is_on and field == MERGED):
             continue
-        shares = {name: (getattr(framework, name) or getattr(newest, name)) if is_on else 0.0 for name in names}
+        shares = {name: (getattr(framework, name) or getattr(newest, name)) if is_on else 0.0 for name in kind.constants}
         if is_on and not any(shares.values()):
             raise UnsupportedError(
                 f"training.overlap.{field}: true is not modelled: no measured run of {framework.framework} hides it; "

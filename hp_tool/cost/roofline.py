@@ -93,7 +93,7 @@ def additive_seconds(flops: Floats, traffic: Floats, roof: Roofline, *, gpu: Gpu
     return roof.overhead_s + flops / (roof.peak_fraction * peak) + traffic / bandwidth
 
 
-def elementwise_seconds(traffic: Floats, *, kernels: float, machine: Machine) -> Floats:
+def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -> Floats:
     """Seconds of memory-bound kernels that together move at least `traffic` bytes, in `kernels` launches."""
     profile = machine.profile
     moved = traffic * profile.framework.elementwise_traffic_factor

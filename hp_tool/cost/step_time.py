@@ -95,7 +95,7 @@ def time_parts(
     overhead = nothing + framework.step_overhead_s
     if framework.host_launch_s:
         overhead = overhead + m * stage.host_waits
-    return {
+    parts = {
         "compute": m * (stage.compute + ends.critical - ends.communication),
         "attention": m * stage.attention,
         "recompute": m * stage.recompute,
@@ -118,6 +118,7 @@ def time_parts(
         "offload": nothing + _offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m),
         "overhead": overhead,
     }
+    return parts if profile.release_factor == 1.0 else {name: profile.release_factor * part for name, part in parts.items()}
 
 
 def _offload_seconds(

@@ -100,9 +100,12 @@ def data_parallel_seconds(
     """Exposed seconds of gradients and weights in one step.
 
     ZeRO 0 and 1: gradients once, after the last micro-batch, weights once; they hide behind one micro-batch on the stage,
-    including its exposed communication, which uses other links. ZeRO 2: gradients after every micro-batch's backward pass,
-    weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward pass. Replicas of hybrid
-    sharding all-reduce once, with the last micro-batch, behind the part of the stage that its reduction leaves.
+    including its exposed communication, which uses other links. Of v interleaved chunks each is done with p
+    micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
+    and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
+    micro-batch's backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward
+    pass. Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind the part of the stage that its
+    reduction leaves.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -110,7 +113,10 @@ def data_parallel_seconds(
     replicated = profile.framework.all_reduce_overlap
     alone = (zero == 0) & (candidates.pipeline_parallel_size == 1)
     share: Floats = overlap if replicated is None else where(alone, replicated, overlap)
-    total = exposed(once, behind=stage, overlap=share)
+    chunks = candidates.virtual_pipeline_parallel_size
+    interleaved = chunks > 1
+    behind = stage * (1.0 + interleaved * (candidates.pipeline_parallel_size - 1.0))
+    total = exposed(once, behind=behind, overlap=share * (1.0 - interleaved / chunks))
     if anywhere(zero >= 2):
         reduce, gather, backward = states.reduce_s, states.gather_s, stage - forward
         each = fully_sharded_seconds(

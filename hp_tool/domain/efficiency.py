@@ -132,6 +132,9 @@ class FrameworkEfficiency(Strict):
     """Their dies."""
     newest_release: str | None = None
     """Of those runs, as the year and month of its NeMo container; later ones drift."""
+    yearly_gain: float = 0.0
+    """By how much of a logarithm a step gets shorter with each year of the software's release; the constants are those of the
+    newest one."""
     memory_log_sd: float
     """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
@@ -195,3 +198,5 @@ class EfficiencyProfile:
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
     doubts: Doubts = NO_DOUBTS
+    release_factor: float = 1.0
+    """Step time under the query's release over that under the framework's newest one."""

@@ -81,6 +81,10 @@ class ClusterSpec(Strict):
     """Per-direction network bandwidth per device."""
     inter_node_latency_s: NonNegative = 5e-6
     """One message across the network, end to end."""
+    node_gpus: Devices | None = None
+    """Devices of one of its hosts where a small job uses a part of one; None: gpus_per_node."""
+    domain_gpus: Devices | None = None
+    """The same of an NVLink domain; None: nvlink_domain_size."""
     network_topology: NetworkTopology = "fat_tree"
     """fat_tree: a leaf switch holds all ports of its nodes; rail_optimized: the n-th port (rail) of each of its nodes."""
     nodes_per_leaf: Devices | None = None
@@ -104,7 +108,15 @@ class ClusterSpec(Strict):
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
         segment = self.nvlink_segment_gpus and max(per_node, min(self.nvlink_segment_gpus, num_gpus))
-        return replace(self, num_gpus=num_gpus, gpus_per_node=per_node, nvlink_domain_size=domain, nvlink_segment_gpus=segment)
+        return replace(
+            self,
+            num_gpus=num_gpus,
+            gpus_per_node=per_node,
+            nvlink_domain_size=domain,
+            nvlink_segment_gpus=segment,
+            node_gpus=self.node_gpus or self.gpus_per_node,
+            domain_gpus=self.domain_gpus or self.nvlink_domain_size,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

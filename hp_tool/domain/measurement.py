@@ -15,6 +15,8 @@ MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm"]
 
 
+GRAPHS_AFTER = 2
+"""Steps before CUDA graphs run: one as usual, one to record them."""
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -139,9 +141,11 @@ class Measurement(Strict):
     step_s: float | None = None
     """Median seconds of the optimizer steps that ran; None unless ok."""
     step_s_spread: float | None = None
-    """Interquartile range of the step seconds."""
+    """Interquartile range of the step seconds; None of a single step."""
     step_times_s: tuple[float, ...] = ()
     """Every measured step, warm-up left out."""
+    warmup_times_s: tuple[float, ...] = ()
+    """The steps before, until they no longer became faster."""
     extrapolated_step_s: float | None = None
     """What a reduced run implies for the whole configuration; None for full fidelity."""
     extrapolated_step_s_interval: tuple[float, float] | None = None
@@ -168,8 +172,12 @@ class Measurement(Strict):
     hardware: Hardware | None = None
     versions: dict[str, str] = field(default_factory=dict)
     """Software that ran, by package."""
+    differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
+    refused: bool = False
+    """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
     exit_code: int | None = None
     """Of a job that ended by itself and brought no result."""
     cause: str | None = None
@@ -229,11 +237,20 @@ class ProfileRequest(Request):
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
+    nvlink_domain_size: int | None = None
+    """Devices of the cluster that NVLink connects; None: at least those of a tensor-parallel group."""
+    balanced_routing: bool = False
+    """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
+
+    @property
+    def least_warmup(self) -> int:
+        """Steps to warm up at least."""
+        return max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
 
 
-def interquartile_range(values: Sequence[float]) -> float:
-    """Spread of the middle half; 0 for a single value."""
+def interquartile_range(values: Sequence[float]) -> float | None:
+    """Spread of the middle half; None for a single value, which shows none."""
     if len(values) < 2:
-        return 0.0
+        return None
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return high - low

@@ -140,6 +140,9 @@ class ParallelQuery(Strict):
     flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
     attention_data_parallel_size: Axis[Devices] = None
     """Inference only: groups of a stage that attend to different requests."""
+    redundant_experts: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None
+    """Inference only: second copies of experts beside the model's own, over all ranks that divide them; None: the fewest that
+    give each rank equally many."""
     max_num_seqs: Axis[Devices] = None
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None

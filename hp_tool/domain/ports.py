@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, runtime_checkable
 
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.records import (
@@ -16,12 +16,14 @@ from hp_tool.domain.records import (
     MeasuredCluster,
     MeasurementQuery,
     MeasurementRecord,
+    MeasurementState,
     NewMeasurement,
     OpenRunsLimit,
     Page,
     Paging,
     RegistrationKind,
     RegistrationRecord,
+    RunAccount,
     RunFigures,
     RunRecord,
     RunState,
@@ -53,6 +55,15 @@ class JobState(StrEnum):
     def is_open(self) -> bool:
         """Whether the job has not ended."""
         return self in (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a job waits, in the engine's words."""
+
+    reason: str
+    starts_at: str | None = None
+    """When the engine expects to start it, as it writes instants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +131,14 @@ class Launcher(Protocol):
     def output(self, handle: str, *, name: str | None = None) -> str:
         """The end of what the job has printed, megabytes at most, or of a file that it left in its folder; empty where
         there is none."""
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """A launcher whose engine says why a job waits."""
+
+    def waiting(self, handle: str) -> Waiting | None:
+        """What it said of a queued job when it was last polled; None if it said nothing."""
 
 
 class Store(Protocol):
@@ -258,10 +277,20 @@ class Store(Protocol):
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord: ...
 
-    def abandon_run(self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0) -> RunRecord:
+    def abandon_run(
+        self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0, account: RunAccount | None = None
+    ) -> RunRecord:
         """It ended and says nothing about the configuration; what it cost still counts."""
 
-    def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
+    def finish_run(
+        self,
+        *,
+        lease: Lease,
+        run_id: str,
+        measurement: NewMeasurement,
+        gpu_seconds: float,
+        account: RunAccount | None = None,
+    ) -> RunRecord:
         """Store what came out. A run that is already finished keeps its first measurement and is answered as it is."""
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
@@ -297,6 +326,9 @@ class Store(Protocol):
         self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
+
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
+        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""

@@ -10,7 +10,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ContextCommunication, Strategy
 from hp_tool.domain.pipeline_layout import ends_are_shorter, splits_unevenly
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.domain.workload import InferenceWorkload, OverlapSpec, TrainingWorkload
 
 Unsupported = Iterator[tuple[str, str]]
 Sizes: TypeAlias = Any
@@ -38,14 +38,13 @@ _USUAL_MODEL: dict[str, tuple[Any, ...]] = {
 _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "framework": ENGINES,
     "precision": ("bf16", "fp16", "fp32", "fp8"),
-    "cross_entropy": (None, "unfused", "fused"),
+    "cross_entropy": (None, "unfused", "fused", "in_place"),
     "offload": (None, "none"),
     "offload_fraction": (None, 1.0),
-    "cuda_graphs": (None, False),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
-    "optimizer_precision": _FP32,
-    "exp_avg_sq_precision": _FP32,
+    "optimizer_precision": (*_FP32, "bf16"),
+    "exp_avg_sq_precision": (*_FP32, "bf16"),
     "master_precision": _FP32,
 }
 """What a workload may say in a run."""
@@ -54,6 +53,8 @@ _USUAL_FSDP: dict[str, tuple[Any, ...]] = {
     "attention": ("flash",),
     "cross_entropy": (None, "unfused"),
     "gradient_precision": _FP32,
+    "optimizer_precision": _FP32,
+    "exp_avg_sq_precision": _FP32,
 }
 """What it may say under the plain-torch engine, which lacks some of what Megatron Core runs."""
 _SERVED = (
@@ -77,8 +78,6 @@ def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsu
         yield "model.position_embedding", "latent attention without rotary positions"
     if model.num_experts and model.has_mlp_bias:
         yield "model.mlp_bias", "experts with biases (mlp_bias)"
-    if model.num_nextn_predict_layers > 0:
-        yield "model.num_nextn_predict_layers", "multi-token prediction (num_nextn_predict_layers)"
     if learned and 0 < rows < sequence_length:
         yield of, f"a sequence_length above max_position_embeddings {rows}"
     if model.positions == "relative":
@@ -91,7 +90,7 @@ def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsu
         yield "model.sliding_window", "a sliding_window shorter than sequence_length"
 
 
-def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
+def unprofiled(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
     """(field, words) of what no configuration of this query can be run with; nothing where all is well."""
     yield from unprofiled_model(model, sequence_length=training.sequence_length, of="training.sequence_length")
     yield from _unusual(training, _USUAL_TRAINING, of="training")
@@ -105,8 +104,13 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
         yield "training.frozen", "frozen parts"
     if training.task != "pretrain" or training.lora is not None:
         yield "training.task", f"task: {training.task}"
-    if training.overlap is not None:
-        yield "training.overlap", "overlap"
+    overlap = training.overlap or OverlapSpec()
+    if overlap.context_parallel is not None:  # Transformer Engine's ring always overlaps
+        yield "training.overlap.context_parallel", "a switch for overlap.context_parallel"
+    if training.narrow_optimizer and gpu == "cpu":
+        yield "training.optimizer_precision", "optimizer states in 16 bits on a CPU, which has no Transformer Engine"
+    if training.cuda_graphs and model.num_experts:
+        yield "training.cuda_graphs", "cuda_graphs of a model with experts"
     if training.packed or training.sequence_lengths is not None:
         yield "training.packed" if training.packed else "training.sequence_lengths", "packed or unequal sequences"
     if fsdp:
@@ -117,14 +121,18 @@ def unprofiled(*, model: ModelSpec, training: TrainingWorkload) -> Unsupported:
             yield "model.kv_lora_rank", "latent attention (kv_lora_rank) under torch-fsdp"
         if training.dropout > 0.0:
             yield "training.dropout", "dropout under torch-fsdp"
+        if model.num_nextn_predict_layers > 0:
+            yield "model.num_nextn_predict_layers", "multi-token prediction (num_nextn_predict_layers) under torch-fsdp"
+        if training.overlap is not None:
+            yield "training.overlap", "overlap under torch-fsdp"
+        if training.cuda_graphs:
+            yield "training.cuda_graphs", "cuda_graphs under torch-fsdp"
 
 
 def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
-    if strategy.moe_token_dispatcher_type == "flex":  # noqa: S105 (a token is no password here)
-        yield "parallel.moe_token_dispatcher_type", "moe_token_dispatcher_type: flex, which needs DeepEP"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:
@@ -152,6 +160,8 @@ def unprofiled_sizes(
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"
+    apart = training.overlap is not None and training.overlap.pipeline_parallel is False
+    yield apart & (v > 1) & (p == 2), "interleaving over two stages without overlap.pipeline_parallel"
     if training.framework == "torch-fsdp":
         yield zero < 2, f"zero_stage: {zero} under torch-fsdp"
         yield context, "context parallelism under torch-fsdp"
@@ -178,6 +188,8 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
         length = inference.input_length + inference.output_length
         if model.kv_lora_rank is not None:
             yield "model.kv_lora_rank", "multi-head latent attention (kv_lora_rank)"
+        if model.num_nextn_predict_layers > 0:
+            yield "model.num_nextn_predict_layers", "multi-token prediction (num_nextn_predict_layers)"
         yield from unprofiled_model(model, sequence_length=length, of="inference.output_length")
 
 

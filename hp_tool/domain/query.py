@@ -49,12 +49,18 @@ class SearchSettings(Strict):
     """Maximum number of profile runs."""
     budget_gpu_seconds: Amount | None = None
     """Maximum device seconds of profile runs; None: no limit."""
-    run_timeout_s: Annotated[float, Interval(ge=1e-3, le=1e7)] = 300.0
-    """Maximum seconds of one run, start to end."""
+    run_timeout_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"] = "auto"
+    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster have shown it, and each step at
+    the upper end of its predicted interval. A run that is cut off keeps the steps it has measured."""
+    queue_timeout_s: Annotated[float, Interval(ge=1.0, le=1e7)] | None = None
+    """Maximum seconds that a run may wait for devices; then it is taken back and the search ends, to be resumed later. None: it
+    waits."""
     steps: Repetitions = 5
     """Measured optimizer steps per run."""
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
     """Repetitions before measuring."""
+    balanced_routing: bool | None = None
+    """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where expert_imbalance is 1."""
     breakdown: bool = False
     """Also run one step of each configuration under torch's profiler, to report where its time goes."""
     step_tolerance_fraction: Fraction = 0.01

@@ -13,6 +13,9 @@ from hp_tool.domain.serving import Configuration
 
 JsonObject = dict[str, Any]
 MeasurementSource = Literal["profile", "reported", "file"]
+MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
+"""accepted: it teaches; held: so far off that somebody should look first; excluded: someone said that it should not teach;
+deleted: the same, and lists leave it out. Any may be accepted again."""
 RegistrationKind = Literal["cluster", "model"]
 T = TypeVar("T")
 ANY_KEY = None
@@ -101,6 +104,19 @@ class SearchRecord:
     finished_at: datetime | None = None
 
 
+class RunAccount(TypedDict, total=False):
+    """What became of a run's job besides its measurement."""
+
+    queue_s: float
+    """Seconds between submission and start, which cost nothing."""
+    wall_s: float
+    """Seconds that it held its devices."""
+    hosts: list[str]
+    """Nodes of a job that was given up; those of others are in the measurement."""
+    log_tail: str
+    """The end of its log, likewise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One profile run of a search, from intent to measurement."""
@@ -128,6 +144,8 @@ class RunRecord:
     """Devices x wall seconds: what it cost."""
     cause: str | None = None
     """Why it was abandoned."""
+    account: JsonObject | None = None
+    """What the engine said of its job, as `RunAccount`."""
     measurement_id: str | None = None
     measurement: Measurement | None = None
     created_at: datetime
@@ -166,6 +184,12 @@ class RunFigures:
     finished_at: datetime | None
 
 
+ODD = 3.0
+"""Times its prediction, or this part of it, from which on a figure is warned about."""
+COMPARED = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
+"""Figures of a measurement beside their predictions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMeasurement:
     """A measurement on its way into the store: the numbers, and what they were measured on."""
@@ -186,9 +210,29 @@ class NewMeasurement:
     """The prediction made before it ran."""
     problem_digest: str = ""
     """digests.problem_digest: measurements with the same one and the same digest may stand for each other."""
-    trust: float = 1.0
-    """0 to 1: weight in a shared calibration."""
+    state: MeasurementState = "accepted"
     owner: str | None = None
+
+    @property
+    def distances(self) -> dict[str, float]:
+        """How many times above or below its prediction each figure lies. Nothing for our own runs, for reduced ones, and for
+        CPUs, whose speed and memory are their host's.
+        """
+        if self.source == "profile" or self.gpu == "cpu" or not self.measurement.fidelity.is_whole:
+            return {}
+        pairs = {name: (getattr(self.measurement, name), self.predicted.get(of)) for name, of in COMPARED.items()}
+        return {name: round(max(x / y, y / x), 6) for name, (x, y) in pairs.items() if x and y}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about it: figures that lie far from what was predicted before it came."""
+        held = "; it teaches nothing until it is accepted" if self.state == "held" else ""
+        return tuple(
+            f"{name} {getattr(self.measurement, name):.4g} is {times:.1f} times off the predicted "
+            f"{self.predicted[COMPARED[name]]:.4g}{held}"
+            for name, times in self.distances.items()
+            if times >= ODD
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +245,25 @@ class MeasurementRecord(NewMeasurement):
     search_id: str | None = None
     run_id: str | None = None
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A report among many that was not stored, and why."""
+
+    line: int
+    """Its place among them, from 1."""
+    code: str
+    message: str
+    field: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of many reports, each stored or refused by itself."""
+
+    stored: tuple[MeasurementRecord, ...]
+    refused: tuple[Refused, ...]
 
 
 class Paging(TypedDict, total=False):
@@ -224,6 +287,8 @@ class MeasurementQuery(Paging, total=False):
     model: str | None
     source: MeasurementSource | None
     status: MeasurementStatus | None
+    state: MeasurementState | None
+    """None: all but the deleted."""
     search_id: str | None
     problem_digest: str | None
     digest: str | None
@@ -237,6 +302,7 @@ class MeasuredCluster:
     gpu: str
     framework: str
     measurements: int
+    """Those that teach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ class ServingConfig(Strict):
     """Devices of a stage that hold different experts (e); the rest of the stage splits each expert's matrices."""
     attention_data_parallel_size: int = 1
     """Groups of a stage that attend to different requests but share the experts (d)."""
+    redundant_experts: int = 0
+    """Second copies of experts beside the model's own, over the e ranks."""
     data_parallel_size: int = 1
     """num_gpus / (tensor x pipeline): replicas x attention_data_parallel_size."""
     max_num_seqs: int = 256
@@ -88,6 +90,35 @@ class EngineEfficiency(Strict):
     """Rows and command that gave the fitted constants."""
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertEfficiency(Strict):
+    """What layers with experts add to isolated kernels, beyond an engine's other constants; by default their launches alone."""
+
+    grouped_slowdown: float = 1.0
+    """Grouped matmuls and the copies around them against their roofline."""
+    widened_slowdown: float = 1.0
+    """The same, further, where the matmul widens its weights to the precision of the arithmetic."""
+    layer_overhead_s: float = 1.2e-5
+    """Fixed cost per layer with experts and forward pass beside its roofline: sorting the tokens by expert, the second grouped
+    matmul, sorting them back. By default three launches."""
+    prompt_layer_overhead_s: float = 0.0
+    """The engine's work per prompt and layer with experts that decoding waits for."""
+    first_token_s: float = 0.0
+    """Seconds before a first token in which the device is free."""
+    popularity_variance: float = 0.0
+    """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
+    load_variance: float = 0.0
+    """The same over many passes: how uneven the ranks' loads are."""
+    ttft_log_sd: float = 0.0
+    """Standard deviations of log(measured / predicted) on groups left out, as EngineEfficiency's."""
+    tpot_log_sd: float = 0.0
+    throughput_log_sd: float = 0.0
+    fitted_on: str = ""
+
+
+ISOLATED = ExpertEfficiency()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +242,8 @@ class InferenceEstimate:
     mixed ages fit; where ages meet, the engine puts some back into the queue and computes them again."""
     running_requests: float | None = None
     """Requests that do run at once, the rest of the concurrency waits."""
+    expert_imbalance: float | None = None
+    """Expected load of the busiest of the ranks that divide the experts, over the mean, while decoding."""
     kv_cache_limited: bool | None = None
     """Whether memory for keys and values, not the load, bounds running_requests."""
     cost_per_million_output_tokens: float | None = None
@@ -243,7 +276,11 @@ class PoolConfig(Strict):
 
     gpu: str
     tensor_parallel_size: int
+    expert_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    redundant_experts: int = 0
     replicas: int
+    """Each of tensor x attention data parallel devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +299,10 @@ class PoolEstimate:
     output_tokens_per_second_per_gpu: float
     """By the devices of both pools."""
     num_gpus: int
+    prefill_tokens_per_second_per_gpu: float
+    """Prompt tokens, cached ones included, by the devices of the prefill pool."""
+    decode_tokens_per_second_per_gpu: float
+    """Output tokens by the devices of the decoding pool."""
     prefill_busy: float
     """Share of the time that a prefill replica works: near 1 it bounds the rate."""
     decode_batch: float

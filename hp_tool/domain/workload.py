@@ -160,6 +160,11 @@ class TrainingWorkload(Strict):
         return 4.0 if self.precision == "fp32" else 2.0
 
     @property
+    def narrow_optimizer(self) -> bool:
+        """Whether any of Adam's states is kept in fewer than 32 bits."""
+        return any(each not in (None, "fp32") for each in (self.optimizer_precision, self.exp_avg_sq_precision))
+
+    @property
     def merges_passes(self) -> bool:
         """Whether experts' all-to-alls run behind the opposite pass of another micro-batch (overlap.expert_parallel)."""
         return self.overlap is not None and bool(self.overlap.expert_parallel)
@@ -250,9 +255,17 @@ class DisaggregationSpec(Strict):
     (cluster.stages) the first prefills."""
 
     prefill_tensor_parallel_size: Axis[Devices] = None
-    """Devices of a prefill replica; a value or a list."""
+    """Devices that split a prefill replica's attention; a value or a list."""
     decode_tensor_parallel_size: Axis[Devices] = None
-    """Devices of a decoding replica; a value or a list."""
+    """Devices that split a decoding replica's attention; a value or a list."""
+    prefill_expert_parallel_size: Axis[Devices] = None
+    """Devices of a prefill replica that hold different experts; None: one, or all of the replica."""
+    decode_expert_parallel_size: Axis[Devices] = None
+    """Devices of a decoding replica that hold different experts; None: one, or all of the replica."""
+    prefill_attention_data_parallel_size: Axis[Devices] = None
+    """Groups of a prefill replica that attend to different requests; None: powers of two for a model with experts."""
+    decode_attention_data_parallel_size: Axis[Devices] = None
+    """Groups of a decoding replica that attend to different requests; None: powers of two for a model with experts."""
     prefill_replicas: Count | None = None
     """Number of prefill replicas."""
     decode_replicas: Count | None = None
@@ -271,13 +284,19 @@ class InferenceWorkload(Strict):
     """Requests in flight over all GPUs."""
     request_rate_per_second: Amount | None = None
     """Requests arriving per second over all GPUs; instead of concurrency."""
-    precision: Precision | Literal["int8", "int4"] = "bf16"
-    """Precision of the weights."""
+    precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"
+    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
     """Fraction of prompt tokens found in the engine's prefix cache and not computed again."""
     speculative: SpeculativeSpec | None = None
+    expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] | None = None
+    """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of
+    experts even them out; 1: a balanced router."""
+    two_batch_overlap: bool | None = None
+    """Whether two halves of a batch take turns, one computing while the other's tokens travel to experts and back; None: where
+    experts span NVLink domains and it is faster."""
     disaggregated: DisaggregationSpec | None = None
     """recommend only: {} also ranks separate pools for prefill and decoding."""
     engine: str = "vllm"

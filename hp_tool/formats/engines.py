@@ -33,6 +33,10 @@ def vllm(setup: ServingSetup) -> tuple[str, Values]:
         "--gpu-memory-utilization": setup.memory_fraction,
         "--data-parallel-size": _above_one(c.attention_data_parallel_size),
         "--enable-expert-parallel": c.expert_parallel_size > 1,
+        "--enable-eplb": c.redundant_experts > 0,
+        "--eplb-config": json.dumps({"num_redundant_experts": c.redundant_experts}) if c.redundant_experts else None,
+        "--all2all-backend": "deepep_low_latency" if _travels_by_deepep(setup) else None,
+        "--enable-dbo": w.two_batch_overlap is True,
         **_number_formats(setup, engine="vllm", cache={"fp8": "fp8"}),
     }
 
@@ -52,6 +56,10 @@ def sglang(setup: ServingSetup) -> tuple[str, Values]:
         "--enable-dp-attention": groups > 1,
         "--dp-size": _above_one(groups),
         "--ep-size": _above_one(c.expert_parallel_size),
+        "--enable-eplb": c.redundant_experts > 0,
+        "--ep-num-redundant-experts": c.redundant_experts or None,
+        "--moe-a2a-backend": "deepep" if _travels_by_deepep(setup) else None,
+        "--enable-two-batch-overlap": w.two_batch_overlap is True,
         **_number_formats(setup, engine="sglang", cache={"bf16": "bf16", "fp8": "fp8_e4m3"}),
     }
 
@@ -67,6 +75,11 @@ def trtllm(setup: ServingSetup) -> tuple[str, Values]:
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
             field="attention_data_parallel_size",
         )
+    if w.two_batch_overlap:
+        raise UnsupportedError(
+            "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
+            field="inference.two_batch_overlap",
+        )
     return f"trtllm-serve {shlex.quote(setup.model_path)}", {
         "--backend": "pytorch",
         "--tp_size": c.tensor_parallel_size * c.attention_data_parallel_size,
@@ -78,6 +91,14 @@ def trtllm(setup: ServingSetup) -> tuple[str, Values]:
     }
 
 
+def _travels_by_deepep(setup: ServingSetup) -> bool:
+    """Whether the estimate sends tokens to experts by DeepEP's kernels: out of an NVLink domain, or in two-batch overlap."""
+    c = setup.parallel
+    ranks = c.tensor_parallel_size * c.attention_data_parallel_size
+    several = c.attention_data_parallel_size > 1 and c.expert_parallel_size > 1
+    return several and (ranks > setup.cluster.nvlink_domain_size or setup.workload.two_batch_overlap is True)
+
+
 def _above_one(size: int) -> int | None:
     return size if size > 1 else None
 
@@ -87,6 +108,9 @@ def extra_options(setup: ServingSetup) -> dict[str, object]:
     options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
         options["enable_attention_dp"] = True
+    if setup.parallel.redundant_experts:
+        slots = (setup.model.num_experts or 0) + setup.parallel.redundant_experts
+        options["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
     if setup.workload.kv_cache_precision == "fp8":
         options["kv_cache_config"] = {"dtype": "fp8"}
     return options

@@ -19,6 +19,9 @@ _PRECISIONS = {
 }
 """Named recipes of megatron/bridge/training/mixed_precision.py; those of 8 bits, but blockwise, keep parameters in 8 bits."""
 
+FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm", "moe_permute_fusion")
+"""Switches that are fields of Bridge's model providers."""
+
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
@@ -35,7 +38,6 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if precision is None or granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {granularity}", field="training.precision")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
-    data = str(hidden.data_parallel is not False).lower()
     options = {
         "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
         "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
@@ -48,8 +50,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "train.global_batch_size": str(w.global_batch_size),
         "mixed_precision": precision,
         "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
-        "ddp.overlap_grad_reduce": data,
-        "ddp.overlap_param_gather": data if c.zero_stage else "false",
+        "ddp.overlap_grad_reduce": str(setup.switches["overlap_grad_reduce"]).lower(),
+        "ddp.overlap_param_gather": str(setup.switches["overlap_param_gather"]).lower(),
         "ddp.grad_reduce_in_fp32": str((w.gradient_precision or "fp32") == "fp32").lower(),
         "dataset.sequence_length": str(w.sequence_length),
     }
@@ -66,6 +68,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         }
     if w.cuda_graphs:
         options |= {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"}
+    options |= {f"model.{name}": str(setup.switches[name]).lower() for name in FUSED if name in setup.switches}
+    options["comm_overlap.tp_comm_overlap"] = str(setup.switches["tp_comm_overlap"]).lower()
     if hidden.expert_parallel:
         options["comm_overlap.overlap_moe_expert_parallel_comm"] = "true"
     options |= _fields(recomputation(setup.recompute))

@@ -9,6 +9,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
 from hp_tool.domain.pipeline_layout import missing_layers
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.switches import Switches, switches
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 
@@ -28,6 +29,17 @@ class TrainingSetup:
         """`parallel.recompute` in its long form."""
         recompute = self.parallel.recompute
         return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
+
+    @property
+    def switches(self) -> Switches:
+        """What Megatron Core overlaps and fuses of it."""
+        return switches(
+            model=self.model,
+            workload=self.workload,
+            parallel=self.parallel,
+            dispatcher=self.strategy.moe_token_dispatcher_type,
+            nvlink_domain_size=self.cluster.nvlink_domain_size,
+        )
 
     @property
     def missing_layers(self) -> tuple[int, int]:

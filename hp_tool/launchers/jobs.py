@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,9 +16,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.measurement import Hardware, Measurement, interquartile_range
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
+from hp_tool.domain.steps import RUN, read_steps
 from hp_tool.errors import InputError
 
 REQUEST = "request.json"
@@ -142,7 +144,8 @@ def recorded(ended: Mapping[str, Any]) -> Ending:
 
 
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
-    """The job's own result if it is complete, whatever the exit code; else why there is none, and the end of the log."""
+    """The job's own result if it is complete, whatever the exit code; else the steps that it finished before it was cut off;
+    else why there is none, and the end of the log."""
     result = _read_measurement(folder / RESULT)
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
@@ -150,8 +153,36 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     failed = _root_cause(folder) or _torn(folder, ending) or _explain(ending, tail=tail, timeout_s=timeout_s)
     if failed.status == "crashed" and any(trouble in (failed.cause or "") for trouble in _FOLDER_TROUBLE):
         failed = replace(failed, status="preempted")  # says nothing about the configuration
+    if failed.status in ("timeout", "preempted") and ending.reason != "cancelled" and (kept := kept_steps(output(folder))):
+        done = f"{len(kept.step_times_s)} steps measured: {failed.cause}"
+        return replace(kept, hardware=kept.hardware or hardware, wall_s=ending.wall_s, cause=done)
     exit_code = ending.exit_code if ending.reason == "exited" else None
     return replace(failed, hardware=hardware, wall_s=ending.wall_s, exit_code=exit_code, log_tail=failed.log_tail or tail)
+
+
+def brought(folder: Path) -> bool:
+    """Whether the job left a result, or steps that it had measured by the time it was ended."""
+    return read_json(folder / RESULT) is not None or kept_steps(output(folder)) is not None
+
+
+def kept_steps(log: str) -> Measurement | None:
+    """What the profiler had measured by the end of its log; None if no step beyond warm-up is in it."""
+    warmup_s, times_s, losses = read_steps(log)
+    if not times_s:
+        return None
+    about = next((line.removeprefix(RUN) for line in reversed(log.splitlines()) if line.startswith(RUN)), "")
+    try:
+        known = _MEASUREMENT_JSON.validate_json(about, strict=True)
+    except ValidationError:
+        known = Measurement(status="ok")
+    return replace(
+        known,
+        step_s=statistics.median(times_s),
+        step_s_spread=interquartile_range(times_s),
+        step_times_s=times_s,
+        warmup_times_s=warmup_s,
+        losses=losses,
+    )
 
 
 def _read_measurement(path: Path) -> Measurement | None:
@@ -195,7 +226,7 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
             cause = ending.error or "the machine was shut down or the job's supervisor killed"
             return Measurement(status="preempted", cause=cause)
         case "failed_to_start":
-            return Measurement(status="crashed", cause=ending.error or "the job could not be started")
+            return Measurement(status="crashed", cause=ending.error or "the job could not be started", refused=True)
     if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)

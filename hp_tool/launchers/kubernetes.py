@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.ports import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import jobs, torchrun
@@ -53,6 +53,8 @@ class KubernetesLauncher(StreamedLauncher):
     def __init__(self, *, options: KubernetesOptions | Mapping[str, object] | None = None) -> None:
         """options: the cluster (default: the file that HP_KUBERNETES_CONFIG names)."""
         self._options = KubernetesOptions.of(options)
+        self._queued: dict[str, list[Object]] = {}
+        """Pods of the jobs, when one of these was last seen to wait."""
         super().__init__(self._options)
 
     def answers(self) -> str:
@@ -60,6 +62,8 @@ class KubernetesLauncher(StreamedLauncher):
         for kind in ("jobs.batch", "configmaps", "services"):
             if self._kubectl("auth", "can-i", "create", kind, negative="no").strip() != "yes":
                 raise LauncherError(f"this user may not create {kind} in the namespace {namespace}")
+        job = job_object(self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor"))
+        self._kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
         return f"Kubernetes answers: Jobs may be created in the namespace {namespace}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
@@ -88,7 +92,8 @@ class KubernetesLauncher(StreamedLauncher):
         handle = object_name(job_name)
         job = self._job(handle) or self._create(cancelled_job(self._options, job_name=job_name))
         if job_state(job).is_open:
-            annotations = {CANCELLED: "true", WALL_S: f"{_running_s(job):g}"}
+            ran_s = ran_for_s(self._pods(handle), until=datetime.now(UTC))
+            annotations = {CANCELLED: "true", WALL_S: f"{_running_s(job) if ran_s is None else ran_s:g}"}
             patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": True}}
             self._kubectl("patch", "job", handle, "--type=merge", "--patch", json.dumps(patch))
 
@@ -99,8 +104,19 @@ class KubernetesLauncher(StreamedLauncher):
     def _handle(self, job_name: str) -> str:
         return object_name(job_name)
 
+    def waiting(self, handle: str) -> Waiting | None:
+        reasons = [reason for pod in self._queued.get(handle, ()) if (reason := _why_waiting(pod)) is not None]
+        return Waiting(reason=reasons[0]) if reasons else None
+
     def _list_jobs(self) -> dict[str, Object]:
-        return {job["metadata"]["name"]: job for job in self._items("jobs", LABEL)}
+        """And the pods of those that wait, which say why."""
+        found = {job["metadata"]["name"]: job for job in self._items("jobs", LABEL)}
+        self._queued = {}
+        if any(job_state(job) is JobState.QUEUED for job in found.values()):
+            with contextlib.suppress(LauncherError):
+                for pod in self._items("pods", LABEL):
+                    self._queued.setdefault(pod["metadata"].get("labels", {}).get(LABEL, ""), []).append(pod)
+        return found
 
     def _job(self, handle: str) -> dict[str, Any] | None:
         answer = self._kubectl("get", "job", handle, "--ignore-not-found", "-o", "json")
@@ -108,7 +124,10 @@ class KubernetesLauncher(StreamedLauncher):
         return job
 
     def _state(self, job: Object) -> JobState:
-        return job_state(job)
+        state = job_state(job)
+        if state is JobState.QUEUED and any(map(_never_starts, self._queued.get(job["metadata"]["name"], ()))):
+            return JobState.FINISHED
+        return state
 
     def _ending(self, handle: str, job: Object) -> Ending:
         return ending(job, pods=self._pods(handle))
@@ -180,6 +199,8 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
         return Ending(reason="cancelled", wall_s=float(annotations.get(WALL_S, 0.0)))
     start, end = status.get("startTime"), status.get("completionTime") or failed.get("lastTransitionTime")
     wall_s = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if start and end else None
+    ran_s = ran_for_s(pods, until=datetime.fromisoformat(end) if end else None)
+    wall_s = wall_s if ran_s is None else ran_s  # the Job's own times count waiting for nodes and images
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
     endings = [each for pod in pods if (each := _pod_ending(pod)) is not None]
@@ -210,6 +231,37 @@ def _pod_ending(pod: Object) -> Ending | None:
             error = f"the container exited with {code} before the job started: {message}"
             return Ending(reason="failed_to_start", error=error)
     return None
+
+
+def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None:
+    """Seconds from the start of the first container to the end of the last, or to `until`; None where no pod tells."""
+    statuses = [each.get("state") or {} for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    spans = [state.get("terminated") or state.get("running") or {} for state in statuses]
+    starts = [datetime.fromisoformat(span["startedAt"]) for span in spans if span.get("startedAt")]
+    ends = [datetime.fromisoformat(span["finishedAt"]) for span in spans if span.get("finishedAt")]
+    if len(ends) < len(starts) and until is not None:
+        ends.append(until)
+    return max((max(ends) - min(starts)).total_seconds(), 0.0) if starts and ends else None
+
+
+def _never_starts(pod: Object) -> bool:
+    """Whether a pod's image or container will not do; a first pull that failed is tried again."""
+    return any(reason in _NEVER_STARTS and reason != "ErrImagePull" for reason, _ in _waits(pod))
+
+
+def _why_waiting(pod: Object) -> str | None:
+    """What Kubernetes says of a pod that is not ready."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))[:300]
+    return next((": ".join(filter(None, each))[:300] for each in _waits(pod)), None)
+
+
+def _waits(pod: Object) -> list[tuple[str, str]]:
+    """(reason, message) of each container that waits."""
+    states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    waiting = [state.get("waiting") or {} for state in states]
+    return [(each["reason"], each.get("message", "")) for each in waiting if each.get("reason")]
 
 
 def _running_s(job: Object) -> float:

@@ -156,11 +156,12 @@ class LocalLauncher:
         alive = _is_locked(folder / "lock")
         ended = jobs.read_json(folder / "ended.json")  # read after the lock, because it is written before the lock is released
         if ended is not None:
-            return _STATES.get(ended["reason"], JobState.FINISHED)
+            state = _STATES.get(ended["reason"], JobState.FINISHED)
+            return JobState.FINISHED if state is JobState.PREEMPTED and jobs.brought(folder) else state
         if alive:
             return JobState.RUNNING if (folder / "running.json").exists() else JobState.QUEUED
         _end_stragglers(folder)
-        return JobState.FINISHED if jobs.read_json(folder / jobs.RESULT) is not None else JobState.LOST
+        return JobState.FINISHED if jobs.brought(folder) else JobState.LOST
 
 
 def _is_locked(path: Path) -> bool:

@@ -150,7 +150,8 @@ class RayLauncher(streamed.StreamedLauncher):
 
     def _ending(self, handle: str, job: Any) -> Ending:
         state = self._state(job)
-        wall_s = (job.end_time - job.start_time) / 1e3 if job.end_time and job.start_time else None
+        began = self._printed(handle).began  # Ray's own start is the submission
+        wall_s = 0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
         message = " ".join((job.message or "").split())[:500]
         if state is JobState.CANCELLED:
             return Ending(reason="cancelled", wall_s=0.0 if _only_takes_the_name(job) else wall_s)

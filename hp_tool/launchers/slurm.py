@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.ports import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
@@ -31,12 +33,17 @@ class SlurmLauncher:
         folder = root if root is not None else self._options.folder
         self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
         self._controller = Controller(poll_s=self._options.poll_s)
+        self._rehearsed = False
 
     def hardware(self) -> Hardware:
         return self._options.hardware(num_gpus=self._options.num_gpus)
 
     def answers(self) -> str:
-        return f"Slurm answers: {len(self._controller.jobs(fresh=True))} jobs of this user in its memory"
+        jobs_known = len(self._controller.jobs(fresh=True))
+        plan = torchrun.smallest_plan(self._options, job_name="hp-doctor")
+        rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
+        said = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
+        return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {said}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
@@ -45,7 +52,10 @@ class SlurmLauncher:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Raises LauncherError if Slurm refuses the job. If the controller is unreachable, poll() submits the job later."""
+        """Raises RefusedError if Slurm refuses the job. If the controller is unreachable, poll() submits the job later.
+
+        The first job is rehearsed: what the site refuses is known before anything is queued.
+        """
         folder = self._folder(plan.job_name)
         job = {
             "environment": dict(plan.environment),
@@ -56,6 +66,9 @@ class SlurmLauncher:
         script = slurm_script.render(self._options, plan=plan)
         jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
         with contextlib.suppress(ControllerAway):
+            if not self._rehearsed and not (folder / ATTEMPTED).exists():
+                self._controller.rehearse(script)
+                self._rehearsed = True
             self._submit(folder)
         return plan.job_name
 
@@ -64,6 +77,13 @@ class SlurmLauncher:
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
+
+    def waiting(self, handle: str) -> Waiting | None:
+        folder = self._folder(handle)
+        job = next((each for each in self._controller.last_jobs if each.folder == str(folder)), None)
+        if job is None or job.state != "PENDING":
+            return None
+        return Waiting(reason=job.reason, starts_at=job.starts_at)
 
     def cancel(self, job_name: str) -> None:
         """Return once Slurm has accepted the order; it ends the processes within its KillWait.
@@ -99,6 +119,8 @@ class SlurmLauncher:
         if job is not None and job.state in ("COMPLETED", "FAILED"):
             slurm_folder.await_files(folder, options=self._options)
         timeout_s, hardware = request["timeout_s"], self._options.hardware(num_gpus=request["num_gpus"])
+        if job is not None and (hosts := self._controller.hosts(job.nodes)):
+            hardware = replace(hardware, hosts=hosts)
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         return measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
@@ -141,8 +163,8 @@ class SlurmLauncher:
             state = JobState.FINISHED
         elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
-        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.read_json(folder / jobs.RESULT) is not None:
-            state = JobState.FINISHED  # it was done before Slurm ended it
+        if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
+            state = JobState.FINISHED  # it was done, or had measured something, before Slurm ended it
         return state, job
 
     def _submit_again(self, folder: Path) -> None:

@@ -5,18 +5,19 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hp_tool.domain.ports import JobState
-from hp_tool.errors import LauncherError
+from hp_tool.errors import LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease: it must not lose its search while it waits for an answer."""
 _LONGEST_PAUSE_S = 60.0
-_FORMAT = "%i|%T|%r|%M|%Z"
+_FORMAT = "%i|%T|%r|%M|%N|%S|%Z"
 _AWAY = re.compile(
     r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try again|communication"
     r"|authentication|busy|shutdown",
@@ -40,6 +41,9 @@ NEVER_STARTS = frozenset(
     )
 )
 """Reasons of a pending job that will never start."""
+_UNKNOWN = ("N/A", "Unknown", "")
+_CROWDED = re.compile(r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE)
+"""Refusals that end by waiting: too many jobs are queued already."""
 _OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
@@ -58,6 +62,10 @@ class Job:
     """Why the job waits, or what ended it."""
     elapsed_s: float | None = None
     """Since its last start."""
+    nodes: str = ""
+    """As Slurm writes them: n[1-2]."""
+    starts_at: str | None = None
+    """When it started, or is expected to."""
     folder: str = ""
     """Its working directory, which identifies our jobs."""
 
@@ -78,6 +86,11 @@ class Controller:
     def away_s(self) -> float:
         """For how long it has not answered; 0 if it answered the last query."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    @property
+    def last_jobs(self) -> tuple[Job, ...]:
+        """Its last answer, however old."""
+        return self._jobs
 
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
         """This user's jobs, including ended ones that Slurm remembers. Raises ControllerAway."""
@@ -101,15 +114,31 @@ class Controller:
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
         """Submit a script with `environment`, to run in the script's folder, and return the job's id.
 
-        Raises ControllerAway if the job may or may not have been accepted, LauncherError if it was refused.
+        Raises ControllerAway if the job may or may not have been accepted or has to wait, RefusedError if it was refused.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}", script.name]
-        answer = _run(command, environment={**environment, **client_environment()}, folder=script.parent)
+        answer = _order(command, environment={**environment, **client_environment()}, folder=script.parent)
         self._answered_at = -float("inf")
         job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)  # a site may print a banner before it
         if job_id is None:
             raise ControllerAway(f"sbatch named no job: {answer[:200]!r}")
         return int(job_id[1])
+
+    def rehearse(self, script: str) -> str:
+        """What Slurm says of a script that it is not to run: when and where it would start. Raises as `submit` does."""
+        with tempfile.TemporaryDirectory(prefix="hp-test-only-") as folder:
+            path = Path(folder) / "job.sbatch"
+            path.write_text(script)
+            return _order(["sbatch", "--test-only", path.name], folder=path.parent)
+
+    def hosts(self, nodes: str) -> tuple[str, ...]:
+        """The names in `n[1-2]`; the text itself where Slurm does not tell."""
+        if not nodes or ("[" not in nodes and "," not in nodes):
+            return (nodes,) if nodes else ()
+        try:
+            return tuple(_run(["scontrol", "show", "hostnames", nodes]).split())
+        except LauncherError:
+            return (nodes,)
 
     def cancel(self, ids: Iterable[int]) -> None:
         """End these jobs; harmless if they have ended. Raises ControllerAway."""
@@ -145,11 +174,19 @@ def client_environment() -> dict[str, str]:
 
 def parse_queue(text: str) -> tuple[Job, ...]:
     """The jobs in squeue's output; other lines (a folder's name may contain a line break) are ignored."""
-    fields = [line.split("|", 4) for line in text.splitlines()]
+    fields = [line.split("|", 6) for line in text.splitlines()]
     return tuple(
-        Job(id=int(each[0]), state=each[1], reason=each[2], elapsed_s=seconds(each[3]), folder=each[4])
-        for each in fields
-        if len(each) == 5 and each[0].isdecimal()
+        Job(
+            id=int(job_id),
+            state=state,
+            reason=reason,
+            elapsed_s=seconds(elapsed),
+            nodes=nodes,
+            starts_at=None if starts_at in _UNKNOWN else starts_at,
+            folder=folder,
+        )
+        for job_id, state, reason, elapsed, nodes, starts_at, folder in (each for each in fields if len(each) == 7)
+        if job_id.isdecimal()
     )
 
 
@@ -184,6 +221,18 @@ def seconds(elapsed: str) -> float | None:
     return 86_400.0 * int(days or 0) + total
 
 
+def _order(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path) -> str:
+    """As `_run`, for orders that the site may refuse: raises RefusedError where it does for good."""
+    try:
+        return _run(command, environment=environment, folder=folder)
+    except ControllerAway:
+        raise
+    except LauncherError as error:
+        if _CROWDED.search(error.message):
+            raise ControllerAway(error.message) from error
+        raise RefusedError(error.message) from error
+
+
 def _run(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
     """The command's standard output. Raises ControllerAway or LauncherError with its error message."""
     environment = client_environment() if environment is None else environment
@@ -204,6 +253,6 @@ def _run(command: list[str], *, environment: Mapping[str, str] | None = None, fo
     except OSError as error:
         raise LauncherError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode == 0:
-        return done.stdout
+        return done.stdout or done.stderr  # sbatch --test-only answers there
     message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
     raise (ControllerAway if _AWAY.search(message) else LauncherError)(message)

@@ -37,7 +37,7 @@ from hp_tool.errors import InputError
 from hp_tool.launchers import jobs, streamed, supervisor
 from hp_tool.launchers.jobs import Ending, recorded
 from hp_tool.launchers.options import Logs, SlurmOptions
-from hp_tool.launchers.slurm_controller import Job
+from hp_tool.launchers.slurm_controller import Job, job_state
 
 JOB = "job.json"
 ATTEMPTED = "attempted"
@@ -99,14 +99,17 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     record = jobs.read_json(folder / ENDED)
     wall_s = _wall_s(record) if record else job.elapsed_s if job else None
     slurm_state = job.state if job else ""
+    if wall_s is None:
+        wall_s = _signs_of_life_s(folder)
     if state is JobState.CANCELLED:
         return Ending(reason="cancelled", wall_s=wall_s)
-    if state is JobState.PREEMPTED:
+    if state is JobState.PREEMPTED or job_state(slurm_state or "COMPLETED", cancelled_by_us=False) is JobState.PREEMPTED:
         return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {slurm_state}")
     if state is JobState.LOST:
-        return Ending(reason="lost", error="Slurm no longer knows the job, and it left no record of its end")
+        return Ending(reason="lost", wall_s=wall_s, error="Slurm no longer knows the job, and it left no record of its end")
     if (folder / REFUSED).exists():
-        return Ending(reason="failed_to_start", error=f"Slurm will not run the job: {(folder / REFUSED).read_text()}")
+        refusal = f"Slurm will not run the job: {(folder / REFUSED).read_text()}"
+        return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
     if slurm_state == "OUT_OF_MEMORY":
@@ -122,6 +125,16 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)
     return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)
+
+
+def _signs_of_life_s(folder: Path) -> float | None:
+    """Seconds from the job's start to the last line of its log, where nobody kept its time; 0 of one that never started."""
+    try:
+        began = (folder / CLAIM).stat().st_mtime
+    except OSError:
+        return 0.0
+    log = folder / jobs.LOG
+    return max(log.stat().st_mtime - began, 0.0) if log.exists() else None
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:

@@ -13,6 +13,8 @@ from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, S
 SCRIPT = "job.sbatch"
 _GRACE_S = 120.0
 """Slurm's own limit is a backstop: it counts minutes, and a job that it ends leaves no record."""
+_IMPORT_S = 1800.0
+"""Added for a container: its image is imported on the nodes before the run's own time begins."""
 _KILL_AFTER_S = 60
 
 _CLAIMED = """\
@@ -52,7 +54,7 @@ _TEMPLATE = """\
 {setup}
 {rendezvous}
 timeout --kill-after={kill_after} {timeout_s} {srun} \\
-  bash -c 'export PET_NODE_RANK=$SLURM_NODEID; exec "$@" 2>&1' node \\
+  bash -c 'export PET_NODE_RANK=$SLURM_NODEID; exec {inner}"$@" 2>&1' node \\
   {command} \\
   > {log}
 """
@@ -74,6 +76,8 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
             rendezvous=_RENDEZVOUS,
             step=step(plan, srun=srun, python=options.python or sys.executable),
         )
+    importing_s = 0.0 if options.container is None else _IMPORT_S
+    limit = f"timeout --kill-after={_KILL_AFTER_S} {plan.timeout_s:g} "
     return _TEMPLATE.format(
         header=header,
         claimed=_CLAIMED.format(claim=CLAIM),
@@ -83,7 +87,8 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
         setup=setup,
         rendezvous=_RENDEZVOUS,
         kill_after=_KILL_AFTER_S,
-        timeout_s=f"{plan.timeout_s:g}",
+        timeout_s=f"{plan.timeout_s + importing_s:g}",
+        inner=limit if importing_s else "",
         srun=srun,
         command=shlex.join(plan.command),
         log=jobs.LOG,
@@ -92,7 +97,8 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
 
 def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     per_node = plan.num_gpus // nodes
-    wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S
+    importing_s = _IMPORT_S if options.container is not None else 0.0
+    wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S + importing_s
     logs, job_name = options.logs, plan.job_name
     slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
     named = {name: getattr(options, name) for name in ("account", "partition", "qos")}

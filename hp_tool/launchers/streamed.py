@@ -31,6 +31,8 @@ class Printed:
     log: str = ""
     """The job's own output."""
     files: dict[str, str] = field(default_factory=dict)
+    began: float | None = None
+    """When the first node began; None if none did."""
     ended: dict[str, Any] | None = None
     """The supervisor's record of the end; None if the supervisor itself was killed."""
 
@@ -134,7 +136,7 @@ def parse(text: str) -> Printed:
     files: dict[str, str] = {}
     ended = None
     log: list[str] = []
-    position, began = 0, False
+    position, began, began_at = 0, False, None
     for match in _LINE.finditer(text):
         try:
             record = json.loads(match[1])
@@ -146,14 +148,14 @@ def parse(text: str) -> Printed:
             log.append(text[position : match.start()])
         position = match.end()
         if "began" in record:
-            began = True
+            began, began_at = True, record["began"]
         elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):
             files[jobs.check_name(record["file"])] = record["text"]
         elif isinstance(record.get("ended"), dict):
             ended = record["ended"]
     if began and ended is None and not files:
         log.append(text[position:])
-    return Printed(log="".join(log) if began else text, files=files, ended=ended)
+    return Printed(log="".join(log) if began else text, files=files, began=began_at, ended=ended)
 
 
 def join(nodes: Sequence[Printed]) -> Printed:
@@ -168,7 +170,8 @@ def join(nodes: Sequence[Printed]) -> Printed:
     failures = [end for end in ends if end.get("reason") != "exited" or end.get("exit_code")]
     own_failures = [end for end in failures if end.get("reason") != "terminated"]
     ended = next(iter(own_failures or failures or ends), None)
-    return Printed(log="\n".join(node.log for node in nodes), files=files, ended=ended)
+    began = min((node.began for node in nodes if node.began is not None), default=None)
+    return Printed(log="\n".join(node.log for node in nodes), files=files, began=began, ended=ended)
 
 
 def split_nodes(text: str) -> list[str]:

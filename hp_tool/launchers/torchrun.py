@@ -42,6 +42,13 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions,
     )
 
 
+def smallest_plan(options: ClusterOptions, *, job_name: str) -> LaunchPlan:
+    """A job of one whole node that does nothing, to ask a site whether it would take it."""
+    return LaunchPlan(
+        job_name=job_name, command=("true",), environment={}, files={}, num_gpus=options.gpus_per_node, timeout_s=60.0
+    )
+
+
 def job_plan(
     request: RunRequest,
     *,

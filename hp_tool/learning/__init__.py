@@ -1,7 +1,16 @@
 """From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
 
-from hp_tool.learning.make import Follower, MadeCalibration, calibrate
-from hp_tool.learning.reports import MeasurementReport, read_report
+from hp_tool.learning.make import Follower, MadeCalibration, calibrate, relearn
+from hp_tool.learning.reports import MeasurementReport, add_reports, read_report
 from hp_tool.learning.series import StoredCalibrations
 
-__all__ = ["Follower", "MadeCalibration", "MeasurementReport", "StoredCalibrations", "calibrate", "read_report"]
+__all__ = [
+    "Follower",
+    "MadeCalibration",
+    "MeasurementReport",
+    "StoredCalibrations",
+    "add_reports",
+    "calibrate",
+    "read_report",
+    "relearn",
+]

@@ -1,6 +1,7 @@
 """What stored measurements teach: their numbers beside today's predictions, and beside those of a stored calibration."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,23 +14,28 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import REUSED, CalibrationRecord, MeasurementRecord
+from hp_tool.domain.records import REUSED, CalibrationRecord, MeasurementQuery, MeasurementRecord
 from hp_tool.errors import HpToolError
-from hp_tool.learning.series import Series, model_family, read_calibration
+from hp_tool.learning.series import RELEASE, UNSEEN, Series, model_family, read_calibration
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus, reduced
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_MEASUREMENTS = 200
 """The newest ones; a few multipliers need no more."""
-MIN_TRUST = 0.5
-"""Reported numbers below it do not touch a shared calibration."""
 
 
-def stored_evidence(*, store: Store, series: Series, without_search: str | None = None) -> Evidence:
-    """The newest measurements of a series, predicted again with today's cost model."""
+Release = Callable[[MeasurementRecord], str | None]
+"""Which release of its framework a run counts as."""
+
+
+def stored_evidence(*, store: Store, series: Series, release: str | None = None, without_search: str | None = None) -> Evidence:
+    """The newest measurements of a series, predicted again with today's cost model. `release`: the one that is asked about;
+    None: releases are not told apart.
+    """
     groups = of_series(series, store=store, without_search=without_search)
-    return Evidence.concatenate([evidence_of(records, problem=problem) for problem, records in groups])
+    counted: Release = (lambda _: None) if release is None else known_or(release)
+    return Evidence.concatenate([evidence_of(records, problem=problem, release=counted) for problem, records in groups])
 
 
 def of_series(
@@ -39,17 +45,22 @@ def of_series(
 
     One whose query can no longer be read or modelled teaches nothing and is passed over.
     """
-    framework, _, release = series.framework.partition(" ")
-    page = store.measurements(cluster_key=series.cluster_key, framework=framework, limit=MAX_MEASUREMENTS)
-    records = [record for record in teaching(page.items) if not release or is_release(record, release)]
+    framework = series.framework.partition(" ")[0]  # earlier versions kept each release apart
+    records = newest(store, cluster_key=series.cluster_key, framework=framework)
     for problem, same in by_problem([each for each in records if without_search is None or each.search_id != without_search]):
         if series.model_family in ("", model_family(problem.model)):
             yield problem, same
 
 
+def newest(store: Store, *, cluster_key: str, framework: str) -> list[MeasurementRecord]:
+    """The newest measurements that may touch a calibration of this cluster and framework."""
+    asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted"}
+    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items)
+
+
 def teaching(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
-    """Those that may touch a calibration: trusted, and not another record's number again."""
-    return [record for record in records if record.trust >= MIN_TRUST and REUSED not in record.predicted]
+    """Those that may touch a calibration: accepted, and not another record's number again."""
+    return [record for record in records if record.state == "accepted" and REUSED not in record.predicted]
 
 
 def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
@@ -64,26 +75,29 @@ def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingP
             continue
 
 
-def evidence_of(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
+def evidence_of(
+    records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: Release = lambda _: None
+) -> Evidence:
     """Measurements of configurations of one problem beside its predictions; a reduced run beside those for what it ran, and
-    one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many.
+    one on fewer devices than the cluster has, as objective min_gpus seeks them, beside those for so many. Releases are
+    features: all are corrected alike as far as nothing tells them apart.
     """
     pieces = []
-    whole: dict[int, list[MeasurementRecord]] = {}
+    whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
     for record in records:
         fidelity = record.measurement.fidelity
         if fidelity.is_whole:
-            whole.setdefault(num_gpus(record.parallel), []).append(record)
+            whole.setdefault((num_gpus(record.parallel), release(record)), []).append(record)
         else:
             reduced_run, parallel = reduced_problem(problem, parallel=_trained(record), fidelity=fidelity)
-            pieces.append(_evidence([replace(record, parallel=parallel)], problem=reduced_run))
-    for devices, same in whole.items():
+            pieces.append(_evidence([replace(record, parallel=parallel)], problem=reduced_run, release=release(record)))
+    for (devices, ran), same in whole.items():
         smaller = problem if devices == problem.cluster.num_gpus else problem.with_num_gpus(devices)
-        pieces.append(_evidence(same, problem=smaller))
+        pieces.append(_evidence(same, problem=smaller, release=ran))
     return Evidence.concatenate(pieces)
 
 
-def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem) -> Evidence:
+def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem, release: str | None) -> Evidence:
     candidates = Candidates.from_configs(_trained(record) for record in records)
     costs = problem.costs(candidates)
     outcomes = [record.measurement for record in records]
@@ -97,7 +111,7 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem)
         measured_step_s=np.array([m.step_s if m.status == "ok" else None for m in outcomes], dtype=np.float64),
         measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
-        features=residual_features(case=problem, candidates=candidates),
+        features=residual_features(case=problem.as_release(release), candidates=candidates),
     )
 
 
@@ -113,10 +127,20 @@ def asked_release(record: MeasurementRecord) -> str | None:
     return release
 
 
-def is_release(record: MeasurementRecord, release: str) -> bool:
-    """Whether it ran this release of its framework: what the run itself says counts before what its query asked for."""
-    known = record.measurement.versions.get(record.framework) or asked_release(record)
-    return known is not None and (known == release or known.startswith(f"{release}."))
+def release_of(record: MeasurementRecord) -> str | None:
+    """The release that it ran: what the run itself says counts before what its query asked for."""
+    return record.measurement.versions.get(record.framework) or asked_release(record)
+
+
+def known_or(release: str | None) -> Release:
+    """Each run's own release, and this one for those that do not say theirs."""
+    return lambda record: release_of(record) or release
+
+
+def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
+    """The newest release that any of them ran; None where none says its own."""
+    known = (release for record in records if (release := release_of(record)) is not None)
+    return max(known, key=lambda release: [int(number) for number in re.findall(r"\d+", release)], default=None)
 
 
 def reduced_problem(
@@ -144,9 +168,9 @@ class Residual:
     before_s: float
     """By the cost model alone."""
     after_s: float
-    """After calibration."""
+    """After calibration, by a fit that did not see this run."""
     taught: bool
-    """Whether the calibration was fitted on it; then `after_s` is no forecast."""
+    """Whether the calibration was fitted on it; then `after_s` is by a fit that did not see it."""
     outlier: bool = False
     """Whether it deviates more than the others scatter."""
 
@@ -170,9 +194,10 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     if calibration is None:
         return ()
     series = Series(cluster_key=record.cluster_key, framework=record.framework, model_family=record.model_family)
+    release, unseen = known_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
     residuals: list[Residual] = []
     for problem, same in of_series(series, store=store):
-        evidence = evidence_of(same, problem=problem)
+        evidence = evidence_of(same, problem=problem, release=release)
         step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
@@ -185,7 +210,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
                     record=by_id[identity],
                     measured_s=float(evidence.measured_step_s[row]),
                     before_s=float(before[row]),
-                    after_s=float(step.median_s[row]),
+                    after_s=unseen.get(identity, float(step.median_s[row])),
                     taught=identity in calibration.measurement_ids,
                 )
             )

@@ -1,25 +1,36 @@
 """Calibrations from stored measurements: each as the next version of its series, with its error before and after."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.calibration.evidence import FloatArray
+from hp_tool.catalog import library
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord, MeasuredCluster, MeasurementRecord
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, asked_release, by_problem, evidence_of, is_release, teaching
-from hp_tool.learning.series import OTHER_PREDICTIONS, PREDICTIONS, ModelFamily, Series, model_family, software
+from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementRecord
+from hp_tool.errors import NotFoundError
+from hp_tool.learning.evidence import by_problem, evidence_of, known_or, newest, newest_release, of_series, teaching
+from hp_tool.learning.series import (
+    MODELS,
+    OTHER_PREDICTIONS,
+    PREDICTIONS,
+    RELEASE,
+    UNSEEN,
+    ModelFamily,
+    Series,
+    model_family,
+)
 from hp_tool.learning.stamp import digest_of, predictions_digest
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 RECENT = 20
+OWN_MODELS = "models of users"
 FOLDS = 10
 """Held-out error: each tenth is predicted by a fit of the other nine."""
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
@@ -60,85 +71,123 @@ def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = N
 
 
 def calibrate_cluster(*, store: Store, cluster: MeasuredCluster) -> tuple[MadeCalibration, ...]:
-    """The same for one cluster and framework."""
-    page = store.measurements(cluster_key=cluster.cluster_key, framework=cluster.framework, limit=MAX_MEASUREMENTS)
-    by_series = _by_series(teaching(page.items), cluster_key=cluster.cluster_key)
-    return tuple(_make(store, series, groups) for series, groups in by_series.items())
+    """The same for one cluster and framework. A series that lost every measurement gets a version that knows nothing."""
+    key, framework = cluster.cluster_key, cluster.framework
+    groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
+    for problem, same in by_problem(newest(store, cluster_key=key, framework=framework)):
+        groups[model_family(problem.model)].append((problem, same))
+    made = []
+    for family in get_args(ModelFamily):
+        series = Series(cluster_key=key, framework=framework, model_family=family)
+        if known := groups.get(family):
+            made.append(_make(store, series, known))
+        elif (last := store.latest_calibration(**asdict(series))) is not None and _is_emptied(store, last):
+            made.append(_emptied(store, series, last))
+    return tuple(made)
 
 
-def _by_series(records: Sequence[MeasurementRecord], *, cluster_key: str) -> dict[Series, list[Group]]:
-    """Records by series: every family over all releases, and each release that a query names on its own."""
-    groups: defaultdict[Series, list[Group]] = defaultdict(list)
-    releases = {release for record in records if (release := asked_release(record)) is not None}
-    for problem, same in by_problem(records):
-        whole = Series(cluster_key=cluster_key, framework=problem.workload.framework, model_family=model_family(problem.model))
-        groups[whole].append((problem, same))
-        for release in releases:
-            if chosen := [record for record in same if is_release(record, release)]:
-                named = software(replace(problem.workload, framework_version=release))
-                groups[replace(whole, framework=named)].append((problem, chosen))
-    return groups
+def relearn(*, store: Store, record: MeasurementRecord) -> tuple[MadeCalibration, ...]:
+    """The same for the cluster and framework of a measurement that teaches from now on, or no more."""
+    place = {name: getattr(record, name) for name in ("cluster_key", "gpu", "framework")}
+    return calibrate_cluster(store=store, cluster=MeasuredCluster(**place, measurements=0))
+
+
+def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
+    """The same for one family of models too; None without measurements."""
+    groups = list(of_series(series, store=store))
+    return _make(store, series, groups) if groups else None
 
 
 def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibration:
-    evidence = Evidence.concatenate([evidence_of(records, problem=problem) for problem, records in groups])
+    records = [record for _, same in groups for record in same]
+    release = newest_release(records)
+    evidence = Evidence.concatenate([evidence_of(same, problem=problem, release=known_or(release)) for problem, same in groups])
     prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
     calibration = fit_calibration(evidence=evidence, prior=prior)
-    accuracy = accuracy_of(evidence, prior=prior)
-    predictions = digest_of(groups[0][0])
-    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, predictions=predictions)
-    models = {record.model for _, records in groups for record in records}
+    unseen_s = predicted_unseen(evidence, prior=prior)
+    accuracy = accuracy_of(evidence, unseen_s=unseen_s)
+    # Everybody reads calibrations: what a user calls a model of theirs is not told.
+    models = Counter(record.model if library.knows("models", record.model) else OWN_MODELS for record in records)
+    by_id = zip(evidence.measurement_ids, unseen_s.tolist(), strict=True)
+    told = {
+        PREDICTIONS: digest_of(groups[0][0]),
+        MODELS: dict(sorted(models.items())),
+        RELEASE: release,
+        UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
+    }
+    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, told=told)
     return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
 
 
+def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
+    """Whether none of the measurements that a calibration learnt from may teach any more."""
+
+    def teaches(identity: str) -> bool:
+        try:
+            return bool(teaching([store.get_measurement(measurement_id=identity)]))
+        except NotFoundError:
+            return False
+
+    return last.num_measurements > 0 and not any(map(teaches, last.payload.get("measurement_ids", ())))
+
+
+def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
+    """The next version, which changes nothing."""
+    nothing = Accuracy(measurements=0, error_before=None, error_after=None)
+    told = {PREDICTIONS: last.payload.get(PREDICTIONS)}
+    record, new = save(store, series=series, calibration=fit_calibration(), accuracy=nothing, told=told)
+    return MadeCalibration(record=record, new=new, models=(), accuracy=nothing)
+
+
 def save(
-    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, predictions: str | None
+    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, told: JsonObject
 ) -> tuple[CalibrationRecord, bool]:
     """Store as the next version of its series, unless the newest one is the same; whether it was stored.
 
-    `predictions`: the digest of what it corrects (`stamp.predictions_digest`); None for serving, whose calibrations are read by
-    nobody else.
+    `told`: what else its payload holds; nothing for serving, whose calibrations are read by nobody else.
     """
-    payload: dict[str, Any] = calibration.to_dict()
-    payload |= {"accuracy": asdict(accuracy), PREDICTIONS: predictions}
+    payload: dict[str, Any] = calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | told
     key = asdict(series)
-    newest = store.latest_calibration(**key)
-    if newest is not None and newest.payload == payload:
-        return newest, False
+    last = store.latest_calibration(**key)
+    if last is not None and last.payload == payload:
+        return last, False
     ids = calibration.measurement_ids
     return store.save_calibration(**key, payload=payload, num_measurements=len(ids)), True
 
 
-def accuracy_of(evidence: Evidence, *, prior: Prior) -> Accuracy:
+def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
     """The cost model's error on these measurements, and that of fits which did not see the ones they predict."""
-    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
-    if len(timed) == 0:
-        return Accuracy(measurements=0, error_before=None, error_after=None)
-    measured = evidence.measured_step_s[timed]
-    before = np.sum([seconds[timed] for seconds in evidence.parts_s.values()], axis=0)
-    after = _held_out(evidence, timed, prior=prior) if len(timed) > 1 else None
+    measured = evidence.measured_step_s
+    before = np.sum(list(evidence.parts_s.values()), axis=0) if evidence.parts_s else np.zeros(len(evidence))
     return Accuracy(
-        measurements=len(timed),
+        measurements=int(np.isfinite(measured).sum()),
         error_before=_median_error(before, measured),
-        error_after=None if after is None else _median_error(after, measured),
+        error_after=_median_error(unseen_s, measured),
     )
 
 
-def _held_out(evidence: Evidence, timed: NDArray[np.intp], *, prior: Prior) -> FloatArray:
-    """(timed,) medians, each predicted by a fit without its fold. Folds follow the order of storage, not the random ids: the
-    same measurements, imported again, give the same answer."""
-    predicted = np.empty(len(timed))
+def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
+    """(n,) median seconds of a step, each by a fit without its fold; NaN where nothing was timed, or nothing else was.
+
+    Folds follow the order of storage, not the random ids: the same measurements, imported again, give the same answer.
+    """
+    predicted = np.full(len(evidence), np.nan)
+    timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
+    if len(timed) < 2:
+        return predicted
     for fold in np.array_split(np.arange(len(timed)), min(FOLDS, len(timed))):
         rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
         calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
         unseen = evidence.take(timed[fold])
         step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
-        predicted[fold] = step.median_s
+        predicted[timed[fold]] = step.median_s
     return predicted
 
 
-def _median_error(predicted: FloatArray, measured: FloatArray) -> float:
-    return float(np.median(np.abs(predicted / measured - 1.0)))
+def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:
+    errors = np.abs(predicted / measured - 1.0)
+    known = errors[np.isfinite(errors)]
+    return float(np.median(known)) if len(known) else None
 
 
 class Follower:
@@ -153,8 +202,8 @@ class Follower:
         """Calibrate every cluster and framework that was measured since its newest calibration, or whose calibrations correct
         other predictions than today's; the versions that are new.
         """
-        newest = self._store.measurements(limit=1).items
-        if not newest or newest[0].id == self._seen:
+        last = self._store.measurements(limit=1, state="accepted").items
+        if not last or last[0].id == self._seen:
             return ()
         made = [
             each
@@ -162,12 +211,12 @@ class Follower:
             if self._behind(cluster)
             for each in calibrate_cluster(store=self._store, cluster=cluster)
         ]
-        self._seen = newest[0].id
+        self._seen = last[0].id
         return tuple(each for each in made if each.new)
 
     def _behind(self, cluster: MeasuredCluster) -> bool:
         key, framework = cluster.cluster_key, cluster.framework
-        measured = self._store.measurements(cluster_key=key, framework=framework, limit=1).items
+        measured = self._store.measurements(cluster_key=key, framework=framework, state="accepted", limit=1).items
         calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, limit=1).items
         if not measured or not calibrated:
             return bool(measured)
@@ -177,12 +226,12 @@ class Follower:
 def outdated(store: Store, cluster: MeasuredCluster) -> bool:
     """Whether the newest calibration of any family of models corrects other predictions than today's."""
     key, framework = cluster.cluster_key, cluster.framework
-    recent = store.measurements(cluster_key=key, framework=framework, limit=RECENT).items
+    recent = store.measurements(cluster_key=key, framework=framework, state="accepted", limit=RECENT).items
     for problem, _ in itertools.islice(by_problem(teaching(recent)), 1):
         for family in get_args(ModelFamily):
-            newest = store.latest_calibration(cluster_key=key, framework=framework, model_family=family)
+            last = store.latest_calibration(cluster_key=key, framework=framework, model_family=family)
             digest = predictions_digest(problem.cluster, framework=framework, experts=family == "moe")
-            if newest is not None and newest.payload.get(PREDICTIONS) != digest:
+            if last is not None and last.payload.get(PREDICTIONS) != digest:
                 return True
     return False
 

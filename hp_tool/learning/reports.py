@@ -1,24 +1,51 @@
 """What a real training reports of itself, or a file says of it, checked before it may teach anyone anything."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from annotated_types import Interval
 
 from hp_tool import training
+from hp_tool.answers import Line
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict
-from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import MeasurementSource, NewMeasurement
-from hp_tool.errors import InputError
+from hp_tool.domain.records import Imported, MeasurementRecord, MeasurementSource, NewMeasurement, Refused
+from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
-TRUST: dict[MeasurementSource, float] = {"reported": 0.5, "file": 1.0}
-"""A stranger's figures count less than those that the owner of the database brings; our own runs have 1."""
+DOUBTFUL, IMPOSSIBLE = 20.0, 100.0
+"""Times the prediction, or this part of it: from the first on a measurement is held until somebody accepts it, beyond the
+second it is refused. Runs that stalled took up to fifty times as long as others like them; what is farther off is another unit.
+"""
+AGREEMENT = 0.05
+"""Share by which a step time and the rate given beside it may differ: both are rounded."""
+Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
+Throughput = Annotated[float, Interval(ge=1e-6, le=1e9)]
+Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMeasurement(Measurement):
+    """A training's own numbers: of the step either `step_s` or `tokens_per_second_per_gpu` is enough."""
+
+    status: MeasurementStatus = "ok"
+    """How the run ended."""
+    step_s: Seconds | None = None
+    """Median seconds of an optimizer step."""
+    step_times_s: tuple[Seconds, ...] = ()
+    tokens_per_second_per_gpu: Throughput | None = None
+    peak_memory_bytes: Bytes | None = None
+    """Largest allocated memory over the ranks."""
+    peak_reserved_bytes: Bytes | None = None
+    wall_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +56,32 @@ class MeasurementReport(Strict):
     """What is trained, and where."""
     parallel: ParallelQuery
     """The one configuration it ran with."""
-    measurement: Measurement
-    """Its numbers: a median step time, or why there is none."""
+    measurement: ReportedMeasurement
+    """Its numbers: a median step time or a rate, or why there is none."""
+
+
+def add_reports(
+    lines: Iterable[Line],
+    *,
+    store: Store,
+    source: MeasurementSource,
+    key: Callable[[int, bytes], str | None],
+    resolve: Callable[[Query], Query] = lambda query: query,
+) -> Imported:
+    """Store each report that is in order. `key`: the idempotency key of a line, from its number and its bytes."""
+    stored: list[MeasurementRecord] = []
+    refused: list[Refused] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if isinstance(line, HpToolError):
+                raise line
+            measurement = read_report(line, source=source, resolve=resolve)
+            stored.append(store.add_measurement(measurement=measurement, idempotency_key=key(number, line)))
+        except StoreError:
+            raise
+        except HpToolError as error:
+            refused.append(Refused(line=number, code=error.code, message=error.message, field=error.field))
+    return Imported(stored=tuple(stored), refused=tuple(refused))
 
 
 def read_report(
@@ -46,16 +97,15 @@ def read_report(
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)
-    estimate = training.estimate(query=query)
+    estimate = training.estimate(query=query, with_fixes=False)
     if estimate.time is None or estimate.memory is None:  # one that is predicted not to fit may well have run
         reason = estimate.reasons[0]
         raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
-    measurement, hardware = _checked(report.measurement, problem)
-    check_plausible(measurement, problem=problem, predicted_s=estimate.time.step_s)
+    measurement, hardware = _completed(report.measurement, problem)
+    check_possible(measurement, problem=problem, predicted_s=estimate.time.step_s)
     assert estimate.parallel is not None
-    return NewMeasurement(
+    new = NewMeasurement(
         source=source,
-        trust=TRUST[source],
         cluster_key=cluster_key(problem.cluster, hardware),
         gpu=hardware.gpu,
         framework=problem.workload.framework,
@@ -66,45 +116,46 @@ def read_report(
         predicted={"step_s": estimate.time.step_s, "memory_allocated_bytes": estimate.memory.allocated_bytes},
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
     )
+    return replace(new, state="held") if any(times >= DOUBTFUL for times in new.distances.values()) else new
 
 
-def _checked(measurement: Measurement, problem: TrainingProblem) -> tuple[Measurement, Hardware]:
-    """The measurement with what follows from its step time filled in, and the hardware it belongs to."""
-    for name in ("step_s", "tokens_per_second_per_gpu", "peak_memory_bytes", "wall_s"):
-        value = getattr(measurement, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} must be above zero, got {value}", field=f"measurement.{name}", code="invalid_value")
-    if measurement.status == "ok" and measurement.step_s is None:
-        message = "step_s is missing; a measurement that is ok has it"
-        raise InputError(message, field="measurement.step_s", code="missing_field")
-    cluster, workload = problem.cluster, problem.workload
-    hardware = measurement.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
+def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[Measurement, Hardware]:
+    """The measurement with what follows from what it says filled in, and the hardware it belongs to."""
+    cluster = problem.cluster
+    hardware = report.hardware or Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
             f"measured on {hardware.gpu}, the cluster has {cluster.gpu.name}: a measurement belongs to its hardware",
             field="measurement.hardware.gpu",
             code="hardware_mismatch",
         )
-    if measurement.step_s is not None and measurement.tokens_per_second_per_gpu is None:
-        rate = step_tokens(workload) / measurement.step_s / cluster.num_gpus
-        measurement = replace(measurement, tokens_per_second_per_gpu=rate)
-    return replace(measurement, hardware=hardware), hardware
+    step_s, rate = report.step_s, report.tokens_per_second_per_gpu
+    tokens = step_tokens(problem.workload) / cluster.num_gpus
+    if report.fidelity.is_whole:
+        if step_s is not None and rate is not None and abs(step_s * rate / tokens - 1.0) > AGREEMENT:
+            raise InputError(
+                f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, and tokens_per_second_per_gpu is "
+                f"{rate:g}; give one of them",
+                field="measurement.tokens_per_second_per_gpu",
+                code="contradiction",
+            )
+        step_s = tokens / rate if step_s is None and rate is not None else step_s
+        rate = tokens / step_s if rate is None and step_s is not None else rate
+    if report.status == "ok" and step_s is None:
+        message = "give step_s or tokens_per_second_per_gpu, or the status of a run that failed: oom, timeout, crashed"
+        raise InputError(message, field="measurement.step_s", code="missing_field")
+    values = {each.name: getattr(report, each.name) for each in fields(Measurement)}
+    return Measurement(**values | {"step_s": step_s, "tokens_per_second_per_gpu": rate, "hardware": hardware}), hardware
 
 
-ORDERS = 100.0
-"""Times the prediction, or this part of it: runs that stalled took up to fifty times as long as others like them; what is
-farther off is another unit.
-"""
-
-
-def check_plausible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:
-    """Raises InputError `implausible` for a step ORDERS away from the prediction, and for a peak above the device's memory.
-    Of a CPU, whose speed and memory are its host's, not.
+def check_possible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:
+    """Raises InputError `implausible` for a step that is IMPOSSIBLE times off the prediction, and for a peak above the device's
+    memory. Of a CPU, whose speed and memory are its host's, not.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
     if gpu.kind == "cpu":
         return
-    if step_s is not None and not predicted_s / ORDERS <= step_s <= ORDERS * predicted_s:
+    if step_s is not None and not predicted_s / IMPOSSIBLE <= step_s <= IMPOSSIBLE * predicted_s:
         raise InputError(
             f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds of one optimizer step",
             field="measurement.step_s",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Unpack, get_args
 
 from hp_tool.calibration import Calibration
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.records import CalibrationRecord, MeasurementQuery, MeasurementRecord
 from hp_tool.learning.stamp import digest_of
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
@@ -22,10 +21,15 @@ from hp_tool.training.problem import TrainingProblem
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
 """Key of a stored calibration's digest of the predictions it corrects."""
+MODELS, RELEASE, UNSEEN = "models", "release", "unseen_s"
+"""Its further keys: measurements by model; the newest release among them, which a query that names none is taken to mean;
+seconds that fits without a measurement predict of it, by its id."""
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
 )
+GUARDED = ("applied", "applied_elsewhere")
+"""Shares of a correction that a fit found to hold for runs, and for models, that it left out."""
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
 
@@ -36,35 +40,32 @@ class Series:
 
     cluster_key: str
     framework: str
-    """With its release, as `megatron-core 0.16.1`, where a query names one."""
+    """Of all releases: they are told apart as far as measurements do."""
     model_family: str
     """dense or moe; empty: all families (older calibrations)."""
 
     def nearest_first(self) -> tuple[Series, ...]:
-        """This series and those that stand in for it: any release of the framework, then any family."""
-        any_release = replace(self, framework=self.framework.split(" ")[0])
-        return tuple(dict.fromkeys((self, any_release, replace(any_release, model_family=""))))
+        """This series, and that of all families, which stands in for it."""
+        return self, replace(self, model_family="")
 
 
 def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
     """The series that speaks for a problem on this hardware."""
     return Series(
         cluster_key=cluster_key(problem.cluster, hardware),
-        framework=software(problem.workload),
+        framework=problem.workload.framework,
         model_family=model_family(problem.model),
     )
 
 
 def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
-    """The device, its node and its network; hosts' CPUs differ, so `cpu` is kept apart by host."""
+    """The device, its whole node and NVLink domain, whatever part a job uses, and its network; hosts' CPUs differ, so `cpu`
+    is kept apart by host.
+    """
     network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
-    key = f"{cluster.gpu.name}/node{cluster.gpus_per_node}/nvlink{cluster.nvlink_domain_size}/{network}"
+    node, domain = cluster.node_gpus or cluster.gpus_per_node, cluster.domain_gpus or cluster.nvlink_domain_size
+    key = f"{cluster.gpu.name}/node{node}/nvlink{domain}/{network}"
     return key if cluster.gpu.kind == "gpu" else "/".join((cluster.gpu.name, hardware.device_name, *hardware.hosts))
-
-
-def software(workload: TrainingWorkload) -> str:
-    """The framework, and its release where the query names one."""
-    return " ".join(filter(None, (workload.framework, workload.framework_version)))
 
 
 def model_family(model: ModelSpec) -> ModelFamily:
@@ -104,7 +105,7 @@ class StoredCalibrations:
         return known if isinstance(known, CalibratedPredictor) else None
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why the newest calibration is not used; None if there is none, or it is used."""
+        """Why there is no predictor; None where there is one, or nothing was ever measured."""
         known = self._find(problem)
         return known if isinstance(known, str) else None
 
@@ -121,22 +122,49 @@ class StoredCalibrations:
         self._known.clear()
 
     def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
-        """The predictor with its provenance, or why the newest calibration is not used."""
+        """The predictor with its provenance, or why there is none."""
         outdated = None
         for each in series.nearest_first():
             record = self._store.latest_calibration(
                 cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family, before=self._before
             )
-            if record is not None and record.payload.get(PREDICTIONS) != predictions:
+            if record is None or not record.num_measurements:  # all that it knew was excluded
+                continue
+            if record.payload.get(PREDICTIONS) != predictions:
                 outdated = outdated or (f"version {record.version} of {record.created_at:%Y-%m-%d} {OTHER_PREDICTIONS}")
-            elif record is not None and (calibration := read_calibration(record)) is not None:
+            elif (calibration := read_calibration(record)) is not None:
                 names = ("id", "version", "cluster_key", "framework")
                 provenance = {name: getattr(record, name) for name in names} | {
                     "model_family": record.model_family or "all",
                     "created_at": record.created_at.isoformat(),
+                    "runs": record.num_measurements,
+                    MODELS: record.payload.get(MODELS, {}),
+                    "accuracy": record.payload.get("accuracy", {}),
                 }
-                return CalibratedPredictor(calibration=calibration, provenance=provenance)
-        return outdated
+                fit = record.payload["step_time"]
+                provenance |= {name: fit[name] for name in GUARDED if name in fit}
+                release: str | None = record.payload.get(RELEASE)
+                return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release)
+        return outdated or self._missing(series)
+
+    def _missing(self, series: Series) -> str | None:
+        """Why there is nothing that could be used: the nearest measurements there are. None where nothing was ever measured."""
+
+        def nearest(**asked: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
+            return next(iter(self._store.measurements(limit=1, **asked | {"state": "accepted"}).items), None)
+
+        key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]
+        if nearest(cluster_key=key, framework=series.framework) is not None:
+            others = "mixtures of experts" if series.model_family == "dense" else "dense models"
+            every = (replace(series, model_family=family) for family in get_args(ModelFamily))
+            if any(self._store.latest_calibration(**asdict(each)) is not None for each in every):
+                return f"on {key} only {others} were measured, which teach nothing about this model"
+            return f"measurements on {key} are not fitted yet; `hp-tool calibrate` does so at once, a worker within a minute"
+        if (other := nearest(cluster_key=key)) is not None:
+            return f"on {key} {other.framework} was measured, not {series.framework}"
+        if (other := nearest(gpu=gpu)) is not None:
+            return f"no measurements on {key}; the nearest are on {other.cluster_key}, another node, domain or network"
+        return None if nearest() is None else f"no measurements on {key}, nor on any other {gpu}"
 
 
 def read_calibration(record: CalibrationRecord) -> Calibration | None:

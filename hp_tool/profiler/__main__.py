@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
+from hp_tool.domain.steps import RUN
 from hp_tool.profiler import support
 
 if TYPE_CHECKING:
@@ -64,6 +65,14 @@ def profile(request: RunRequest) -> Measurement:
     from hp_tool.profiler import backend
 
     device = backend.start(request)
+    switched_off = isinstance(request, ProfileRequest) and request.training.framework == "megatron-core"
+    known = {
+        "hardware": backend.hardware(request, device=device),
+        "versions": backend.versions(),
+        "differences": support.switched(request)[1] if switched_off else {},
+    }
+    if os.environ["RANK"] == "0":
+        print(RUN + TypeAdapter(Measurement).dump_json(Measurement(status="ok", **known)).decode(), flush=True)
     match request:
         case ProfileRequest():
             measurement = _train(request, device=device)
@@ -73,8 +82,7 @@ def profile(request: RunRequest) -> Measurement:
             from hp_tool.profiler import operations
 
             measurement = Measurement(status="ok", operations=operations.time_all(request, device=device))
-    hardware, versions = backend.hardware(request, device=device), backend.versions()
-    return replace(measurement, hardware=hardware, versions=versions, wall_s=time.monotonic() - started)
+    return replace(measurement, **known, wall_s=time.monotonic() - started)
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
@@ -94,15 +102,15 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
         from hp_tool.profiler import model, training
 
         steps = training.train(request, model.build(request, device=device), device=device)
-    measured = steps.times_s[request.warmup_steps :]
-    step_s = statistics.median(measured)
+    step_s = statistics.median(steps.times_s)
     tokens = request.training.global_batch_size * request.training.sequence_length
     return meter.add_to(
         Measurement(
             status="ok",
             step_s=step_s,
-            step_s_spread=interquartile_range(measured),
-            step_times_s=measured,
+            step_s_spread=interquartile_range(steps.times_s),
+            step_times_s=steps.times_s,
+            warmup_times_s=steps.warmup_s,
             tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
             losses=steps.losses,
             breakdown_s=steps.breakdown_s,

@@ -12,11 +12,16 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, random
 from megatron.core.transformer import MegatronModule, TransformerConfig, multi_latent_attention
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -138,6 +143,19 @@ def layer_specs(
     numbers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
     layers = [dense if number < request.model.first_k_dense_replace else sparse for number in numbers]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=Norm)
+
+
+def mtp_specs(
+    config: TransformerConfig, layers: TransformerBlockSubmodules | ModuleSpec, *, vp_stage: int | None
+) -> MultiTokenPredictionBlockSubmodules | None:
+    """The layers that predict tokens further on, if this chunk has them: each one like the model's last."""
+    if config.mtp_num_layers is None:
+        return None
+    specs = get_gpt_mtp_block_spec(config, layers, has_transformer_engine(), vp_stage=vp_stage)
+    if specs is not None and not has_transformer_engine():
+        for each in specs.layer_specs:
+            each.submodules.enorm = each.submodules.hnorm = each.submodules.layer_norm = Norm
+    return specs
 
 
 def _layer(request: ProfileRequest, config: TransformerConfig, *, experts: int | None) -> ModuleSpec:

@@ -20,10 +20,13 @@ from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.pipeline_layout import chunk_layers, missing_layers
-from hp_tool.profiler.layers import has_transformer_engine, layer_specs
+from hp_tool.domain.switches import Switches
+from hp_tool.profiler.layers import layer_specs, mtp_specs
+from hp_tool.profiler.support import switched
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 _DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+OF_DDP = ("overlap_grad_reduce", "overlap_param_gather")
 _BLOCK = 2**20  # elements hashed at a time, so that initialisation never sets the peak of memory
 
 
@@ -31,12 +34,25 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
     """This rank's model chunks (one unless pipelining is interleaved), ready to train. Needs the process group."""
     chunks = build_chunks(request, device=device)
     config = get_model_config(chunks[0])
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=request.training.gradient_precision in (None, "fp32"),
-        use_distributed_optimizer=request.parallel.zero_stage == 1,
-    )
+    ddp = DistributedDataParallelConfig(**ddp_fields(request))
     # Later chunks' gradients are reduced as one bucket, as Megatron's own training loop does.
-    return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
+    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)]
+    if ddp.overlap_grad_reduce:  # as Megatron's training loop has it, too
+        config.no_sync_func, config.grad_sync_func = (
+            functions if len(wrapped) > 1 else functions[0]
+            for functions in ([chunk.no_sync for chunk in wrapped], [chunk.start_grad_sync for chunk in wrapped])
+        )
+    return wrapped
+
+
+def ddp_fields(request: ProfileRequest) -> dict[str, Any]:
+    """Fields of Megatron Core's DistributedDataParallelConfig."""
+    run, _ = switched(request)
+    return {
+        "grad_reduce_in_fp32": request.training.gradient_precision in (None, "fp32"),
+        "use_distributed_optimizer": request.parallel.zero_stage == 1,
+        **{name: value for name, value in run.items() if name in OF_DDP},
+    }
 
 
 def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch.nn.Module]:
@@ -51,17 +67,27 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         create_gloo_process_groups=False,
     )
-    model_parallel_cuda_manual_seed(request.seed)
+    run, _ = switched(request)
+    graphs = run["cuda_graph_impl"] != "none"
+    model_parallel_cuda_manual_seed(request.seed, te_rng_tracker=graphs, use_cudagraphable_rng=graphs)
     config = transformer_config(request, cuda=device.type == "cuda")
+    if config.tp_comm_overlap:
+        _start_userbuffers(request)
     return [_chunk(request, config, vp_stage=stage, device=device) for stage in range(parallel.virtual_pipeline_parallel_size)]
 
 
 def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerConfig:
     """Megatron Core's configuration of the request."""
+    run, _ = switched(request)
+    latent = request.model.kv_lora_rank is not None
+    return (MLATransformerConfig if latent else TransformerConfig)(**transformer_fields(request, run=run, cuda=cuda))
+
+
+def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) -> dict[str, Any]:
+    """Its fields, with these switches."""
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
-    interleaved = _interleaving(request) is not None
-    return (MLATransformerConfig if model.kv_lora_rank is not None else TransformerConfig)(
+    return dict(
         num_layers=model.num_hidden_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -93,17 +119,10 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
         pipeline_dtype=dtype,
         # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo would send other data.
         deallocate_pipeline_outputs=cuda,
-        # Batched sends and receives are matched by order alone. Interleaved over two stages, the same peer is both the
-        # previous and the next one, and activations would arrive as gradients: overlapped mode posts them one by one.
-        overlap_p2p_comm=interleaved,
-        batch_p2p_comm=not interleaved,
         attention_backend=AttnBackend.flash if training.attention == "flash" else AttnBackend.unfused,
-        cross_entropy_loss_fusion=training.cross_entropy == "fused",
-        # Compiled fusions as by default in Megatron's launcher; those that need Apex's kernels stay off.
-        bias_activation_fusion=cuda and (model.gated_mlp or model.has_mlp_bias),
-        bias_dropout_fusion=cuda,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
+        mtp_num_layers=model.num_nextn_predict_layers or None,
+        **{name: value for name, value in run.items() if name not in OF_DDP},
+        **({"cuda_graph_scope": "full_iteration"} if run["cuda_graph_impl"] != "none" else {}),
         **_recompute(request),
     )
 
@@ -123,7 +142,8 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
 
 
 def _experts(request: ProfileRequest) -> dict[str, Any]:
-    """Routed and shared experts. The router is not balanced: a few steps would not suffice, and its loss would be added."""
+    """Routed and shared experts. A few steps would not balance the router, and its loss would be added: where tokens are to be
+    spread evenly, the router draws."""
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
         return {}
@@ -138,9 +158,8 @@ def _experts(request: ProfileRequest) -> dict[str, Any]:
         "moe_router_num_groups": model.n_group,
         "moe_router_group_topk": model.topk_group,
         "moe_router_load_balancing_type": "none",
-        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_force_load_balancing": request.balanced_routing,
         "moe_expert_capacity_factor": request.training.expert_capacity_factor,
-        "moe_grouped_gemm": has_transformer_engine(),
         "expert_model_parallel_size": parallel.expert_parallel_size,
         "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
     }
@@ -185,13 +204,36 @@ def _recompute(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
+def _start_userbuffers(request: ProfileRequest) -> None:
+    """The buffers through which Transformer Engine overlaps tensor-parallel communication, as Megatron-LM makes them."""
+    from megatron.core.utils import is_te_min_version
+    from transformer_engine.pytorch.module import base
+
+    parallel, training = request.parallel, request.training
+    narrow = training.precision == "fp8"
+    quantized: dict[str, Any] = {"use_fp8": narrow}
+    if is_te_min_version("2.7.0"):
+        modes = base.UserBufferQuantizationMode
+        quantized = {"quantization_modes": [modes.FP8 if narrow else modes.NONE]}
+    rows = training.sequence_length * parallel.micro_batch_size // parallel.context_parallel_size
+    base.initialize_ub(
+        shape=[rows, request.model.hidden_size],
+        tp_size=parallel.tensor_parallel_size,
+        ub_cfgs={},
+        bootstrap_backend="nccl",
+        **quantized,
+    )
+
+
 def _chunk(request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device) -> torch.nn.Module:
     """One model chunk on its device, in the precision of the run."""
     model = request.model
     stage = vp_stage if _interleaving(request) else None
+    layers = layer_specs(request, config, vp_stage=stage)
     chunk = GPTModel(
         config=config,
-        transformer_layer_spec=layer_specs(request, config, vp_stage=stage),
+        transformer_layer_spec=layers,
+        mtp_block_spec=mtp_specs(config, layers, vp_stage=stage),
         vocab_size=model.vocab_size,
         max_sequence_length=(model.max_position_embeddings or request.training.sequence_length)
         + model.position_embedding_offset,
@@ -228,6 +270,9 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
     """The name with the layer's number in the whole model; a tied output layer has the name of the embedding."""
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
+    if predicted := re.match(r"mtp\.layers\.(\d+)\.", name):  # all of them are on one stage
+        layer = chunk.mtp.layers[int(predicted[1])].transformer_layer
+        return predicted[0] + _global_expert(name[predicted.end() :], layer=layer)
     match = re.match(r"decoder\.layers\.(\d+)\.", name)
     if match is None:
         return name

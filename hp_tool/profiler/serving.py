@@ -36,9 +36,9 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
     ttft, tpot = tuple(each.ttft_s for each in measured), tuple(each.tpot_s for each in measured)
     return ServingTimes(
         ttft_s=statistics.median(ttft),
-        ttft_s_spread=interquartile_range(ttft),
+        ttft_s_spread=interquartile_range(ttft) or 0.0,
         tpot_s=statistics.median(tpot),
-        tpot_s_spread=interquartile_range(tpot),
+        tpot_s_spread=interquartile_range(tpot) or 0.0,
         ttft_times_s=ttft,
         tpot_times_s=tpot,
         output_tokens_per_second=measured[0].tokens.numel() / statistics.median(each.seconds for each in measured),

@@ -13,6 +13,7 @@ from torch import distributed
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.steps import step_line, warmup_of
 from hp_tool.profiler.backend import now, slowest, synchronize
 
 MIN_STEPS = 4
@@ -33,12 +34,14 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """All steps, warm-up included, as every rank knows them."""
+    """The steps that ran, as every rank knows them."""
 
-    times_s: tuple[float, ...]
+    warmup_s: tuple[float, ...]
     """The slowest rank's seconds, step by step."""
+    times_s: tuple[float, ...]
+    """The same of the measured steps."""
     losses: tuple[float, ...]
-    """Mean over the global batch."""
+    """Of all: mean over the global batch."""
     stopped: str | None
     """Why there are fewer steps than requested."""
     breakdown_s: dict[str, float] | None
@@ -46,23 +49,31 @@ class Steps:
 
 
 def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
-    """Run warm-up and measured steps. Raises ArithmeticError if a loss is not finite."""
+    """Run warm-up, until steps no longer become faster, and measured steps. Raises ArithmeticError if a loss is not finite."""
     times: list[float] = []
     losses: list[float] = []
     stopped = None
-    while stopped is None and len(times) < request.warmup_steps + request.steps:
+    while stopped is None and len(times) - warmup_of(times, least=request.least_warmup) < request.steps:
         distributed.barrier()
         started = now(device)
         loss, norm = step()
         times.append(slowest(now(device) - started, device=device))
         losses.append(_mean(loss, device=device))
         if distributed.get_rank() == 0:
-            print(f"step {len(times)}: {times[-1]:.4f} s, loss {losses[-1]:.4f}, gradient norm {norm:.4f}", flush=True)
+            about = {"least_warmup": request.least_warmup, "time_s": times[-1], "loss": losses[-1], "norm": norm}
+            print(step_line(len(times), **about), flush=True)
         stopped = why_stop(request, times)
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
     parts_s = _of_one_step(step, device=device) if request.breakdown else None
-    return Steps(times_s=tuple(times), losses=tuple(losses), stopped=stopped, breakdown_s=parts_s)
+    warmup = warmup_of(times, least=request.least_warmup)
+    return Steps(
+        warmup_s=tuple(times[:warmup]),
+        times_s=tuple(times[warmup:]),
+        losses=tuple(losses),
+        stopped=stopped,
+        breakdown_s=parts_s,
+    )
 
 
 def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
@@ -70,7 +81,7 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
     Every rank calls it with the same times, those of the slowest rank, so that all stop together.
     """
-    measured = times_s[request.warmup_steps :]
+    measured = times_s[warmup_of(times_s, least=request.least_warmup) :]
     if not measured or len(measured) >= request.steps:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"

@@ -7,12 +7,30 @@ from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.profiling import unprofiled, unprofiled_sizes, unserved, unserved_sizes
 from hp_tool.domain.requests import InferenceRequest
+from hp_tool.domain.switches import APEX, CUDA, DEEP_EP, ENGINE, Switches, switches, without
 from hp_tool.errors import InputError, UnsupportedError
+
+_MODULES = {ENGINE: "transformer_engine", APEX: "fused_weight_gradient_mlp_cuda", DEEP_EP: "deep_ep"}
+"""What Megatron Core imports of each package."""
+
+
+def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
+    """(what this run overlaps and fuses, what this host lacks by field that is therefore not as exported)."""
+    parallel = request.parallel
+    wanted = switches(
+        model=request.model,
+        workload=request.training,
+        parallel=parallel,
+        dispatcher=parallel.moe_token_dispatcher_type or "alltoall",
+        nvlink_domain_size=request.nvlink_domain_size,
+    )
+    lacking = [package for package, module in _MODULES.items() if request.gpu == "cpu" or find_spec(module) is None]
+    return without(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
 
 
 def check(request: ProfileRequest) -> None:
     """Raise UnsupportedError for a training that the profiler does not run, InputError for inconsistent sizes."""
-    for field, what in unprofiled(model=request.model, training=request.training):
+    for field, what in unprofiled(model=request.model, training=request.training, gpu=request.gpu):
         raise UnsupportedError(f"the profiler does not run {what}", field=field)
     parallel = request.parallel
     sizes = unprofiled_sizes(
@@ -53,7 +71,6 @@ def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bo
     name = recompute_name(parallel.recompute)
     known = ("none", "per_op", "per_layer") if framework == "torch-fsdp" else ("none", "selective", "full")
     yield name.split()[0] not in known, f"recompute: {name}"
-    yield parallel.moe_token_dispatcher_type not in (None, "alltoall"), "moe_token_dispatcher_type: flex, which needs DeepEP"
 
 
 def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
@@ -61,6 +78,7 @@ def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"
+    yield training.narrow_optimizer, "optimizer states in 16 bits"
     yield parallel.context_parallel_size > 1 and communication != "all_gather", f"context parallelism by {communication}"
     yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
 

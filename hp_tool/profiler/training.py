@@ -1,30 +1,26 @@
 """Real optimizer steps of the Megatron model, on one global batch that is the same at every step and under every division."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import GRAPHS_AFTER, ProfileRequest
 from hp_tool.profiler import steps
 
 _LEARNING_RATE = 1e-4
+_MOMENTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 _LOSS_SCALE = 2.0**12  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Tensors of shape [micro_batch_size, sequence_length / context_parallel_size]."""
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    position_ids: torch.Tensor
+MicroBatch: TypeAlias = dict[str, torch.Tensor]
+"""tokens, labels and position_ids, each [micro_batch_size, sequence_length / context_parallel_size]."""
 
 
 def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device) -> steps.Steps:
@@ -34,12 +30,21 @@ def train(request: ProfileRequest, chunks: list[DistributedDataParallel], *, dev
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     batches = _micro_batches(request, device=device)
-    return steps.run(request, lambda: _step(request, chunks, optimizer, batches), device=device)
+    schedule = get_forward_backward_func()
+    if config.cuda_graph_impl != "none":  # one step as usual, the next is recorded, all others are played back
+        schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_AFTER - 1)
+    return steps.run(request, lambda: _step(request, chunks, optimizer, batches, schedule), device=device)
 
 
 def _optimizer(request: ProfileRequest, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
     precision = request.training.precision
+    first = request.training.optimizer_precision or "fp32"
+    second = request.training.exp_avg_sq_precision or first
     config = OptimizerConfig(
+        use_precision_aware_optimizer=(first, second) != ("fp32", "fp32"),
+        exp_avg_dtype=_MOMENTS[first],
+        exp_avg_sq_dtype=_MOMENTS[second],
+        overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
         optimizer=request.training.optimizer,
         lr=_LEARNING_RATE,
         bf16=precision in ("bf16", "fp8"),
@@ -57,13 +62,14 @@ def _step(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     batches: list[MicroBatch],
+    schedule: Callable[..., list[dict[str, torch.Tensor]]],
 ) -> tuple[torch.Tensor | None, float]:
     """One optimizer step under Megatron's schedule -> (mean loss of this rank's micro-batches, gradient norm)."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     interleaved = len(chunks) > 1  # every micro-batch passes through each chunk of this rank
-    results = get_forward_backward_func()(
+    results = schedule(
         forward_step_func=_forward,
         data_iterator=[iter(batches) for _ in chunks] if interleaved else iter(batches),
         model=chunks if interleaved else chunks[0],
@@ -79,11 +85,13 @@ def _step(
     return torch.stack([result["loss"] for result in results]).mean() if last else None, float(norm)
 
 
-def _forward(batches: Iterator[MicroBatch], chunk: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward_step_func: one micro-batch through one chunk."""
+def _forward(
+    batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
+) -> tuple[torch.Tensor, Any]:
+    """Megatron's forward_step_func: one micro-batch through one chunk; or its plan, where two passes are merged."""
     batch = next(batches)
-    output = chunk(batch.tokens, batch.position_ids, attention_mask=None, labels=batch.labels)
-    return output, _loss
+    forward = chunk.build_schedule_plan if return_schedule_plan else chunk
+    return forward(batch["tokens"], batch["position_ids"], attention_mask=None, labels=batch["labels"]), _loss
 
 
 def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -103,7 +111,7 @@ def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Mic
     for step in range(count):
         first = (step * request.parallel.data_parallel_size + rank) * size
         samples = torch.stack([steps.sample(request, number) for number in range(first, first + size)]).to(device)
-        batches.append(MicroBatch(tokens=samples[:, places], labels=samples[:, places + 1], position_ids=positions))
+        batches.append({"tokens": samples[:, places], "labels": samples[:, places + 1], "position_ids": positions})
     return batches
 
 

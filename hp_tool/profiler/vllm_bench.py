@@ -72,9 +72,9 @@ def serving_times(request: InferenceRequest, *, first: list[float], whole: list[
     tokens = (request.inference.concurrency or 1) * request.inference.output_length
     return ServingTimes(
         ttft_s=ttft,
-        ttft_s_spread=interquartile_range(first),
+        ttft_s_spread=interquartile_range(first) or 0.0,
         tpot_s=statistics.median(tpot),
-        tpot_s_spread=interquartile_range(tpot),
+        tpot_s_spread=interquartile_range(tpot) or 0.0,
         ttft_times_s=tuple(first),
         tpot_times_s=tuple(tpot),
         output_tokens_per_second=tokens / statistics.median(whole),

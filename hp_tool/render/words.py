@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import PoolConfig, ServingConfig
 
 Config = ParallelConfig | ServingConfig
 
@@ -16,6 +16,7 @@ LABELS = {
     "expert_parallel_size": "EP",
     "expert_tensor_parallel_size": "ETP",
     "attention_data_parallel_size": "attention DP",
+    "redundant_experts": "redundant experts",
     "max_num_seqs": "requests at once",
     "max_num_batched_tokens": "tokens a pass",
     "micro_batch_size": "micro-batch",
@@ -84,7 +85,14 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     if replicas is not None:
         shown.append(f"{replicas} replica{'s' if replicas != 1 else ''}")
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
+    experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
     return " x ".join(shown) + experts
+
+
+def pool_sizes(pool: PoolConfig) -> str:
+    """`TP 1 x attention DP 32, EP 32` of a replica of a pool."""
+    sizes = {name: getattr(pool, name) for name in ServingConfig.__slots__ if hasattr(pool, name)}
+    return serving_arithmetic(ServingConfig(**sizes), replicas=None)
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:

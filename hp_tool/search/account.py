@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hp_tool.calibration import Prior
+from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import leader
 
 UNKNOWN_STARTUP_S = 20.0
-"""Seconds from submit to the first step, until a run has shown them: interpreter, process group, weights."""
+"""Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
+CLUSTER_STARTUP_S = 180.0
+"""The same on a cluster: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
 MIN_RUNS = 4
 """Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""
@@ -27,12 +30,18 @@ class Spent:
     """Real runs that ended with a measurement, good or bad."""
     gpu_seconds: float
     """Devices x wall seconds of all runs, abandoned ones too."""
+    queue_s: float = 0.0
+    """Seconds that their jobs waited for devices, which cost nothing."""
 
 
 def spent_by(runs: Sequence[RunRecord]) -> Spent:
     """What runs have cost: reused measurements are no runs, abandoned ones cost seconds only."""
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
-    return Spent(profile_runs=real, gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs))
+    return Spent(
+        profile_runs=real,
+        gpu_seconds=sum(run.gpu_seconds or 0.0 for run in runs),
+        queue_s=sum((run.account or {}).get("queue_s", 0.0) for run in runs),
+    )
 
 
 def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -40,15 +49,20 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if not run.state.ended]
 
 
-def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float:
-    """Median seconds of a run that are no training step, by the runs that succeeded."""
-    seen = []
-    for run in runs:
-        measurement = run.measurement
-        if measurement is not None and measurement.step_s is not None and measurement.wall_s is not None and run.gpu_seconds:
-            steps = settings.warmup_steps + (len(measurement.step_times_s) or settings.steps)
-            seen.append(max(measurement.wall_s - steps * measurement.step_s, 0.0))
-    return statistics.median(seen) if seen else UNKNOWN_STARTUP_S
+def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings, assumed_s: float = UNKNOWN_STARTUP_S) -> float:
+    """Median seconds of a run that are no training step, by the runs that succeeded; `assumed_s` until one has."""
+    ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds]
+    seen = [each for measurement in ended if (each := seen_startup_s(measurement, settings=settings)) is not None]
+    return statistics.median(seen) if seen else assumed_s
+
+
+def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:
+    """Seconds of a run that are no training step; None of one that has no time."""
+    if measurement.step_s is None or measurement.wall_s is None:
+        return None
+    warmup_s = sum(measurement.warmup_times_s) or settings.warmup_steps * measurement.step_s
+    steps = len(measurement.step_times_s) or settings.steps
+    return max(measurement.wall_s - warmup_s - steps * measurement.step_s, 0.0)
 
 
 def run_gpu_seconds(*, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings) -> float:
@@ -91,6 +105,7 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
         "profile_runs": spent.profile_runs,
         "budget_runs": budget_runs,
         "gpu_seconds": spent.gpu_seconds,
+        "queue_s": spent.queue_s,
         "best_run_id": best.id if best else None,
         "best_step_s": best_step_s,
         "best_parallel": asdict(best.parallel) if best else None,

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.ports import JobState, Launcher, Store
+from hp_tool.domain.ports import JobState, Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
-from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError
+from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import open_runs, progress_of
-from hp_tool.search.fidelity import extrapolated, leader, num_gpus
+from hp_tool.search.charges import Charges, end_run, with_traces
+from hp_tool.search.fidelity import extrapolated, leader
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
 from hp_tool.search.study import StudyProjection
@@ -86,7 +87,8 @@ class Coordinator:
         self._report, self._should_release, self._limit = report, should_release, limit
         self._sleep, self._clock = sleep, clock
         self._renewed_at = -float("inf")
-        self._started_at: dict[str, float] = {}
+        self._charges = Charges(clock=clock)
+        self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
         self._waiting_since = 0.0
@@ -194,11 +196,13 @@ class Coordinator:
                 earlier = self._store.get_measurement(measurement_id=run.predicted[REUSED])
                 self._finish(run, earlier.measurement, gpu_seconds=0.0)
                 return
-            if run.id not in self._started_at:
-                self._started_at[run.id] = self._clock()
+            if self._charges.start(run):
                 self._report("run_started", _about(run))
             try:
                 waiting[run.handle or self._submit(run)] = run
+            except RefusedError as error:
+                self._refuse(run, error.message)
+                return
             except LauncherError as error:
                 self._give_back(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"))
                 return
@@ -210,25 +214,58 @@ class Coordinator:
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
         """Store what an ended job brought."""
-        if state is JobState.FINISHED:
-            measurement = self._launcher.fetch(handle)
-        else:
-            measurement = Measurement(status="preempted", cause=f"the engine ended the job: {state}")
-        if measurement.status == "preempted":
+        measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else self._taken_off(handle, state)
+        if measurement.refused:
+            self._refuse(run, measurement.cause or "the job never began", measurement)
+        elif measurement.status == "preempted":
             self._give_back(run, measurement)
         else:
-            self._finish(run, measurement, gpu_seconds=self._gpu_seconds(run, measurement))
+            self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
+
+    def _taken_off(self, handle: str, state: JobState) -> Measurement:
+        """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its log, but no result."""
+        cause = f"the engine ended the job: {state}"
+        try:
+            known = self._launcher.fetch(handle)
+        except (LauncherError, OSError):
+            return Measurement(status="preempted", cause=cause)
+        return Measurement(
+            status="preempted",
+            cause=known.cause if known.status == "preempted" and known.cause else cause,
+            hardware=known.hardware,
+            wall_s=known.wall_s,
+            log_tail=known.log_tail,
+        )
+
+    def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
+        """Give up the run, and with it the search: others would be refused as well. A site that has run jobs of this search
+        refused this one for its size, or one of its nodes is at fault: then what is known so far is the result.
+
+        Raises RefusedError, or _Stop.
+        """
+        with contextlib.suppress(LauncherError, OSError):
+            self._launcher.cancel(run.job_name)
+        known = measurement or Measurement(status="crashed", wall_s=0.0)
+        self._abandon(run, replace(known, cause=cause))
+        if any(each.measurement is not None and each.measurement.status == "ok" for each in self._runs()):
+            self._end_open_jobs(cause="the site refused a run")
+            raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
+        raise RefusedError(f"the cluster runs no such job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
         """Abandon an attempt that says nothing about the configuration, to be tried again at most MAX_ATTEMPTS times."""
         with contextlib.suppress(LauncherError, OSError):  # the sweeper cancels what an unreachable engine still runs
             self._launcher.cancel(run.job_name)
-        gpu_seconds = self._gpu_seconds(run, measurement)
         if run.attempt + 1 >= MAX_ATTEMPTS:
-            self._finish(run, measurement, gpu_seconds=gpu_seconds)
-            return
-        cause = measurement.cause or measurement.status
-        self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
+            self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
+        else:
+            self._abandon(run, measurement)
+
+    def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
+        """Store a run that says nothing about its configuration, with what is known of its job."""
+        cause, gpu_seconds = measurement.cause or measurement.status, self._charges.gpu_seconds(run, measurement)
+        account = with_traces(self._charges.account(run, measurement), measurement)
+        self._store.abandon_run(lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account)
         self._report("run_abandoned", {**_about(run), "cause": cause})
 
     def _runs(self) -> list[RunRecord]:
@@ -236,8 +273,10 @@ class Coordinator:
 
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
-        _, best_step_s = leader(self._runs()) or (None, None)
-        plan = self._launcher.plan(self._problem.request(run, best_step_s=best_step_s), job_name=run.job_name)
+        runs = self._runs()
+        _, best_step_s = leader(runs) or (None, None)
+        request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
+        plan = self._launcher.plan(request, job_name=run.job_name)
         handle = self._launcher.submit(plan)
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
@@ -263,18 +302,57 @@ class Coordinator:
                 failures += 1
                 if failures >= MAX_ENGINE_FAILURES:
                     raise
+            if states:
+                self._charges.watch({handles[handle].id: state for handle, state in states.items()})
+                self._tell_pending(handles, states)
             if ended := {handle: state for handle, state in states.items() if not state.is_open}:
                 return ended
             if states:
                 self._stop_waiting()
+                self._enforce_queue_timeout(handles, states)
             self._heartbeat(every_s=min(self._lease_s / 3, 2.0))
             self._sleep(self._poll_s)
+
+    def _tell_pending(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
+        """Show that a job waits for devices, why, and when it is expected to start; or that none waits any more."""
+        queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
+        said = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
+        pending = None if not queued else {"runs": len(queued), **({} if said is None else asdict(said))}
+        if pending == self._pending:
+            return
+        self._pending = pending
+        self._progress(self._runs())
+        if pending is not None and said is not None:
+            self._report("pending", {**_about(handles[queued[0]]), **pending})
+
+    def _enforce_queue_timeout(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
+        """Take back a run that has waited for devices as long as it may, and end the search.
+
+        Raises LauncherError `queue_timeout`, or _Stop where something was measured.
+        """
+        limit_s = self._problem.settings.queue_timeout_s
+        late = [
+            handles[handle]
+            for handle, state in states.items()
+            if state is JobState.QUEUED and limit_s is not None and self._charges.waited_s(handles[handle]) > limit_s
+        ]
+        if not late:
+            return
+        reason = (self._pending or {}).get("reason")
+        cause = f"not started within search.queue_timeout_s of {limit_s:g} s" + (f" ({reason})" if reason else "")
+        self._end_open_jobs(cause=cause)
+        if any(each.measurement is not None and each.measurement.status == "ok" for each in self._runs()):
+            raise _Stop(Outcome(state="succeeded", stopped_because="queue_timeout"))
+        raise LauncherError(f"run {late[0].number} was {cause}", code="queue_timeout", field="search.queue_timeout_s")
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
         runs = self._runs()
         measurement = extrapolated(run, measurement, runs=runs)
         new = self._problem.new_measurement(run=run, measurement=measurement)
-        stored = self._store.finish_run(lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds)
+        account = self._charges.account(run, measurement)
+        stored = self._store.finish_run(
+            lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds, account=account
+        )
         outcome = stored.measurement or measurement
         step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}
         self._report("run_finished", {**_about(run), "status": outcome.status, "cause": outcome.cause, **step})
@@ -309,45 +387,15 @@ class Coordinator:
     def _end_open_jobs(self, *, cause: str) -> None:
         """End the jobs of all open runs with every process of theirs, and say so in the store."""
         for run in open_runs(self._runs()):
-            waited_s = self._waited_s(run)
-            end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, waited_s=waited_s)
-
-    def _waited_s(self, run: RunRecord) -> float:
-        now = self._clock()
-        return now - self._started_at.get(run.id, now)
-
-    def _gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
-        return _gpu_seconds(run, wall_s=measurement.wall_s, waited_s=self._waited_s(run))
+            ran_s = self._charges.ran_s(run)
+            end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, ran_s=ran_s)
 
     def _progress(self, runs: list[RunRecord]) -> None:
         budget = self._problem.settings.budget_runs
         progress = progress_of(runs, budget_runs=budget, expected_gain=self._expected_gain)
         waiting = {} if self._waiting_for is None else {"waiting_for": self._waiting_for}
-        self._store.set_progress(lease=self._lease, progress=progress | waiting)
-
-
-def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, waited_s: float) -> None:
-    """End an open run's job with every process of it, and abandon the run.
-
-    Its GPU-seconds are by the job's own account, or else by `waited_s`.
-    """
-    try:
-        launcher.cancel(run.job_name)
-    except OSError:  # a runs folder that takes no mark
-        if run.handle is not None or launcher.find(run.job_name) is not None:
-            raise
-        # No job is there. One that a sleeping worker submits after this is ended by that worker, or by the sweep.
-    wall_s = None
-    with contextlib.suppress(Exception):  # whatever keeps its report back: the job is cancelled, and the run has to end
-        handle = launcher.find(run.job_name)
-        wall_s = None if handle is None else launcher.fetch(handle).wall_s
-    gpu_seconds = _gpu_seconds(run, wall_s=wall_s, waited_s=waited_s)
-    store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds)
-
-
-def _gpu_seconds(run: RunRecord, *, wall_s: float | None, waited_s: float) -> float:
-    """Devices x wall seconds: the job's own account where it has one, else how long it was waited for."""
-    return (waited_s if wall_s is None else wall_s) * num_gpus(run.parallel, run.fidelity)
+        pending = {} if self._pending is None else {"pending": self._pending}
+        self._store.set_progress(lease=self._lease, progress=progress | waiting | pending)
 
 
 def _about(run: RunRecord) -> JsonObject:

@@ -100,7 +100,8 @@ def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> 
 def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
     """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
 
-    What a reduced run implied is void once the whole of it failed.
+    What a reduced run implied is void once the whole of it failed; not if that was cut off by its time limit, which says
+    nothing about the configuration.
     """
     counting: dict[Configuration, RunRecord] = {}
     for run in runs:
@@ -112,8 +113,10 @@ def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
 
 
 def _rank(run: RunRecord) -> int:
-    worked = run.measurement is not None and run.measurement.status == "ok"
-    return (1 + worked) if run.fidelity.is_whole else 0
+    status = run.measurement.status if run.measurement is not None else None
+    if status == "timeout":
+        return -1
+    return (1 + (status == "ok")) if run.fidelity.is_whole else 0
 
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:

@@ -31,6 +31,8 @@ REPEAT = "repeat"
 """Why a run was chosen: noise leaves open whether the leader leads."""
 MIN_REPEAT_GAIN = 0.005
 """A repeat is not worth less than this, whatever min_gain_fraction says."""
+SINGLE_STEP_SD = 0.05
+"""Relative standard deviation of a step that was measured alone. Assumed, not fitted."""
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a median by that of a mean, for normal noise."""
 
@@ -85,6 +87,10 @@ class Planner:
             return Nothing(reason=reason or "space_exhausted")
         return self._proposed(runs, proposal, runs_left=settings.budget_runs - started.profile_runs)
 
+    def startup_s(self, runs: Sequence[RunRecord]) -> float:
+        """Seconds of a run to come before its first step."""
+        return startup_s(runs, settings=self.problem.settings, assumed_s=self.problem.assumed_startup_s)
+
     def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int) -> NextRun:
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
@@ -119,7 +125,7 @@ class Planner:
         reduction = self.problem.reduction(parallel)
         if reduction is None or must:
             return reduction
-        cost = partial(run_gpu_seconds, startup_s=startup_s(runs, settings=settings), settings=settings)
+        cost = partial(run_gpu_seconds, startup_s=self.startup_s(runs), settings=settings)
         whole = cost(num_gpus=num_gpus(parallel), step_s=predicted["calibrated_step_s"])
         part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
         return reduction if part <= WORTHWHILE * whole else None
@@ -130,11 +136,13 @@ class Planner:
         best, step_s = leader(runs) or (None, 0.0)
         if best is None or best.fidelity.is_whole or num_gpus(best.parallel) > self.available_gpus:
             return None
+        if any(run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None for run in runs):
+            return None  # it was cut off before it measured a step
         settings = self.problem.settings
         cost = run_gpu_seconds(
             num_gpus=num_gpus(best.parallel),
             step_s=step_s,
-            startup_s=startup_s(runs, settings=settings),
+            startup_s=self.startup_s(runs),
             settings=settings,
         )
         one_more = Spent(profile_runs=spent.profile_runs + 1, gpu_seconds=spent.gpu_seconds + average_s)
@@ -205,10 +213,10 @@ def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 
 
 def standard_error_s(measurement: Measurement) -> float:
-    """Of the median step time, from how its steps scattered; 0 where that is not known."""
+    """Of the median step time, from how its steps scattered; of a single step as they do elsewhere. 0 without any."""
     times = measurement.repetitions_s
     if len(times) < 2:
-        return 0.0
+        return SINGLE_STEP_SD * sum(times)
     return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
 
 

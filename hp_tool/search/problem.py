@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,16 +12,25 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.domain.measurement import GRAPHS_AFTER, Measurement, ProfileRequest
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
+from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.search.account import UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
+
+STARTUP_SLACK = 2.0
+"""How much longer a start may take than earlier ones: caches are cold, file systems busy."""
+LEAST_START_S = 60.0
+"""Any start may take this long."""
+PROFILED_STEP = 3
+"""Steps that one under torch's profiler takes as long as, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,8 @@ class Question(ABC):
     table: CandidateTable
     cluster_key: str
     problem_digest: str
+    assumed_startup_s: float = UNKNOWN_STARTUP_S
+    """Seconds from a job's start to its first step, until a run of this search has shown them."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -89,11 +100,27 @@ class Question(ABC):
         """Tokens of one step, by device."""
 
     @abstractmethod
-    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> RunRequest:
+    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> RunRequest:
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
-        `best_step_s`: of the best configuration known; a run that is hopeless against it may end early.
+        `best_step_s`: of the best configuration known; a run that is hopeless against it may end early. `startup_s`: of earlier
+        runs.
         """
+
+    def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
+        """Seconds after which a run is cut off: those of the query, else its start-up with slack, and every step at the upper
+        end of its interval."""
+        settings, predicted = self.settings, run.predicted
+        if settings.run_timeout_s != "auto":
+            return settings.run_timeout_s
+        steps = max(settings.warmup_steps, GRAPHS_AFTER) + MORE_WARMUP + (run.fidelity.steps or settings.steps)
+        steps += PROFILED_STEP if settings.breakdown else 0
+        step_s = predicted.get("calibrated_step_s", 0.0)
+        longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
+        reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
+        share = reduced_s / step_s if step_s else 1.0
+        starting_s = self.assumed_startup_s if startup_s is None else startup_s
+        return float(max(STARTUP_SLACK * starting_s, LEAST_START_S) + steps * share * longest_s)
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
         """The measurement with what follows from it for this question."""
@@ -104,10 +131,13 @@ class Question(ABC):
         return None
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """A run's outcome on its way into the store."""
+        """A run's outcome on its way into the store. One whose nodes lacked what trainings use is of another software, and is
+        kept apart; a CPU lacks it always."""
+        lacked = {package for packages in measurement.differences.values() for package in packages}
+        lacking = sorted(lacked) if self.cluster.gpu.kind == "gpu" else []
         return NewMeasurement(
             source="profile",
-            cluster_key=self.cluster_key,
+            cluster_key="/without ".join((self.cluster_key, *([", ".join(lacking)] if lacking else []))),
             gpu=self.cluster.gpu.name,
             framework=self.framework,
             model=self.model.name,
@@ -125,6 +155,8 @@ class SearchProblem(Question):
 
     candidates: Candidates
     training: TrainingWorkload
+    strategy: Strategy = DEFAULT_STRATEGY
+    """What all candidates have in common beyond their sizes."""
     reduce: Callable[[ParallelConfig], Reduction | None] | None = None
     """Finds the cheapest run that can stand for a configuration; None: all run as a whole."""
 
@@ -140,25 +172,46 @@ class SearchProblem(Question):
     def tokens_per_gpu(self) -> float:
         return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
 
-    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> ProfileRequest:
+    def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
+        """The measurement with the throughput, which a run that was cut off does not tell."""
+        if measurement.step_s is None or measurement.tokens_per_second_per_gpu is not None:
+            return measurement
+        assert isinstance(run.parallel, ParallelConfig)
+        _, training, parallel = reduced(fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel)
+        tokens = training.global_batch_size * training.sequence_length
+        return replace(measurement, tokens_per_second_per_gpu=tokens / measurement.step_s / num_gpus(parallel))
+
+    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> ProfileRequest:
         limit = None if best_step_s is None else self.settings.hopeless_factor * best_step_s
         assert isinstance(run.parallel, ParallelConfig)
         model, training, parallel = reduced(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
+        balanced = self.settings.balanced_routing
         return ProfileRequest(
             run_id=run.id,
             model=model,
             training=training,
-            parallel=parallel,
+            parallel=self._with_strategy(parallel),
             num_gpus=num_gpus(parallel),
             gpu=self.cluster.gpu.name,
             steps=run.fidelity.steps or self.settings.steps,
             warmup_steps=self.settings.warmup_steps,
-            timeout_s=self.settings.run_timeout_s,
+            timeout_s=self.time_limit_s(run, startup_s=startup_s),
             seed=self.settings.seed,
             fidelity=run.fidelity,
             step_tolerance_fraction=self.settings.step_tolerance_fraction,
             breakdown=self.settings.breakdown,
             longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
+            nvlink_domain_size=self.cluster.nvlink_domain_size,
+            balanced_routing=bool(model.num_experts)
+            and (self.training.expert_imbalance == 1.0 if balanced is None else balanced),
         )
+
+    def _with_strategy(self, parallel: ParallelConfig) -> ParallelConfig:
+        """The configuration with what the query, its release or its recipe says for all of them."""
+        if parallel.context_parallel_size > 1:
+            parallel = replace(parallel, context_parallel_communication=self.strategy.context_parallel_communication)
+        if self.model.num_experts and self.framework == "megatron-core":
+            parallel = replace(parallel, moe_token_dispatcher_type=self.strategy.moe_token_dispatcher_type)
+        return parallel

@@ -40,7 +40,7 @@ class ServingSearch(Question):
         assert self.inference.concurrency is not None  # a search is of a closed load
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
-    def request(self, run: RunRecord, *, best_step_s: float | None = None) -> InferenceRequest:
+    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
         """A replica with as many requests as it serves at once: a run has no queue."""
         config = run.parallel
         assert isinstance(config, ServingConfig)
@@ -54,7 +54,7 @@ class ServingSearch(Question):
             runner=self.runner,
             repetitions=run.fidelity.steps or self.settings.steps,
             warmup=self.settings.warmup_steps,
-            timeout_s=self.settings.run_timeout_s,
+            timeout_s=self.time_limit_s(run, startup_s=startup_s),
             seed=self.settings.seed,
         )
 

@@ -1,7 +1,7 @@
 """Disaggregated serving: every pair of pools that the devices allow, costed, compared with the targets and ranked."""
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +11,10 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
-from hp_tool.domain.parallel import axis_values
+from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
@@ -38,18 +39,20 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
     _refuse_unmodelled(problem)
     cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
-    t_p, t_d, n_p, n_d = _pairs(spec, cases, shared=not cluster.kinds, every=query.objective == "min_gpus")
-    if len(t_p) == 0:
+    pairs = _pairs(spec, query.parallel, cases, shared=not cluster.kinds, every=query.objective == "min_gpus")
+    if not len(pairs):
         return ()
+    prefillers, decoders = (_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1]))
     costs = pool_costs(
         prefill=cases[0],
         decode=cases[1],
-        prefillers=_candidates(t_p, n_p, problem),
-        decoders=_candidates(t_d, n_d, problem),
+        prefillers=prefillers,
+        decoders=decoders,
         requests_per_second=problem.request_rate_per_second,
     )
-    gpus = t_p * n_p + t_d * n_d
-    dollars = _cost_per_million(sides, costs, [t_p * n_p, t_d * n_d])
+    used = [side[:, 0] * side[:, 1] * side[:, 4] for side in (pairs[:, 0], pairs[:, 1])]
+    gpus = used[0] + used[1]
+    dollars = _cost_per_million(sides, costs, used)
     acceptable = costs.fits & costs.sustained
     for name in _TARGETS:
         if (limit := getattr(problem.targets, name)) is not None:
@@ -60,11 +63,22 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     return tuple(
         PoolRecommendation(
             rank=place + 1,
-            prefill=PoolConfig(gpu=sides[0].gpu.name, tensor_parallel_size=int(t_p[row]), replicas=int(n_p[row])),
-            decode=PoolConfig(gpu=sides[1].gpu.name, tensor_parallel_size=int(t_d[row]), replicas=int(n_d[row])),
-            estimate=_estimate(costs, int(row), gpus=int(gpus[row]), dollars=dollars),
+            prefill=_pool(sides[0], prefillers.config(row)),
+            decode=_pool(sides[1], decoders.config(row)),
+            estimate=_estimate(costs, row, gpus=int(gpus[row]), dollars=dollars),
         )
         for place, row in enumerate(order.tolist())
+    )
+
+
+def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
+    return PoolConfig(
+        gpu=side.gpu.name,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
+        attention_data_parallel_size=config.attention_data_parallel_size,
+        redundant_experts=config.redundant_experts,
+        replicas=config.data_parallel_size // config.attention_data_parallel_size,
     )
 
 
@@ -86,38 +100,48 @@ def _refuse_unmodelled(problem: ServingProblem) -> None:
     for name in problem.targets.__slots__:
         if name not in _TARGETS and getattr(problem.targets, name) is not None:
             raise UnsupportedError(f"pools are modelled in means, no {name}; leave it out", field=f"targets.{name}")
-    if problem.model.num_experts:
-        raise UnsupportedError(
-            "pools are modelled by tensor parallelism alone, which serves no experts well; leave disaggregated out",
-            field="inference.disaggregated",
-        )
 
 
-def _pairs(spec: DisaggregationSpec, cases: Sequence[ServingCase], *, shared: bool, every: bool) -> IntArray:
-    """(4, n): t_p, t_d, n_p and n_d of replicas of legal sizes that the devices suffice for. `shared`: both pools take theirs
-    from the same devices; `every`: also pairs that leave some of them free.
+Layout = tuple[int, int, int, int]
+"""Tensor, attention data and expert parallel sizes of a replica, and its second copies of experts."""
+
+
+def _pairs(
+    spec: DisaggregationSpec, parallel: ParallelQuery, cases: Sequence[ServingCase], *, shared: bool, every: bool
+) -> IntArray:
+    """(n, 2, 5): the layouts of prefill and of decoding, each with its number of replicas, that are legal and for which the
+    devices suffice. `shared`: both pools take theirs from the same devices; `every`: also pairs that leave some of them free.
     """
     room = [side.cluster.num_gpus for side in cases]
-    prefill_sizes = _legal(cases[0], spec.prefill_tensor_parallel_size)
-    decode_sizes = _legal(cases[1], spec.decode_tensor_parallel_size)
+    copies = axis_values(parallel.redundant_experts)
+    prefill_layouts = _legal(cases[0], _axes(spec, "prefill"), copies)
+    decode_layouts = _legal(cases[1], _axes(spec, "decode"), copies)
+    counts = [len(_replicas(spec.prefill_replicas, room[0] // (t * d))) for t, d, _, _ in prefill_layouts]
     axes = {
-        "prefill_tensor_parallel_size": len(prefill_sizes),
-        "decode_tensor_parallel_size": len(decode_sizes),
-        "prefill_replicas": 1 if spec.prefill_replicas else room[0],
+        "prefill_tensor_parallel_size": len(prefill_layouts),
+        "decode_tensor_parallel_size": len(decode_layouts),
+        "prefill_replicas": max(counts, default=0),
         "decode_replicas": room[1] if every and not spec.decode_replicas else 1,
     }
     axes = {f"inference.disaggregated.{name}": count for name, count in axes.items()}
-    bounds.plan(pairs := math.prod(axes.values()), axes=axes, most=MAX_PAIRS)
-    rows: list[tuple[int, int, int, int]] = []
-    for t_p in prefill_sizes:
-        for t_d in decode_sizes:
-            for n_p in _replicas(spec.prefill_replicas, room[0] // t_p):
+    planned = sum(counts) * axes["inference.disaggregated.decode_replicas"] * len(decode_layouts)
+    bounds.plan(planned, axes=axes, most=MAX_PAIRS)
+    rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for first in prefill_layouts:
+        for second in decode_layouts:
+            for n_p in _replicas(spec.prefill_replicas, room[0] // (first[0] * first[1])):
                 bounds.check()
-                most = (room[1] - (n_p * t_p if shared else 0)) // t_d
-                counts = _replicas(spec.decode_replicas, most, fewest=1 if every else max(most, 1))
-                rows += [(t_p, t_d, n_p, n_d) for n_d in counts]
-    bounds.check(done=pairs)
-    return np.array(rows, dtype=np.int64).reshape(-1, 4).T
+                most = (room[1] - (n_p * first[0] * first[1] if shared else 0)) // (second[0] * second[1])
+                counted = _replicas(spec.decode_replicas, most, fewest=1 if every else max(most, 1))
+                rows += [((*first, n_p), (*second, n_d)) for n_d in counted]
+    bounds.check(done=planned)
+    return np.array(rows, dtype=np.int64).reshape(-1, 2, 5)
+
+
+def _axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
+    """The query's tensor, attention data and expert parallel sizes of a pool."""
+    names = ("tensor", "attention_data", "expert")
+    return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
 
 def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
@@ -127,29 +151,54 @@ def _replicas(value: int | None, most: int, *, fewest: int = 1) -> range:
     return range(value, value + 1) if value <= most else range(0)
 
 
-def _legal(case: ServingCase, axis: int | tuple[int, ...] | None) -> list[int]:
-    """Tensor-parallel sizes that divide the model: the query's, or powers of two within a domain of fast links."""
-    sizes = axis_values(axis) or tuple(1 << k for k in range(case.cluster.nvlink_domain_size.bit_length()))
-    legal = []
-    for t in sizes:
-        if not 1 <= t <= case.cluster.num_gpus:
-            continue
-        one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=t)], concurrency=[1])
-        if legality(model=case.model, num_gpus=t, candidates=one)[0] == 0:
-            legal.append(t)
-    return legal
+def _legal(case: ServingCase, sizes: Sequence[tuple[int, ...]], copies: tuple[int, ...]) -> list[Layout]:
+    """Layouts of a replica that the model allows: the query's sizes, or powers of two, tensor parallelism within a domain of
+    fast links, experts undivided or over all ranks, and the fewest second copies. Attention groups share experts, so a dense
+    model has one.
+    """
+    cluster, mixture = case.cluster, case.model.num_experts is not None
+    powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
+    tensors, attentions, experts = sizes
+    tensors = tensors or tuple(t for t in powers if t <= cluster.nvlink_domain_size)
+    attentions = attentions or (powers if mixture else (1,))
+    layouts = [
+        (t, d, e, r)
+        for t, d in itertools.product(tensors, attentions)
+        if t * d <= cluster.num_gpus
+        # Attention groups that share experts spread them over all of their ranks.
+        for e in experts or (sorted({1 if d == 1 else t * d, t * d}) if mixture else (1,))
+        for r in copies or (int(fewest_redundant(case.model, np.array(e))),)
+    ]
+    return [layout for layout in layouts if _is_legal(case, layout)]
 
 
-def _candidates(t: IntArray, replicas: IntArray, problem: ServingProblem) -> ServingCandidates:
-    ones = np.ones_like(t)
+def _is_legal(case: ServingCase, layout: Layout) -> bool:
+    t, d, e, r = layout
+    config = ServingConfig(
+        tensor_parallel_size=t,
+        attention_data_parallel_size=d,
+        expert_parallel_size=e,
+        redundant_experts=r,
+        data_parallel_size=d,
+    )
+    one = ServingCandidates.from_configs([config], concurrency=[1])
+    return not legality(model=case.model, num_gpus=t * d, candidates=one)[0]
+
+
+def _candidates(side: IntArray, problem: ServingProblem, parallel: ParallelQuery) -> ServingCandidates:
+    """Layouts of one pool, (n, 5), as candidates under the query's load and its limits, the highest of several."""
+    t, d, e, r, replicas = side.T
+    ones, engine = np.ones_like(t), problem.engine
+
     return ServingCandidates(
         tensor_parallel_size=t,
         pipeline_parallel_size=ones,
-        expert_parallel_size=ones,
-        attention_data_parallel_size=ones,
-        data_parallel_size=replicas,
-        max_num_seqs=ones * problem.engine.max_num_seqs,
-        max_num_batched_tokens=ones * problem.engine.max_num_batched_tokens,
+        expert_parallel_size=e,
+        attention_data_parallel_size=d,
+        redundant_experts=r,
+        data_parallel_size=d * replicas,
+        max_num_seqs=ones * max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_batched_tokens=ones * max(axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)),
         concurrency=ones * (problem.concurrency or 1),
     )
 

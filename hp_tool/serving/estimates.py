@@ -9,6 +9,7 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
 from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
@@ -63,12 +64,21 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
         request_rate_per_second=throughput * problem.cluster.num_gpus / problem.output_length,
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
+        expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
         cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
         tails=tails(rows, row),
         goodput=goodput(rows, row),
         intervals=_intervals(ttft, tpot, throughput, problem),
     )
+
+
+def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
+    """Of the passes that decode, each with a pipeline stage's share of the running requests; None without experts."""
+    if rows.problem.model.num_experts is None:
+        return None
+    one = rows.candidates.take(slice(row, row + 1))
+    return float(imbalance(rows.problem, one, rows.costs.running[row] / one.pipeline_parallel_size)[0])
 
 
 def _memory(rows: CostedRows, row: int) -> ServingMemory:
@@ -127,17 +137,20 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
 
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
     engine, gpu = problem.engine, problem.profile.gpu
-    width = _Z90 * (1.0 if engine.measured and gpu.measured else _UNMEASURED)
+    mixture = problem.model.num_experts is not None
+    # Deviations of mixtures are those of other versions' groups.
+    scatter = problem.experts if mixture else engine
+    width = _Z90 * (1.0 if (mixture or engine.measured) and gpu.measured else _UNMEASURED)
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
         return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
 
     return ServingIntervals(
         confidence=CONFIDENCE,
-        ttft_s=interval(ttft, engine.ttft_log_sd),
-        tpot_s=interval(tpot, engine.tpot_log_sd),
-        output_tokens_per_second_per_gpu=interval(throughput, engine.throughput_log_sd),
-        source=engine.fitted_on,
+        ttft_s=interval(ttft, scatter.ttft_log_sd),
+        tpot_s=interval(tpot, scatter.tpot_log_sd),
+        output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd),
+        source=scatter.fitted_on,
     )
 
 
@@ -155,6 +168,11 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
+        **(
+            {"expert_matmul_precision": problem.expert_precision, "expert_weight_bytes_each": problem.expert_bytes}
+            if problem.model.num_experts
+            else {}
+        ),
         "kv_element_bytes": problem.kv_element_bytes,
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import explain, legality
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
@@ -46,5 +49,7 @@ def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> Servi
     values = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
     values |= single_values(parallel, ServingConfig.__slots__)
     stage = values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1)
+    fewest = fewest_redundant(problem.model, np.array(values.get("expert_parallel_size", 1)))
+    values.setdefault("redundant_experts", int(fewest))
     values.setdefault("data_parallel_size", max(problem.cluster.num_gpus // stage, 1))
     return ServingConfig(**values)

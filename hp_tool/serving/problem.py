@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency, engine_efficiency
+from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate
-from hp_tool.cost.serving.weights import weight_format
+from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query, Targets
@@ -76,6 +76,9 @@ def resolve_serving(query: Query) -> ServingProblem:
     model = named_model(query.model)
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
+    for name in ("expert_imbalance", "two_batch_overlap"):
+        if model.num_experts is None and getattr(query.inference, name) is not None:
+            raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
     concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
     if (concurrency is None) == (rate is None):
         raise InputError(
@@ -104,19 +107,24 @@ def serving_case(
     *, model: ModelSpec, cluster: ClusterSpec, workload: InferenceWorkload, engine: EngineEfficiency
 ) -> ServingCase:
     """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
-    stored, compute = weight_format(workload.precision, gpu=cluster.gpu)
+    layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
     return ServingCase(
         model=model,
         cluster=cluster,
         profile=efficiency(gpu=cluster.gpu, framework=NETWORK_PROFILE),
         engine=engine,
-        compute_precision=compute,
-        weight_bytes=stored,
+        compute_precision=layers[1],
+        weight_bytes=layers[0],
+        expert_precision=experts[1],
+        expert_bytes=experts[0],
         kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
         input_length=workload.input_length,
         output_length=workload.output_length,
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
         speculative=workload.speculative,
+        experts=expert_efficiency(engine=engine.engine),
+        expert_imbalance=workload.expert_imbalance,
+        two_batch_overlap=workload.two_batch_overlap,
     )
 
 

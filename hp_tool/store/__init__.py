@@ -7,13 +7,14 @@ import os
 import sqlite3
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from hp_tool.domain.ports import Store
     from hp_tool.store.engine import masked
     from hp_tool.store.sql import SqlStore, open_store
 
-__all__ = ["SqlStore", "database_url", "masked", "may_hold_calibrations", "open_store"]
+__all__ = ["SqlStore", "database_url", "masked", "may_hold_calibrations", "open_calibrations", "open_store"]
 _HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
 
 
@@ -34,15 +35,38 @@ def database_url(url: str | None = None) -> str:
 
 CALIBRATIONS = "hp_calibrations"
 """The table's name, repeated here; a test compares the two."""
+HEAD = "0010"
+"""The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
+VERSION_TABLE = "hp_alembic_version"
+
+
+def open_calibrations(url: str) -> Store:
+    """The store at a URL for whoever only looks for calibrations: a SQLite file of today's schema without SQLAlchemy."""
+    path = sqlite_path(url)
+    if path is not None:
+        from hp_tool.store.calibration_file import CalibrationFile
+
+        with contextlib.suppress(sqlite3.Error, ValueError):
+            return cast("Store", CalibrationFile(url=url, path=path))
+    from hp_tool.store.sql import open_store
+
+    return open_store(url)
+
+
+def sqlite_path(url: str) -> Path | None:
+    """The file that a URL of SQLite names; None for any other URL."""
+    scheme, separator, place = url.partition(":///")
+    path = Path(place.partition("?")[0])
+    known = separator and scheme.partition("+")[0] == "sqlite" and path.name and path.name != ":memory:"
+    return path if known else None
 
 
 def may_hold_calibrations(url: str) -> bool:
     """False where the URL names a SQLite file that is missing, not of ours, or has no calibration; else whoever opens it
     properly will see. Nothing is created or changed.
     """
-    scheme, separator, place = url.partition(":///")
-    path = Path(place.partition("?")[0])
-    if not separator or scheme.partition("+")[0] != "sqlite" or not path.name or path.name == ":memory:":
+    path = sqlite_path(url)
+    if path is None:
         return True
     if not path.is_file():
         return False

@@ -79,7 +79,7 @@ class Retention(StoreBase):
             before = now(connection) - timedelta(seconds=older_than_days * SECONDS_A_DAY)
         search, event = tables.searches.c, tables.events.c
         of_old = sa.exists().where(search.id == event.search_id, search.state.in_(ENDED), search.finished_at < before)
-        used = tables.idempotency_keys.c
+        used, gone = tables.idempotency_keys.c, tables.measurements
         return {
             "events": self._delete(tables.events, sa.tuple_(event.search_id, event.seq), of_old),
             "audit": self._delete(tables.audit, tables.audit.c.id, tables.audit.c.created_at < before),
@@ -87,6 +87,7 @@ class Retention(StoreBase):
                 tables.idempotency_keys, sa.tuple_(used.scope, used.owner, used.key), used.created_at < before
             ),
             "logs": self._cut_logs(before),
+            "measurements": self._delete(gone, gone.c.id, sa.and_(gone.c.state == "deleted", gone.c.created_at < before)),
         }
 
     def _delete(self, table: sa.Table, key: Any, old: sa.ColumnElement[bool]) -> int:

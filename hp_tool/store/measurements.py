@@ -1,4 +1,4 @@
-"""Measurements: of our own runs, reported by trainings, imported from files."""
+"""Measurements: of our own runs, reported by trainings, imported from files; and which of them teach."""
 
 from datetime import datetime
 from typing import Any, Unpack
@@ -7,8 +7,15 @@ import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import MeasuredCluster, MeasurementQuery, MeasurementRecord, NewMeasurement, Page, Paging
-from hp_tool.errors import InputError
+from hp_tool.domain.records import (
+    MeasuredCluster,
+    MeasurementQuery,
+    MeasurementRecord,
+    MeasurementState,
+    NewMeasurement,
+    Page,
+    Paging,
+)
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, checked, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
@@ -49,12 +56,22 @@ class Measurements(StoreBase):
     ) -> Page[MeasurementRecord]:
         wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in Paging.__annotations__}}
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
+        listed = sa.select(MEASUREMENT)
+        if asked.get("state") is None:
+            listed = listed.where(MEASUREMENT.c.state != "deleted")
         with self._reading() as connection:
-            return Listing(table=MEASUREMENT, filters=filters, paging=asked).page(connection, limit=limit, record=_record)
+            listing = Listing(table=MEASUREMENT, filters=filters, paging=asked)
+            return listing.page(connection, limit=limit, record=_record, query=listed)
+
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
+        with self._writing() as connection:
+            connection.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(state=state))
+            return _read_measurement(connection, measurement_id)
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)
-        query = sa.select(*names, sa.func.count().label("measurements")).group_by(*names).order_by(*names)
+        teaching = sa.func.sum(sa.case((MEASUREMENT.c.state == "accepted", 1), else_=0))
+        query: sa.Select[Any] = sa.select(*names, teaching.label("measurements")).group_by(*names).order_by(*names)
         if gpu is not None:
             query = query.where(MEASUREMENT.c.gpu == gpu)
         if framework is not None:
@@ -73,8 +90,6 @@ def insert_measurement(
     run_id: str | None = None,
 ) -> None:
     """Store a measurement; a run's second one violates its unique run_id."""
-    if not 0.0 <= measurement.trust <= 1.0:
-        raise InputError(f"trust is {measurement.trust}; it must be from 0 to 1", field="trust")
     values = encode(measurement, field="measurement")
     numbers = {name: values["measurement"][name] for name in NUMBERS}
     digest = configuration_digest(parallel=measurement.parallel, fidelity=measurement.measurement.fidelity)
@@ -83,7 +98,7 @@ def insert_measurement(
 
 
 def _record(row: sa.Row[Any]) -> MeasurementRecord:
-    values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
+    values = {name: value for name, value in row_dict(row).items() if name not in (*NUMBERS, "trust")}
     values["parallel"] = decode_configuration(values["parallel"])
     values["measurement"] = decode(Measurement, values["measurement"])
     return MeasurementRecord(**values)

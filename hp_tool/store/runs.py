@@ -17,6 +17,7 @@ from hp_tool.domain.records import (
     OpenRunsLimit,
     Page,
     Paging,
+    RunAccount,
     RunFigures,
     RunRecord,
     RunState,
@@ -133,7 +134,9 @@ class Runs(StoreBase):
                 connection, run_id, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
             )
 
-    def abandon_run(self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0) -> RunRecord:
+    def abandon_run(
+        self, *, lease: Lease, run_id: str, cause: str, gpu_seconds: float = 0.0, account: RunAccount | None = None
+    ) -> RunRecord:
         with self._writing() as connection:
             run = _leased_run(connection, lease, run_id)
             if run.state is RunState.ABANDONED:
@@ -142,9 +145,17 @@ class Runs(StoreBase):
                 raise ConflictError(f"run {run_id} is already finished")
             at = now(connection)
             ended = {"state": RunState.ABANDONED, "cause": storable(cause), "gpu_seconds": gpu_seconds, "finished_at": at}
-            return change_run(connection, run_id, at=at, **ended)
+            return change_run(connection, run_id, at=at, **ended, account=_stored(account))
 
-    def finish_run(self, *, lease: Lease, run_id: str, measurement: NewMeasurement, gpu_seconds: float) -> RunRecord:
+    def finish_run(
+        self,
+        *,
+        lease: Lease,
+        run_id: str,
+        measurement: NewMeasurement,
+        gpu_seconds: float,
+        account: RunAccount | None = None,
+    ) -> RunRecord:
         with self._writing() as connection:
             run = _leased_run(connection, lease, run_id)
             if run.state is RunState.FINISHED:
@@ -155,7 +166,8 @@ class Runs(StoreBase):
             owner = connection.execute(sa.select(SEARCH.c.owner).where(SEARCH.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
-            return change_run(connection, run_id, at=at, state=RunState.FINISHED, gpu_seconds=gpu_seconds, finished_at=at)
+            ended = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
+            return change_run(connection, run_id, at=at, **ended, account=_stored(account))
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
@@ -237,6 +249,10 @@ class Strays(StoreBase):
             if search.result is not None:
                 changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
             update_search(connection, search.id, at=at, **changes)
+
+
+def _stored(account: RunAccount | None) -> JsonObject | None:
+    return None if account is None else encode(dict(account), field="account")
 
 
 def _run_figures(row: sa.Row[Any]) -> RunFigures:

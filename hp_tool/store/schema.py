@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import StoreError
+from hp_tool.store import HEAD as HEAD
+from hp_tool.store import VERSION_TABLE as VERSION_TABLE
 from hp_tool.store.base import now, transaction, writing
 from hp_tool.store.engine import opened, parse_url
 from hp_tool.store.tables import PREFIX
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
-HEAD = "0008"
-"""The newest revision, repeated here so that opening a store need not load Alembic; a test compares the two."""
-VERSION_TABLE = "hp_alembic_version"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""
 

@@ -14,6 +14,8 @@ from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 CONFIDENCE = 0.9
+SAME = 1e-9
+"""Of a step time: what is nearer was not corrected."""
 MEMORY_OVERHEAD = "overhead"
 """The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and leaves it alone."""
 
@@ -25,6 +27,8 @@ class CalibratedPredictor:
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
     """Which stored calibration it is; empty for one that a running search has not stored yet."""
+    release: str | None = None
+    """Of the framework: what a query that names none is taken to mean; None: releases are not told apart."""
 
     def costs(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool = False
@@ -53,7 +57,13 @@ class CalibratedPredictor:
             memory_total_bytes=(least, most),
             source=f"{counted(len(self.calibration.measurement_ids), 'measurement')} on this cluster",
         )
-        provenance = {**estimate.provenance, "calibration": {**self.provenance, **self.calibration.summary()}}
+        correction = float((calibrated.step_s / alone.step_s)[0])
+        learnt = {**self.provenance, **self.calibration.summary(), "correction": correction}
+        provenance = {**estimate.provenance, "calibration": learnt}
+        if abs(correction - 1.0) < SAME:
+            timed = self.provenance.get("accuracy", {}).get("measurements")
+            reason = "runs left out were predicted no better with it than without" if timed else "no run of it has a step time"
+            provenance["calibration_unused"] = f"the step time is the cost model's: {reason}"
         return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
     def _calibrated(
@@ -63,7 +73,8 @@ class CalibratedPredictor:
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
         scale both.
         """
-        features = residual_features(case=problem, candidates=candidates) if residuals else None
+        asked = problem.as_release(problem.workload.framework_version or self.release)
+        features = residual_features(case=asked, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
         times, fit = self.calibration.step_time, self.calibration.memory
         step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
@@ -94,10 +105,10 @@ class Calibrations(Protocol):
         """Caches of answers have it in their keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Why the newest calibration is not used; None if there is none, or it is used."""
+        """Why there is no predictor; None where there is one, or nothing was ever measured."""
 
 
 def with_unused(estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations) -> Estimate:
-    """The estimate, whose provenance says why the newest calibration was not used, if there is one."""
+    """The estimate, whose provenance says why nothing that was measured corrects it, unless something does."""
     reason = calibrations.unused(problem)
     return estimate if reason is None else replace(estimate, provenance={**estimate.provenance, "calibration_unused": reason})

@@ -23,7 +23,7 @@ from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -50,6 +50,8 @@ FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
 Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
 TODAY = "26.02.01"
 """What runs where a query names no release: software as new as this, at least."""
+MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
+"""How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
 FIRST_CONTAINER = 20
 """Year of the first NeMo container; Megatron Core's releases begin with 0."""
 
@@ -94,6 +96,10 @@ class TrainingProblem(TrainingCase):
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
+
+    def as_release(self, release: str | None) -> TrainingProblem:
+        """The same asked of a release of the framework, its constants as they were."""
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, framework_version=release))
 
     @property
     def longest_step_s(self) -> float:
@@ -210,6 +216,19 @@ def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     return "flex" if numbers >= since else "alltoall"
 
 
+def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
+    """Step time under a release of the framework over that under the newest one of its runs, by their trend; 1 for releases
+    that no query names, and for Megatron Core's own versions, which tell no date.
+    """
+    if not framework.yearly_gain or framework.newest_release is None or release is None:
+        return 1.0
+    numbers, newest = (_release(one) for one in (release, framework.newest_release))
+    if len(numbers) < 2 or numbers[0] < FIRST_CONTAINER:
+        return 1.0
+    years = newest[0] - numbers[0] + (newest[1] - numbers[1]) / 12.0
+    return math.exp(framework.yearly_gain * min(max(years, -MOST_YEARS_AHEAD), MOST_YEARS_BACK))
+
+
 def is_later(release: str, *, than: str) -> bool:
     """Whether a release is later than a NeMo container's (year.month). Versions of Megatron Core (0.x) began in 2023."""
     numbers, since = _release(release), _release(than)
@@ -310,6 +329,9 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )
+    factor = release_factor(profile.framework, workload.framework_version)
+    if factor != 1.0:
+        profile = dataclasses.replace(profile, release_factor=factor)
     return with_scatter(profile, model=model, workload=workload)
 
 

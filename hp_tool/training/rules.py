@@ -63,7 +63,7 @@ def _check_of_training(query: Query) -> None:
     _refuse("objective", (serves, f"objective {query.objective} is for inference; choose throughput, days, cost or min_gpus"))
     for name in ("inference", "targets"):
         _refuse(name, (getattr(query, name) is not None, f"{name} belongs to queries of kind inference; leave it out"))
-    for name in ("attention_data_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
+    for name in ("attention_data_parallel_size", "redundant_experts", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(query.parallel, name) is not None:
             raise UnsupportedError(f"parallel.{name} is not modelled by this version; leave it out", field=f"parallel.{name}")
 

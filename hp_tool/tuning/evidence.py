@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -12,30 +13,39 @@ from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import MeasurementRecord
+from hp_tool.domain.records import REUSED, MeasurementRecord
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
-from hp_tool.learning.evidence import MAX_MEASUREMENTS, stored_evidence, teaching
+from hp_tool.learning.evidence import MAX_MEASUREMENTS, newest, stored_evidence
 from hp_tool.learning.series import Series
 from hp_tool.queries.schema import parse_query
+from hp_tool.search.account import seen_startup_s
 from hp_tool.search.problem import Question
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
 
+STARTS = 20
+"""Runs whose start-up is looked at."""
+
 
 def earlier_evidence(store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None) -> Evidence:
     """What stored runs like these taught."""
     if isinstance(problem, ServingTuning):
         return serving_evidence(store=store, series=problem.series, without_search=without_search).objective
-    return stored_evidence(store=store, series=problem.series, without_search=without_search)
+    release = problem.training.workload.framework_version
+    return stored_evidence(store=store, series=problem.series, release=release, without_search=without_search)
 
 
 def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
     """Measurement id by configuration digest: whole runs of this very problem that may stand for new ones, newest first."""
     page = store.measurements(
-        cluster_key=problem.cluster_key, problem_digest=problem.problem_digest, source="profile", limit=MAX_MEASUREMENTS
+        cluster_key=problem.cluster_key,
+        problem_digest=problem.problem_digest,
+        source="profile",
+        state="accepted",
+        limit=MAX_MEASUREMENTS,
     )
     reusable: dict[str, str] = {}
     for record in page.items:
@@ -43,6 +53,14 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
         if row is not None and record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom"):
             reusable.setdefault(problem.digest(row), record.id)
     return reusable
+
+
+def known_startup_s(*, store: Store, problem: Question) -> float:
+    """Median seconds from a job's start to its first step, of the newest runs on this cluster; an assumption without any."""
+    page = store.measurements(cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS)
+    own = [record.measurement for record in page.items if REUSED not in record.predicted]
+    seen = [each for one in own if (each := seen_startup_s(one, settings=problem.settings)) is not None]
+    return statistics.median(seen) if seen else problem.assumed_startup_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +74,8 @@ class ServingEvidence:
 
 def serving_evidence(*, store: Store, series: Series, without_search: str | None = None) -> ServingEvidence:
     """The newest runs of a series, of whatever model and load, predicted again; one that can no longer be is passed over."""
-    page = store.measurements(cluster_key=series.cluster_key, framework=series.framework, limit=MAX_MEASUREMENTS)
     by_query: dict[str, list[MeasurementRecord]] = {}
-    for record in teaching(page.items):
+    for record in newest(store, cluster_key=series.cluster_key, framework=series.framework):
         counts = without_search is None or record.search_id != without_search
         if counts and isinstance(record.parallel, ServingConfig):
             by_query.setdefault(json_digest(record.query), []).append(record)

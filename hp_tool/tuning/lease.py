@@ -7,18 +7,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from types import TracebackType
 
 from hp_tool.calibration import Calibration, fit_calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
-from hp_tool.learning.make import accuracy_of, save
-from hp_tool.learning.stamp import digest_of
+from hp_tool.learning.make import accuracy_of, calibrate_series, predicted_unseen, save
 from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import open_runs, progress_of
-from hp_tool.search.coordinator import Outcome, end_run
+from hp_tool.search.charges import end_run
+from hp_tool.search.coordinator import Outcome
 from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import Account, TuneResult, make_result
@@ -104,14 +103,13 @@ def conclude(
     seconds: float,
 ) -> TuneResult:
     """Keep what was learnt, and end or let go of the search with its result."""
-    evidence = earlier_evidence(store, problem)
-    if len(evidence):
-        # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+    # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+    if isinstance(problem, TuningProblem):
+        calibrate_series(store=store, series=problem.series)
+    elif len(evidence := earlier_evidence(store, problem)):
+        accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=problem.prior))
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
-        save(
-            store, series=problem.series, calibration=lasting, accuracy=accuracy_of(evidence, prior=problem.prior),
-            predictions=digest_of(problem.training) if isinstance(problem, TuningProblem) else None,
-        )  # fmt: skip
+        save(store, series=problem.series, calibration=lasting, accuracy=accuracy, told={})
     runs = store.runs(search_id=lease.search_id)
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     account = Account(
@@ -182,6 +180,5 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
 def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> None:
     """End all open runs. One whose engine or folder does not answer stays open for whoever resumes or cancels the search."""
     for run in open_runs(store.runs(search_id=lease.search_id)):
-        waited_s = (datetime.now(UTC) - run.submitted_at).total_seconds() if run.submitted_at else 0.0
         with contextlib.suppress(Exception):  # a bug may lie in the launcher, and must not leave the search unended
-            end_run(run, store=store, launcher=launcher, lease=lease, cause=cause, waited_s=max(waited_s, 0.0))
+            end_run(run, store=store, launcher=launcher, lease=lease, cause=cause)

@@ -22,6 +22,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.evidence import reduced_problem
 from hp_tool.learning.series import Series, series_of
+from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
@@ -65,7 +66,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         return problem
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
-    for field, what in (*unprofiled(model=problem.model, training=problem.workload), *layout):
+    for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
@@ -112,10 +113,12 @@ def build_problem(
         model=problem.model,
         cluster=problem.cluster,
         training=problem.workload,
+        strategy=problem.strategy,
         settings=query.search,
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,
+        assumed_startup_s=assumed_startup_s(query),
         problem_digest=problem_digest(
             model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
@@ -123,6 +126,11 @@ def build_problem(
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
+
+
+def assumed_startup_s(query: Query) -> float:
+    """Seconds from a job's start to its first step, where nothing is known of the cluster."""
+    return UNKNOWN_STARTUP_S if launcher_name(query) == LOCAL else CLUSTER_STARTUP_S
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:

@@ -45,6 +45,8 @@ class SearchSummary:
     stopped_because: str
     expected_gain_fraction: float | None = None
     """Saving expected of another run, as a share of the best step time; None where it was not computed."""
+    queue_s: float = 0.0
+    """Seconds that the runs' jobs waited for devices; they cost nothing."""
     reduced_runs: int = 0
     """How many of the runs left out replicas, micro-batches or layers."""
 
@@ -90,6 +92,7 @@ class Account:
             state=self.state,
             profile_runs=spent.profile_runs,
             gpu_seconds=spent.gpu_seconds,
+            queue_s=spent.queue_s,
             grid_gpu_seconds=grid_gpu_seconds,
             stopped_because=self.stopped_because,
             expected_gain_fraction=self.expected_gain_fraction,
@@ -230,7 +233,7 @@ def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, medi
     one_run = run_gpu_seconds(
         num_gpus=problem.training.cluster.num_gpus,
         step_s=float(np.mean(median_s)),
-        startup_s=startup_s(runs, settings=settings),
+        startup_s=startup_s(runs, settings=settings, assumed_s=problem.search.assumed_startup_s),
         settings=settings,
     )
     return one_run * float(problem.space.feasible)

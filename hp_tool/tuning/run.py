@@ -6,11 +6,13 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hp_tool.calibration import Evidence, fit_calibration
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
@@ -27,7 +29,7 @@ from hp_tool.trainers import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
-from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements
+from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
@@ -103,11 +105,12 @@ def run_search(
             sampler=sampler,
             storage=storage or study_storage(None),
         )
+        startup_s = known_startup_s(store=store, problem=problem.search)
         outcome = Coordinator(
             store=store,
             launcher=launcher,
             lease=lease,
-            problem=problem.search,
+            problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
             reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
             lease_s=lease_s,
@@ -197,6 +200,7 @@ def describe_plan(query: Query) -> str:
     table = problem.search.table
     fits = np.where(table.memory_bytes <= table.usable_bytes, 0.0, np.inf)
     row = int(np.argmin(np.sum(list(table.parts_s.values()), axis=0) + fits))
+    calibration = fit_calibration(evidence=Evidence.concatenate([]), prior=problem.prior)
     run = RunRecord(
         id="planned",
         search_id="planned",
@@ -206,7 +210,7 @@ def describe_plan(query: Query) -> str:
         state=RunState.INTENDED,
         parallel=problem.search.candidates.config(row),
         fidelity=Fidelity(),
-        predicted={},
+        predicted=problem.search.predicted(row=row, calibration=calibration, reason="plan", expected_gain=0.0),
         job_name="planned",
         token=0,
         created_at=datetime.now(UTC),

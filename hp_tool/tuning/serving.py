@@ -23,7 +23,7 @@ from hp_tool.search.serving import TARGETS, ServingSearch, penalty, software
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.clusters import check_profiled, launcher_name
-from hp_tool.tuning.problem import check_gpu
+from hp_tool.tuning.problem import assumed_startup_s, check_gpu
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
@@ -66,7 +66,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
-        if name not in _AXES and (several or (value not in (None, 1, (1,)) and name.endswith("parallel_size"))):
+        if name not in _AXES and (several or (value not in (None, 0, 1, (1,)) and not name.startswith("max_"))):
             raise UnsupportedError(f"runs vary {' and '.join(_AXES)}, not {name}; leave it out", field=f"parallel.{name}")
     for field, what in unserved(model=problem.model, inference=query.inference, runner=runner_of(query)):
         raise UnsupportedError(f"inference runs do not cover {what}; use `hp-tool recommend`", field=field)
@@ -107,6 +107,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         candidates=candidates,
         table=serving_table(problem, candidates, costs),
         cluster_key=series.cluster_key,
+        assumed_startup_s=assumed_startup_s(query),
         problem_digest=json_digest({**query_json, "id": None, "search": None}),
         inference=query.inference,
         targets=problem.targets,

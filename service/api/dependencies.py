@@ -20,7 +20,7 @@ from hp_tool.errors import InputError
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service.answer_cache import Learnt
+from service.answer_cache import Learnt, applied
 from service.keys import Principal
 from service.ownership import PrincipalStore
 from service.settings import Settings
@@ -74,9 +74,8 @@ class Recorded:
         self.unused = calibrations.unused
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        predictor = self._calibrations(problem)
-        self._learnt.append((problem, predictor))
-        return predictor
+        self._learnt.append((problem, applied(self._calibrations, problem)))
+        return self._calibrations(problem)
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:

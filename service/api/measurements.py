@@ -3,30 +3,34 @@
 import functools
 import itertools
 import json
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, status
+from fastapi import APIRouter, Depends, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from hp_tool.answers import Line
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.records import MeasurementSource, NewMeasurement
-from hp_tool.errors import HpToolError
-from hp_tool.learning import MadeCalibration, MeasurementReport, calibrate, read_report
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import MeasurementSource, MeasurementState
+from hp_tool.errors import InputError
+from hp_tool.learning import MadeCalibration, MeasurementReport, add_reports, calibrate, read_report, relearn
 from service.api import openapi
-from service.api.bodies import resolve, stream_answers
+from service.api.bodies import json_body, resolve, stream_answers
 from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
-from service.api.views import CalibrationView, MeasurementView, PageView
+from service.api.views import CalibrationView, ImportView, MeasurementView, PageView
 
 router = APIRouter(prefix="/measurements", tags=["measurements"])
 calibrations = APIRouter(prefix="/calibrations", tags=["calibrations"])
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
+MOST_REPORTS = 1000
+"""In one list: each takes milliseconds, and lines may be any number."""
 EXAMPLE = {
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
     "parallel": {"tensor_parallel_size": 2},
@@ -34,24 +38,61 @@ EXAMPLE = {
 }
 
 
-async def _body(request: Request, find: FindDep) -> NewMeasurement:
-    read = functools.partial(read_report, source="reported", resolve=functools.partial(resolve, find=find))
-    return await run_in_threadpool(read, await request.body())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementChange(Strict):
+    """What becomes of a measurement."""
+
+    state: Literal["accepted", "excluded"]
+    """accepted: it teaches, also one that was held or deleted; excluded: it does not."""
+
+
+async def _body(request: Request) -> bytes | list[bytes]:
+    """A report, or the entries of a list of them."""
+    body = await request.body()
+    if body.lstrip()[:1] != b"[":
+        return body
+    try:
+        entries = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is no JSON: {error}", code="invalid_json") from None
+    if not 1 <= len(entries) <= MOST_REPORTS:
+        message = f"the list has {len(entries)} reports; give 1 to {MOST_REPORTS}, or send lines to /v1/measurements/bulk"
+        raise InputError(message, code="too_many" if entries else "missing_field")
+    return [json.dumps(entry).encode() for entry in entries]
 
 
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
-    openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE),
+    openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE, or_list=True),
     responses=openapi.conflict(KEY_REUSED),
 )
 def report(
-    measurement: Annotated[NewMeasurement, Depends(_body)],
+    body: Annotated[bytes | list[bytes], Depends(_body)],
+    response: Response,
     store: StoreDep,
+    find: FindDep,
     idempotency_key: IdempotencyKey = None,
-) -> MeasurementView:
-    """Store what a real training measured; later searches on that cluster learn from it."""
+) -> MeasurementView | ImportView:
+    """Store what a real training measured; later searches and estimates for that cluster learn from it.
+
+    A list is answered by what was stored and what was refused, each with its place, field and reason; 200 where nothing was
+    stored. A figure three times off its prediction is warned about, one twenty times off is held until it is accepted.
+    """
+    looked_up = functools.partial(resolve, find=find)
+    if isinstance(body, list):
+        keys = functools.partial(_key, idempotency_key)
+        imported = add_reports(body, store=store, source="reported", key=keys, resolve=looked_up)
+        if not imported.stored:
+            response.status_code = status.HTTP_200_OK
+        return ImportView.of(imported)
+    measurement = read_report(body, source="reported", resolve=looked_up)
     return MeasurementView.of(store.add_measurement(measurement=measurement, idempotency_key=idempotency_key))
+
+
+def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:
+    """The idempotency key of one of many reports that came under one key."""
+    return None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number - 1}"
 
 
 @router.post(
@@ -65,19 +106,24 @@ async def report_many(
 ) -> StreamingResponse:
     """Store many reports, one a line, streamed. A bad line becomes `status: error` in its place and harms no other; sent again
     with the same key, lines that were stored are answered as they were."""
-    numbers = itertools.count()
+    numbers = itertools.count(1)
 
     def answer(line: Line) -> str:
+        keys = functools.partial(_key, idempotency_key)
         number = next(numbers)
-        try:
-            if isinstance(line, HpToolError):
-                raise line
-            measurement = read_report(line, source="reported", resolve=functools.partial(resolve, find=find))
-            key = None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number}"
-            stored = store.add_measurement(measurement=measurement, idempotency_key=key)
-            return json.dumps({"status": "ok", "id": stored.id})
-        except HpToolError as error:
-            return json.dumps({"status": "error", "error": error.as_dict()})
+        imported = add_reports(
+            [line],
+            store=store,
+            source="reported",
+            key=lambda _, data: keys(number, data),
+            resolve=functools.partial(resolve, find=find),
+        )
+        for each in imported.refused:
+            error = {"code": each.code, "message": each.message, "field": each.field}
+            return json.dumps({"status": "error", "line": number, "error": error})
+        (stored,) = imported.stored
+        known = {"id": stored.id, "state": stored.state, "warnings": stored.warnings}
+        return json.dumps({"status": "ok", "line": number, **known})
 
     return stream_answers(request, lambda lines: [answer(line) for line in lines])
 
@@ -91,16 +137,18 @@ def list_measurements(
     framework: str | None = None,
     source: MeasurementSource | None = None,
     status: MeasurementStatus | None = None,
+    state: MeasurementState | None = None,
     search_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> PageView[MeasurementView]:
-    """Measurements that match all filters, newest first."""
+    """Measurements that match all filters, newest first; deleted ones only where `state` asks for them."""
     page = store.measurements(
         gpu=gpu,
         model=model,
         framework=framework,
         source=source,
         status=status,
+        state=state,
         search_id=search_id,
         limit=limit,
         **paging,
@@ -108,13 +156,52 @@ def list_measurements(
     return PageView.of(page, MeasurementView.of)
 
 
+@router.get("/{measurement_id}")
+def measurement(store: StoreDep, measurement_id: str) -> MeasurementView:
+    """One measurement, deleted or not."""
+    return MeasurementView.of(store.get_measurement(measurement_id=measurement_id))
+
+
+@router.patch("/{measurement_id}", openapi_extra=openapi.body(MeasurementChange, example={"state": "excluded"}))
+def change(
+    request: Request,
+    store: StoreDep,
+    system: SystemStoreDep,
+    measurement_id: str,
+    wanted: Annotated[MeasurementChange, json_body(MeasurementChange)],
+) -> MeasurementView:
+    """Let a measurement teach, or not. The calibration of its cluster follows at once as a new version; earlier ones stay."""
+    return change_state(request, store, system, measurement_id=measurement_id, state=wanted.state)
+
+
+@router.delete("/{measurement_id}")
+def delete(request: Request, store: StoreDep, system: SystemStoreDep, measurement_id: str) -> MeasurementView:
+    """Exclude a measurement and leave it out of lists; PATCH with state accepted brings it back. Versions follow as there."""
+    return change_state(request, store, system, measurement_id=measurement_id, state="deleted")
+
+
+def change_state(
+    request: Request, store: Store, system: AccessStore, *, measurement_id: str, state: MeasurementState
+) -> MeasurementView:
+    """The measurement in its new state, with which its cluster is calibrated from now on."""
+    record = store.set_measurement_state(measurement_id=measurement_id, state=state)
+    relearn(store=system, record=record)
+    _take_up(request)
+    return MeasurementView.of(record)
+
+
+def _take_up(request: Request) -> None:
+    """This process uses new calibrations at once."""
+    request.app.state.calibrations.forget()
+    request.app.state.answers.doubt()
+
+
 def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
     """Fit the stored measurements; this process takes up what is new at once."""
     made = calibrate(store=store, gpu=gpu, framework=framework)
-    request.app.state.calibrations.forget()
-    request.app.state.answers.doubt()
+    _take_up(request)
     return made
 
 

@@ -25,10 +25,13 @@ _HEADERS: dict[int, dict[str, Any]] = {
 }
 
 
-def body(kind: type, *, example: Mapping[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of a route that parses a body of the type `kind` itself."""
+def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
+    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a list of them."""
     _BODIES[kind.__name__] = kind
-    content = {"schema": {"$ref": _REF.format(model=kind.__name__)}, "example": example}
+    schema: dict[str, Any] = {"$ref": _REF.format(model=kind.__name__)}
+    if or_list:
+        schema = {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
+    content = {"schema": schema, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 

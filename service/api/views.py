@@ -10,8 +10,11 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.records import (
     CalibrationRecord,
+    Imported,
     MeasurementSource,
+    MeasurementState,
     Page,
+    Refused,
     RegistrationKind,
     RunRecord,
     RunState,
@@ -189,7 +192,8 @@ class MeasurementView(View):
 
     id: str
     source: MeasurementSource
-    trust: float
+    state: MeasurementState
+    """Only accepted ones teach."""
     gpu: str
     framework: str
     model: str
@@ -197,8 +201,22 @@ class MeasurementView(View):
     parallel: Configuration
     predicted: dict[str, Any]
     measurement: Measurement
+    warnings: tuple[str, ...]
+    """Figures that lie far from the prediction."""
     search_id: str | None
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportView(View):
+    """What became of a list of reports, each stored or refused by itself."""
+
+    stored: list[MeasurementView]
+    refused: list[Refused]
+
+    @staticmethod
+    def computed(record: Imported) -> dict[str, Any]:
+        return {"stored": [MeasurementView.of(each) for each in record.stored], "refused": list(record.refused)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +234,15 @@ class CalibrationView(View):
     """The measurements it was fitted to."""
     summary: dict[str, Any]
     """Factors by group of parts, overheads, and the remaining error."""
+    models: dict[str, int]
+    """Measurements by model."""
     accuracy: dict[str, Any]
     """Median error of step time: error_before of the cost model alone, error_after on measurements a fit did not see."""
     created_at: datetime
 
     @staticmethod
     def computed(record: CalibrationRecord) -> dict[str, Any]:
-        empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "accuracy": {}}
+        empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "models": {}, "accuracy": {}}
         return {name: record.payload.get(name, default) for name, default in empty.items()}
 
 

@@ -1,30 +1,29 @@
-"""/calibration and its series: prediction errors before and after, drift, outliers, and the runs. /measurements: every run."""
+"""/calibration and its series: prediction errors before and after, drift, outliers, and the runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.measurement import MeasurementStatus, Runner
-from hp_tool.domain.records import CalibrationRecord, MeasurementRecord
-from hp_tool.errors import HpToolError, NotFoundError
+from hp_tool.domain.measurement import Runner
+from hp_tool.domain.records import CalibrationRecord
+from hp_tool.errors import NotFoundError
 from hp_tool.learning.evidence import residual_report
+from hp_tool.learning.series import MODELS
 from hp_tool.search.serving import software
-from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
+from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, configuration_href, json_href, next_href, page_at
-from service.dashboard.trials import TONES, words
+from service.dashboard.measurements import MeasuredRow, Word
+from service.dashboard.page import Page, address, json_href, page_at
 
-MAX_ROWS = 50
-STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
@@ -32,62 +31,8 @@ FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
 COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "circle-open", "size": 8}
 CALIBRATED: dict[str, object] = {"color": "--series-1", "symbol": "circle", "size": 8}
 OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "x-thin-open", "size": 14}
-Word = Annotated[str, Query(max_length=200)]
 
 router = APIRouter(tags=["dashboard"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRow(View):
-    """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
-
-    model: str
-    arithmetic: str
-    details: str
-    source: str
-    measured_s: float | None
-    search_href: str | None
-    """None for a measurement that was reported or imported."""
-    configuration_href: str | None
-    """None if the stored query is empty or from another version."""
-    created_at: datetime
-
-    @staticmethod
-    def computed(record: MeasurementRecord) -> dict[str, Any]:
-        arithmetic, details = words(record.parallel)
-        return {
-            "arithmetic": arithmetic,
-            "details": details,
-            "search_href": f"/searches/{record.search_id}" if record.search_id else None,
-            "configuration_href": _configuration_href(record),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementRow(MeasuredRow):
-    """A stored measurement."""
-
-    short_id: str
-    gpu: str
-    framework: str
-    status: MeasurementStatus
-    tone: Tone
-    predicted_s: float | None
-    error: float | None
-    peak_memory_bytes: int | None
-    cause: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementsPage(Page):
-    """Measurements, newest first."""
-
-    gpu: str
-    model: str
-    status: MeasurementStatus | None
-    statuses: tuple[MeasurementStatus, ...]
-    rows: tuple[MeasurementRow, ...]
-    next_href: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +87,8 @@ class CalibrationsPage(Page):
     clusters: tuple[MeasuredClusterRow, ...]
     may_fit: bool
     """The caller may start a new fit."""
+    held_href: str | None
+    """Page of the measurements that wait for someone's look; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +107,7 @@ class ResidualRow(MeasuredRow):
     after_s: float
     error_before: float
     error_after: float
+    """By a fit that did not see it."""
     outlier: bool
     taught: bool
     """The calibration was fitted on it."""
@@ -175,6 +123,8 @@ class SeriesPage(Page):
     serves: bool
     """Its runs served requests; otherwise they were training steps."""
     newest: VersionRow
+    models: tuple[str, ...]
+    """Whose runs it learnt from."""
     versions: tuple[VersionRow, ...]
     factors: tuple[Factor, ...]
     lessons: tuple[ResidualRow, ...]
@@ -200,6 +150,7 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep) -> Calibratio
             for cluster in store.measured_clusters()
         ),
         may_fit=principal.scope >= Scope.SUBMIT,
+        held_href="/measurements?state=held" if store.measurements(state="held", limit=1).items else None,
     )
 
 
@@ -223,6 +174,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
         family=_family(newest),
         serves=newest.framework.split()[0] in {software(runner) for runner in get_args(Runner)},
         newest=versions[0],
+        models=tuple(f"{model} ({runs})" for model, runs in newest.payload.get(MODELS, {}).items()),
         versions=versions,
         factors=tuple(_factors(newest.payload.get("summary", {}))),
         lessons=rows[::-1],
@@ -232,55 +184,11 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
     )
 
 
-@page_at(router, "/measurements", template="measurements.html", section="Calibration")
-def measurements_context(
-    store: StoreDep,
-    status: Annotated[MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE] = None,
-    gpu: Word = "",
-    model: Word = "",
-    cursor: Cursor = None,
-) -> MeasurementsPage:
-    """Measurements, as shown on their page."""
-    page = store.measurements(gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS, cursor=cursor)
-    filters = {"gpu": gpu, "model": model, "status": status}
-    return MeasurementsPage(
-        title="Measurements",
-        json_href=address("/measurements.json", filters),
-        gpu=gpu,
-        model=model,
-        status=status,
-        statuses=STATUSES,
-        rows=tuple(map(_row, page.items)),
-        next_href=next_href("/measurements", page, filters),
-    )
-
-
 @router.post("/calibration", include_in_schema=False)
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
     return RedirectResponse("/calibration", status_code=303)
-
-
-def _row(record: MeasurementRecord) -> MeasurementRow:
-    measurement, predicted_s = record.measurement, record.predicted.get("step_s")
-    measured_s = measurement.objective_s
-    return MeasurementRow.of(
-        record,
-        measurement,
-        short_id=record.id[:8],
-        tone=TONES.get(measurement.status, ""),
-        predicted_s=predicted_s,
-        measured_s=measured_s,
-        error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
-    )
-
-
-def _configuration_href(record: MeasurementRecord) -> str | None:
-    try:
-        return configuration_href(record.query, parallel=record.parallel) if record.query else None
-    except HpToolError:
-        return None
 
 
 def _series_href(record: CalibrationRecord) -> str:
@@ -319,7 +227,7 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
         "data": [
             line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": "dot", "width": 1}),
             markers("cost model", x=measured, y=before, text=names, hover=hover, marker=COST_MODEL),
-            markers("after calibration", x=measured, y=after, text=names, hover=hover, marker=CALIBRATED),
+            markers("calibrated without the run", x=measured, y=after, text=names, hover=hover, marker=CALIBRATED),
         ],
         "layout": {
             "xaxis": {"title": "Measured step, s", "type": "log"},
@@ -334,7 +242,7 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
     return {
         "data": [
             _errors("cost model", rows, [row.error_before for row in rows], marker=COST_MODEL),
-            _errors("after calibration", rows, [row.error_after for row in rows], marker=CALIBRATED),
+            _errors("calibrated without the run", rows, [row.error_after for row in rows], marker=CALIBRATED),
             _errors("outliers", outliers, [row.error_after for row in outliers], marker=OUTLIER),
         ],
         "layout": {

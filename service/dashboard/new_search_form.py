@@ -115,6 +115,8 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("inference.concurrency", "Concurrent requests", "64"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
+        ("inference.expert_imbalance", "Expert imbalance", "expected"),
+        ("inference.two_batch_overlap", "Two-batch overlap", "where it is faster"),
     ),
 }
 AXES: dict[Kind, tuple[Spec, ...]] = {
@@ -138,6 +140,7 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.pipeline_parallel_size", "Pipeline parallel", "any"),
         ("parallel.expert_parallel_size", "Expert parallel", "any"),
         ("parallel.attention_data_parallel_size", "Attention data parallel", "any"),
+        ("parallel.redundant_experts", "Redundant experts", "fewest"),
     ),
 }
 GOALS: dict[Kind, tuple[Spec, ...]] = {
@@ -158,8 +161,10 @@ BUDGET: tuple[Spec, ...] = (
     ("search.launcher", "Launcher"),
     ("search.budget_runs", "Maximum profile runs", "8"),
     ("search.budget_gpu_seconds", "Maximum GPU-seconds"),
-    ("search.run_timeout_s", "Maximum seconds per run", "300"),
+    ("search.run_timeout_s", "Maximum seconds per run", "auto"),
+    ("search.queue_timeout_s", "Maximum seconds in the queue", "no limit"),
     ("search.fidelity", "Fidelity"),
+    ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )
 SUGGESTED: dict[str, Suggested] = {

@@ -12,6 +12,7 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    measurements,
     new_search,
     plotly,
     search,
@@ -20,7 +21,7 @@ from service.dashboard import (
 from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
-MODULES = (new_search, searches, search, access, calibration, catalogue, configuration, compare, explorer, plotly)
+MODULES = (new_search, searches, search, access, calibration, measurements, catalogue, configuration, compare, explorer, plotly)
 """Modules with a router of pages."""
 
 

@@ -115,6 +115,10 @@ class SearchPage(Page, View):
     """Cost of running every feasible configuration."""
     expected_gain_fraction: float | None
     """Expected relative gain of another run."""
+    queue_s: float
+    """Seconds that its jobs waited for devices."""
+    pending: str | None
+    """Why a job waits for devices, and when it is expected to start; None while none waits."""
     waiting_for: str | None
     """Problem with the runs folder that keeps runs from starting."""
     stopped_because: str | None
@@ -141,7 +145,8 @@ def trials_json(search_id: str, store: StoreDep) -> Response:
 def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     """The end of a profile run's log."""
     run = store.get_run(search_id=search_id, run_id=run_id)
-    return PlainTextResponse((run.measurement and run.measurement.log_tail) or "No log was stored for this run.")
+    log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
+    return PlainTextResponse(log or "No log was stored for this run.")
 
 
 @router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
@@ -213,6 +218,8 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         gpu_seconds=account.get("gpu_seconds", 0.0),
         grid_gpu_seconds=account.get("grid_gpu_seconds"),
         expected_gain_fraction=account.get("expected_gain_fraction"),
+        queue_s=account.get("queue_s", 0.0),
+        pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
@@ -240,6 +247,14 @@ def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | No
         used = max(used, min(1.0, spent / settings["budget_gpu_seconds"]))
     elapsed = ((now or datetime.now(UTC)) - view.started_at).total_seconds()
     return elapsed * (1 - used) / used
+
+
+def _pending(pending: JsonObject) -> str:
+    """`2 runs: Resources, expected to start at 2026-11-22T10:00:00`."""
+    runs = "1 run" if pending.get("runs", 1) == 1 else f"{pending['runs']} runs"
+    starts_at = pending.get("starts_at")
+    reason = pending.get("reason") or "the engine gives no reason"
+    return f"{runs}: {reason}" + (f", expected to start at {starts_at}" if starts_at else "")
 
 
 def _buttons(view: SearchView) -> tuple[Button, ...]:

@@ -39,3 +39,32 @@ def test_a_missed_target_exits_3() -> None:
 def test_bad_input_exits_2() -> None:
     found = run("estimate", "-", query=QUERY.replace("trtllm", "nothing"))
     assert found.returncode == 2 and "inference.engine" in found.stderr
+
+
+EXPERTS = """
+kind: inference
+model: deepseek-v3
+cluster: {gpu: h800-sxm-80gb, num_gpus: 144}
+inference: {input_length: 4096, output_length: 512, concurrency: 4096, precision: fp8, engine: sglang}
+"""
+
+
+def test_experts_over_nodes_say_their_second_copies() -> None:
+    sizes = ("tensor_parallel_size=1", "expert_parallel_size=144", "attention_data_parallel_size=144")
+    flags = [word for size in sizes for word in ("--set", f"parallel.{size}")]
+    table = run("estimate", "-", *flags, query=EXPERTS)
+    assert table.returncode == 0 and "EP 144, 32 redundant experts" in table.stdout
+    found = json.loads(run("estimate", "-", "--json", *flags, query=EXPERTS).stdout)["estimate"]
+    assert found["parallel"]["redundant_experts"] == 32 and found["expert_imbalance"] > 1.0
+    uneven = run("estimate", "-", *flags, "--set", "parallel.redundant_experts=31", query=EXPERTS)
+    assert uneven.returncode == 3 and "leave redundant_experts out" in " ".join(uneven.stdout.split())
+
+
+def test_pools_of_experts_are_sized_and_shown() -> None:
+    sizes = "{decode_expert_parallel_size: 64, decode_attention_data_parallel_size: 64, prefill_tensor_parallel_size: 1}"
+    flags = ("--set", f"inference.disaggregated={sizes}")
+    shown = run("recommend", "-", *flags, query=EXPERTS).stdout.partition("separate pools")[2]
+    assert "EP 64" in shown and "attention" in shown
+    rows = json.loads(run("recommend", "-", "--json", *flags, query=EXPERTS).stdout)["disaggregated"]
+    assert {row["decode"]["expert_parallel_size"] for row in rows} == {64}
+    assert all(row["prefill"]["tensor_parallel_size"] == 1 for row in rows)

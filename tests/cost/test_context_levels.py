@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.cost.attention import exchanging
+from hp_tool.cost.attention import exchanging, merging_seconds
+from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -43,6 +44,19 @@ def test_the_exchange_stays_inside_the_node_by_default() -> None:
     ranks = dense_group(several, "cp", cluster=NODES)
     found = exchanging(case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES), ranks, heads_split=several.tensor_parallel_size)
     np.testing.assert_array_equal(found, [8, 2, 1, 2])
+
+
+def test_a_ring_copies_and_adds_up() -> None:
+    """Two steps over 4,096 tokens of 32 heads and 8 of keys and values: passes over memory, counted by hand."""
+    case = case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES)
+    s = shapes(case=case, candidates=Candidates.alone(ParallelConfig(context_parallel_size=32)))
+    queries, keys_values = 4096 * 4096 * 2, 2 * 4096 * 1024 * 2
+    gpu, framework = case.profile.gpu, case.profile.framework
+    rate = gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second / framework.elementwise_traffic_factor
+    forward, backward = merging_seconds(case=case, s=s, steps=2, keys_values=keys_values)
+    assert forward == pytest.approx((6.75 * queries + 2.5 * keys_values) / rate + 6 * gpu.kernel_overhead_s)
+    assert backward == pytest.approx((5.75 * queries + 7.25 * keys_values) / rate + 7 * gpu.kernel_overhead_s)
+    assert merging_seconds(case=case, s=s, steps=1, keys_values=keys_values) == (0.0, 0.0)
 
 
 def test_two_levels_beat_the_exchange_over_nodes() -> None:

@@ -53,7 +53,8 @@ def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
 def test_what_the_measured_runs_do_not_tell_adds_in_variance() -> None:
     known = doubts()
     own = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework.time_log_sd
-    assert min(known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd, known.lora_log_sd, known.release_log_sd) > 0.0
+    assert min(known.silicon_log_sd, known.kernels_log_sd, known.lora_log_sd) > 0.0
+    assert min(known.card_log_sd, known.release_log_sd) >= 0.0, "may scatter no more than the framework's own runs"
     assert time_sd(found(cluster={"gpu": "h200-sxm-141gb", "num_gpus": 8}, **DENSE)) == adding(own, known.card_log_sd)
     unmeasured = adding(own, known.card_log_sd, known.silicon_log_sd, known.kernels_log_sd)
     assert time_sd(found(cluster={"gpu": "l40s-48gb", "num_gpus": 8}, **DENSE)) == unmeasured

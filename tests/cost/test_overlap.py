@@ -1,17 +1,21 @@
-"""Known overlap is said, not fitted: switches change exactly the parts they name."""
+"""Known overlap is said, not fitted: switches change exactly the parts they name. What runs beside what, in which release."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.overlap import FRACTIONS
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.training import estimate
@@ -59,4 +63,53 @@ def test_what_nobody_measured_is_refused_by_name() -> None:
 
 
 def test_every_switch_has_its_constants() -> None:
-    assert set(FRACTIONS) == {field.name for field in dataclasses.fields(OverlapSpec)}
+    assert set(OVERLAPS) == {field.name for field in dataclasses.fields(OverlapSpec)}
+
+
+def test_interleaved_chunks_exchange_beside_the_micro_batches_of_the_next() -> None:
+    """All but the chunk at the end of a pass, as far as the framework hides it."""
+    profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
+    states = StateTimes(reduce_s=3.0, replica_s=0.0, gather_s=2.0, update_s=0.0)
+
+    def exposed(chunks: int) -> float:
+        config = ParallelConfig(
+            tensor_parallel_size=1, pipeline_parallel_size=4, data_parallel_size=2, micro_batch_size=1,
+            virtual_pipeline_parallel_size=chunks,
+        )  # fmt: skip
+        seconds = data_parallel_seconds(
+            profile=profile, candidates=Candidates.alone(config), states=states, micro_batches=16.0,
+            forward=0.3, stage=1.0, layers=20.0,
+        )  # fmt: skip
+        return float(seconds)
+
+    overlap = profile.framework.data_parallel_overlap
+    assert exposed(1) == pytest.approx(5.0 - overlap * 1.0)
+    assert exposed(5) == pytest.approx(5.0 - (1 - 1 / 5) * overlap * 4.0)
+
+
+def test_an_earlier_release_takes_longer_by_the_trend_of_the_measured_ones() -> None:
+    def asked(release: str | None, card: str = "h100-sxm-80gb") -> Estimate:
+        query = Query(
+            kind="training", model="llama-3-8b", cluster=ClusterQuery(gpu=card, num_gpus=8),
+            training=TrainingWorkload(sequence_length=4096, global_batch_size=64, framework_version=release),
+            parallel=ParallelQuery(micro_batch_size=1),
+        )  # fmt: skip
+        return estimate(query=query)
+
+    def step(release: str | None) -> float:
+        found = asked(release).time
+        assert found is not None
+        assert sum(found.parts_s.values()) == pytest.approx(found.step_s)
+        return found.step_s
+
+    constants = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core").framework
+    newest = constants.newest_release
+    assert newest is not None
+    year, month = newest.split(".")[:2]
+    before, after = (f"{int(year) + more}.{month}" for more in (-2, 1))
+    assert step(None) == step(newest) == step("0.12")
+    assert step(before) / step(newest) == pytest.approx(math.exp(2 * constants.yearly_gain))
+    assert step(after) / step(newest) == pytest.approx(math.exp(-constants.yearly_gain))
+    assert step(f"{int(year) + 9}.{month}") == step(after), "no trend is carried on for ever"
+    assert newest in str(asked(before).provenance["framework_version"])
+    assert asked(before, "a100-sxm-80gb").time == asked(None, "a100-sxm-80gb").time, "one round tells no trend"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -20,6 +21,12 @@ VLLM_0_12_0: dict[str, Values] = {
     "--pipeline-parallel-size": NUMBER,
     "--data-parallel-size": NUMBER,
     "--enable-expert-parallel": SWITCH,
+    "--enable-eplb": SWITCH,
+    "--eplb-config": "a mapping",
+    "--all2all-backend": frozenset(
+        {"naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "allgather_reducescatter"}
+    ),
+    "--enable-dbo": SWITCH,
     "--max-num-seqs": NUMBER,
     "--max-num-batched-tokens": NUMBER,
     "--max-model-len": NUMBER,
@@ -45,6 +52,10 @@ SGLANG_0_5_6_POST2: dict[str, Values] = {
     "--dp-size": NUMBER,
     "--ep-size": NUMBER,
     "--enable-dp-attention": SWITCH,
+    "--enable-eplb": SWITCH,
+    "--ep-num-redundant-experts": NUMBER,
+    "--moe-a2a-backend": frozenset({"none", "deepep", "mooncake", "ascend_fuseep"}),
+    "--enable-two-batch-overlap": SWITCH,
     "--max-running-requests": NUMBER,
     "--chunked-prefill-size": NUMBER,
     "--context-length": NUMBER,
@@ -65,6 +76,7 @@ LAYOUTS = (
     {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     {"tensor_parallel_size": 4, "attention_data_parallel_size": 2},
     {"tensor_parallel_size": 2, "attention_data_parallel_size": 4, "expert_parallel_size": 8},
+    {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "redundant_experts": 16},
 )
 
 
@@ -147,3 +159,24 @@ def test_vllm_divides_experts_over_all_ranks_or_none() -> None:
         options("vllm", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 2})
     assert "--enable-expert-parallel" in options("vllm", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 4})
     assert options("sglang", parallel={"tensor_parallel_size": 4, "expert_parallel_size": 2})["--ep-size"] == "2"
+
+
+def test_second_copies_and_two_batches_have_words() -> None:
+    parallel = {"attention_data_parallel_size": 8, "expert_parallel_size": 8, "redundant_experts": 16}
+    one = options("vllm", parallel=parallel, two_batch_overlap=True)
+    assert "--enable-eplb" in one and json.loads(one["--eplb-config"] or "") == {"num_redundant_experts": 16}
+    assert "--enable-dbo" in one and one["--all2all-backend"] == "deepep_low_latency"
+    other = options("sglang", parallel=parallel, two_batch_overlap=True)
+    assert "--enable-eplb" in other and other["--ep-num-redundant-experts"] == "16"
+    assert "--enable-two-batch-overlap" in other and other["--moe-a2a-backend"] == "deepep"
+    assert "--enable-eplb" not in options("sglang", parallel=parallel | {"redundant_experts": 0})
+    with pytest.raises(UnsupportedError, match="no two-batch overlap"):
+        options("trtllm", parallel=parallel, two_batch_overlap=True)
+    query = {
+        "kind": "inference",
+        "model": "qwen3-30b-a3b",
+        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+        "inference": {"input_length": 1000, "output_length": 200, "concurrency": 16, "engine": "trtllm"},
+        "parallel": parallel,
+    }
+    assert '"load_balancer": {"num_slots": 144, "layer_updates_per_iter": 1}' in export(result=query, format="trtllm")

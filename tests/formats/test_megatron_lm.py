@@ -24,6 +24,7 @@ RENAMED = {
     "num-experts": "num_moe_experts", "group-query-attention": "num_query_groups",
     "make-vocab-size-divisible-by": "vocab_size", "seq-length": "max_sequence_length",
     "max-position-embeddings": "max_sequence_length", "position-embedding-type": "position_embedding_type",
+    "no-rope-fusion": "apply_rope_fusion",
     "accumulate-allreduce-grads-in-fp32": "grad_reduce_in_fp32", "grad-reduce-in-bf16": "grad_reduce_in_fp32",
     "no-gradient-accumulation-fusion": "gradient_accumulation_fusion", "multi-latent-attention": "multi_latent_attention",
     "micro-batch-size": "micro_batch_size", "global-batch-size": "global_batch_size", "ckpt-format": "ckpt_format",

@@ -91,6 +91,11 @@ def main() -> int:
             job["metadata"]["uid"] = "uid-1"
             write(job)
             print(json.dumps(job))
+        case ["create", "--dry-run=server", "-f", "-"]:
+            job = json.load(sys.stdin)
+            if (ROOT / "no-admission").exists():
+                print(f"Error from server (Forbidden): jobs {job['metadata']['name']} is forbidden: no quota", file=sys.stderr)
+                return 1
         case ["auth", "can-i", "create", kind]:  # kubectl fails with its no
             allowed = not (ROOT / f"forbidden.{kind}").exists()
             print("yes" if allowed else "no")
@@ -110,6 +115,10 @@ def main() -> int:
             job["spec"] |= said["spec"]
             write(job)
             end_pods(name)
+        case ["get", "pods", "--selector=hp-tool/job", "-o", "json"]:
+            print(json.dumps({"items": [json.loads(path.read_text()) for path in ROOT.glob("waiting.*.json")]}))
+        case ["get", "pods", selector, "-o", "json"] if waiting := list(ROOT.glob("waiting.*.json")):
+            print(json.dumps({"items": [json.loads(path.read_text()) for path in waiting]}))
         case ["get", "pods", selector, "-o", "json"]:
             name = selector.rpartition("=")[2]
             found = sorted((ROOT / f"pods.{name}").glob("pid.*"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.ports import JobState, Launcher, Queueing, Waiting
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state
@@ -50,9 +50,40 @@ class TestKubernetesLauncher(LauncherContract):
         (tmp_path / "forbidden.configmaps").touch()
         with pytest.raises(LauncherError, match="may not create configmaps in the namespace default"):
             launcher.answers()
+        (tmp_path / "forbidden.configmaps").unlink()
+        (tmp_path / "no-admission").touch()
+        with pytest.raises(LauncherError, match="no quota"):
+            launcher.answers()
         (tmp_path / "kubectl").write_text("#!/bin/sh\necho 'Unable to connect to the server' >&2; exit 1\n")
         with pytest.raises(LauncherError, match="Unable to connect"):
             launcher.answers()
+
+    def test_pods_that_wait_say_why_and_an_image_that_is_not_there_ends_the_run(
+        self, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kubernetes, "belongings", lambda *_, **__: [])
+        handle = launcher.submit(plan(GOOD))
+        labels = {"hp-tool/job": handle}
+
+        def waits(**status: Any) -> None:
+            (tmp_path / "waiting.0.json").write_text(
+                json.dumps({"metadata": {"name": "p", "labels": labels}, "status": status})
+            )
+
+        waits(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes"}])
+        assert wait(launcher, handle, until={JobState.QUEUED}) is JobState.QUEUED
+        assert isinstance(launcher, Queueing) and launcher.waiting(handle) == Waiting(reason="Unschedulable: 0/4 nodes")
+        waits(
+            containerStatuses=[
+                {"name": "run", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+            ]
+        )
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.refused, measurement.wall_s) == (True, None)
+        assert "no such image" in (measurement.cause or "")
+        (tmp_path / "waiting.0.json").unlink()
+        launcher.cancel("job-1")
 
     def test_a_job_over_two_pods(self, launcher: Launcher) -> None:
         script = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
@@ -191,6 +222,14 @@ def test_ends_that_a_job_cannot_tell_itself(pods: list[dict[str, Any]], reason: 
     told = ending(failed("BackoffLimitExceeded"), pods=pods)
     assert told.reason == reason and told.wall_s == 100.0
     assert word in (told.error or "")
+
+
+def test_waiting_for_nodes_and_images_is_not_the_runs_time() -> None:
+    times = {"startedAt": "2026-11-21T10:01:00Z", "finishedAt": "2026-11-21T10:01:30Z"}
+    ran = container(terminated={"reason": "Error", "exitCode": 143, **times})
+    assert ending(failed("BackoffLimitExceeded"), pods=[ran]).wall_s == 30.0
+    still = container(running={"startedAt": "2026-11-21T10:01:10Z"})
+    assert ending(failed("BackoffLimitExceeded"), pods=[ran, still]).wall_s == 40.0
 
 
 def test_what_is_printed_for_people_is_json() -> None:

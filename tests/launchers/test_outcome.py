@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
-from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.steps import RUN, step_line
 from hp_tool.launchers.jobs import Ending, measure
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
@@ -41,6 +43,24 @@ def test_without_a_result(tmp_path: Path, ending: Ending, log: str, status: str,
     hardware = Hardware(gpu="cpu", num_gpus=2)
     found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=hardware)
     assert (found.status, found.cause, found.log_tail, found.hardware) == (status, cause, log, hardware)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("timeout", "ok"), ("terminated", "ok"), ("cancelled", "preempted"), ("exited", "crashed")]
+)
+def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(tmp_path: Path, reason: str, status: str) -> None:
+    versions = Measurement(status="ok", versions={"torch": "2.13"}, differences={"apply_rope_fusion": ("transformer-engine",)})
+    times = ((1, 9.0), (2, 1.0), (3, 1.2))
+    lines = [step_line(number, least_warmup=1, time_s=time_s, loss=5.0, norm=1.0) for number, time_s in times]
+    header = RUN + TypeAdapter(Measurement).dump_json(versions).decode()
+    (tmp_path / "job.log").write_text("\n".join(("NCCL says", header, *lines[:2], "a rank speaks", lines[2], "")))
+    ending = Ending(reason=reason, exit_code=1, wall_s=60.0)
+    found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert found.status == status
+    if status == "ok":
+        assert (found.step_s, found.step_times_s, found.warmup_times_s) == (1.1, (1.0, 1.2), (9.0,))
+        assert (found.versions, found.differences, found.wall_s) == (versions.versions, versions.differences, 60.0)
+        assert found.cause is not None and found.cause.startswith("2 steps measured: ")
 
 
 def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
-from hp_tool.errors import LauncherError
+from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 from tests.launchers.slurm_cluster import SlurmCluster, until
 
@@ -49,9 +49,13 @@ class TestSlurmLauncher(LauncherContract):
         try:
             handle = launcher.submit(plan(GOOD))
             assert launcher.poll([handle]) == {handle: JobState.QUEUED}
+            until(lambda: (launcher.poll([handle]), launcher.waiting(handle))[1])
+            assert launcher.waiting(handle).reason in ("PartitionDown", "Priority", "None")
             launcher.cancel("job-1")
             assert wait(launcher, handle, until={JobState.CANCELLED}) is JobState.CANCELLED
-            assert launcher.fetch(handle).cause == "cancelled on request"
+            measurement = launcher.fetch(handle)
+            assert (measurement.cause, measurement.wall_s) == ("cancelled on request", 0.0)
+            assert launcher.waiting(handle) is None
         finally:
             slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
 
@@ -64,17 +68,22 @@ class TestSlurmLauncher(LauncherContract):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: CANCELLED")
         assert measurement.wall_s is not None
+        assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
 
     def test_a_partition_that_does_not_exist_is_refused(self, slurm: SlurmCluster, tmp_path: Path) -> None:
-        with pytest.raises(LauncherError, match="invalid partition"):
+        with pytest.raises(RefusedError, match="invalid partition"):
             slurm.launcher(root=tmp_path, partition="nowhere").submit(plan(GOOD))
+        with pytest.raises(LauncherError, match="invalid partition"):
+            slurm.launcher(root=tmp_path, partition="nowhere").answers()
+        assert "a job of one node would be taken: to start at" in slurm.launcher(root=tmp_path).answers()
 
     def test_a_job_that_can_never_start_is_told_and_taken_back(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, time_s=7200.0)  # the partition gives an hour
-        handle = launcher.submit(plan(GOOD))
+        handle = launcher.submit(plan(GOOD))  # which sbatch takes, and lets wait for ever
         assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("crashed", "Slurm will not run the job: PartitionTimeLimit")
+        assert (measurement.refused, measurement.wall_s) == (True, 0.0)
 
     def test_a_set_up_that_fails_ends_the_job_with_its_words(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, setup=["source /no/such/environment"])

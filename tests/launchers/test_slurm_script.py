@@ -106,6 +106,11 @@ def test_modules_and_set_up_come_before_the_job_and_a_container_around_it() -> N
     arguments = shlex.split(srun.rstrip("\\"))
     assert "--container-image=nvcr.io#nvidia/pytorch:26.01-py3" in arguments
     assert "--container-mounts=$PWD:$PWD,/data:/data:ro" in arguments
+    # The run's own time begins inside, when the image has been imported.
+    assert arguments[:3] == ["timeout", "--kill-after=60", "2100"]
+    inside = lines[lines.index(srun) + 1]
+    assert 'exec timeout --kill-after=60 300 "$@"' in inside
+    assert "#SBATCH --time=37" in lines
 
 
 def test_the_plan_is_torchrun_on_every_node_and_touches_nothing(tmp_path: Path) -> None:

@@ -96,6 +96,19 @@ def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> No
     assert "NumNodes=2" in nodes and "NodeList=n[1-2]" in nodes
 
 
+def test_a_run_that_its_time_limit_ends_keeps_its_steps(slurm: SlurmCluster, tmp_path: Path) -> None:
+    launcher = slurm.launcher(root=tmp_path)
+    asked = request(parallel={"tensor_parallel_size": 2}, steps=10_000_000, warmup_steps=1, timeout_s=25.0)
+    handle = launcher.submit(launcher.plan(asked, job_name="endless"))
+    assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}, limit_s=120) is JobState.FINISHED
+    measurement = launcher.fetch(handle)
+    assert measurement.status == "ok", measurement.log_tail
+    assert measurement.cause == f"{len(measurement.step_times_s)} steps measured: not done after 25 s"
+    assert len(measurement.step_times_s) > 10 and measurement.step_s is not None and measurement.step_s < 5.0
+    assert measurement.hardware is not None and measurement.hardware.hosts and measurement.versions["megatron-core"]
+    assert measurement.differences["bias_dropout_fusion"] == ("cuda",)
+
+
 @pytest.mark.long
 def test_a_search_outlives_a_restart_of_the_controller(search: Search) -> None:
     process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "3")
@@ -156,3 +169,40 @@ def test_a_restarted_worker_adopts_the_jobs_of_a_killed_one(search: Search, tmp_
     (run,) = search.runs()
     assert run.measurement is not None and run.measurement.status == "ok" and run.attempt == 0
     assert search.jobs() == adopted == [run.job_name]
+
+
+def test_a_partition_that_does_not_exist_ends_the_search_at_the_first_answer(search: Search, tmp_path: Path) -> None:
+    options = yaml.safe_load((EXAMPLES / "slurm-cluster.yaml").read_text()) | {"partition": "nowhere"}
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(options))
+    search.environment["HP_SLURM_CONFIG"] = str(tmp_path / "wrong.yaml")
+    process = search.start(str(EXAMPLES / "slurm.yaml"), "--budget-runs", "8")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1 and "invalid partition" in stderr, stderr
+    (run,) = search.runs()
+    assert (run.state, run.gpu_seconds, search.jobs()) == (RunState.ABANDONED, 0.0, [])
+    with search.store() as store:
+        record = store.get_search(search_id=search.id())
+        assert record.state is SearchState.FAILED and record.error is not None and record.error["code"] == "refused"
+
+
+def test_a_held_job_is_shown_is_not_charged_and_ends_the_search_when_its_time_is_up(search: Search) -> None:
+    search.slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
+    try:
+        process = search.start(str(EXAMPLES / "slurm.yaml"), "--set", "search.queue_timeout_s=15")
+
+        def pending() -> object:
+            with search.store() as store:
+                if not store.list_searches().items:
+                    return None
+                return store.get_search(search_id=search.id()).progress.get("pending", {}).get("reason")
+
+        until(pending, limit_s=60)
+        assert pending() in ("PartitionDown", "None", "Priority")
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 1 and "queue_timeout_s of 15 s" in stderr, stderr
+        (run,) = search.runs()
+        assert (run.state, run.gpu_seconds) == (RunState.ABANDONED, 0.0)
+        assert run.account is not None and run.account["queue_s"] > 10.0 and run.account["wall_s"] == 0.0
+        until(lambda: search.slurm.open_jobs() == [])
+    finally:
+        search.slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")

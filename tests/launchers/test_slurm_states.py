@@ -64,7 +64,7 @@ def test_states_of_the_accounting() -> None:
 
 
 def test_lines_that_are_no_jobs_are_passed_over() -> None:
-    odd = "7|RUNNING|None|0:01|/runs/a\nb|c\nslurm_load_jobs: hello\n8|FAILED|None|INVALID|/runs/b\n"
+    odd = "7|RUNNING|None|0:01|n1|N/A|/runs/a\nb|c\nslurm_load_jobs: hello\n8|FAILED|None|INVALID|n2|N/A|/runs/b\n"
     assert [(job.id, job.elapsed_s) for job in parse_queue(odd)] == [(7, 1.0), (8, None)]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.store import open_store
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, lines, report, true_step_s
 
 COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
@@ -78,14 +77,110 @@ def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that
     assert [(each["new"], each["record"]["version"]) for each in third["calibrations"]] == [(True, 2)]
 
 
-def test_a_wrong_line_is_named_and_nothing_is_stored(hp_tool, tmp_path):
-    broken = report(CONFIGURATIONS[1]) | {"measurment": {}}
-    stdin = json.dumps(report(CONFIGURATIONS[0])) + "\n" + json.dumps(broken)
-    done = hp_tool("calibrate", "--measurements", "-", stdin=stdin, exit_code=2)
-    assert "line 2" in done.stderr and "measurment" in done.stderr
-    store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
-    assert store.measurements().items == ()
-    store.close()
+def test_lines_are_stored_or_refused_one_by_one(hp_tool, tmp_path):
+    told = [report(parallel) for parallel in CONFIGURATIONS]
+    step_s = [each["measurement"]["step_s"] for each in told]
+    told[0]["measurement"] = {"tokens_per_second_per_gpu": 32 * 4096 / 16 / step_s[0]}  # nothing else is needed
+    told[1]["measurement"] = {"step_s": 4 * step_s[1]}
+    told[2]["measurement"] = {"step_s": 30 * step_s[2]}
+    told[3]["measurement"] = {"step_s": -1.0}
+    told[4]["measurment"] = {}
+    stdin = "\n".join([*map(json.dumps, told), "neither JSON nor a mapping"])
+    done = hp_tool("calibrate", "--measurements", "-", "--json", stdin=stdin)
+    answer = json.loads(done.stdout)
+    refused = [(each["line"], each["field"], each["code"]) for each in answer["measurements_refused"]]
+    assert refused[:2] == [(4, "measurement.step_s", "invalid_value"), (5, "measurment", "unknown_key")]
+    assert refused[2][0] == 7 and "did you mean measurement?" in answer["measurements_refused"][1]["message"]
+    assert answer["measurements_stored"] == 4 and len(answer["measurements_held"]) == 1
+    assert "line 4 refused: measurement.step_s must be from" in done.stderr
+    assert "times off the predicted" in done.stderr and "until it is accepted" in done.stderr
+    assert answer["calibrations"][0]["record"]["num_measurements"] == 3
+
+    stored = json.loads(hp_tool("measurements", "--json").stdout)["measurements"]
+    assert {each["measurement"]["status"] for each in stored} == {"ok"}
+    rated = next(each for each in stored if each["parallel"]["tensor_parallel_size"] == 2)
+    assert rated["measurement"]["step_s"] == pytest.approx(step_s[0])
+    nothing = hp_tool("calibrate", "--measurements", "-", stdin="broken", exit_code=2)
+    assert "line 1 refused" in nothing.stderr and "0 measurements stored, 1 line refused" in nothing.stdout
+
+
+def test_a_measurement_is_excluded_and_taken_back_each_as_a_version(hp_tool):
+    hp_tool("calibrate", "--measurements", "-", stdin=lines())
+    query = QUERY | {"parallel": CONFIGURATIONS[0]}
+    before = estimate(hp_tool, query)["calibrated_estimate"]
+    rows = json.loads(hp_tool("measurements", "--model", "llama-3-8b", "--json").stdout)["measurements"]
+    identity = rows[0]["id"]
+
+    changed = json.loads(hp_tool("measurements", "--exclude", identity, "--json").stdout)
+    assert [each["state"] for each in changed["measurements"]] == ["excluded"]
+    (made,) = changed["calibrations"]
+    assert (made["record"]["version"], made["record"]["num_measurements"]) == (2, len(CONFIGURATIONS) - 1)
+    assert identity not in made["record"]["payload"]["measurement_ids"]
+    assert estimate(hp_tool, query)["calibrated_estimate"]["provenance"]["calibration"]["version"] == 2
+
+    table = hp_tool("measurements", "--delete", identity).stdout
+    assert "deleted" in table and identity in table and "version" not in table.splitlines()[-1]  # it taught nothing before
+    assert identity not in hp_tool("measurements").stdout
+    assert "version 3" in hp_tool("measurements", "--accept", identity).stdout
+    after = estimate(hp_tool, query)["calibrated_estimate"]
+    assert after["time"] == before["time"]
+    assert "no measurement" in hp_tool("measurements", "--accept", "nobody", exit_code=2).stderr
+
+
+def test_runs_without_a_step_time_say_that_they_correct_none(hp_tool):
+    failed = report(CONFIGURATIONS[0]) | {"measurement": {"status": "oom"}}
+    hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(failed))
+    query = QUERY | {"parallel": CONFIGURATIONS[1]}
+    done = estimate(hp_tool, query)
+    known = done["calibrated_estimate"]["provenance"]
+    assert known["calibration"]["correction"] == pytest.approx(1.0)
+    assert "no run of it has a step time" in known["calibration_unused"]
+
+
+def test_when_all_is_excluded_nothing_is_corrected(hp_tool):
+    hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(report(CONFIGURATIONS[0])))
+    query = QUERY | {"parallel": CONFIGURATIONS[0]}
+    assert estimate(hp_tool, query)["calibrated_estimate"] is not None
+    (row,) = json.loads(hp_tool("measurements", "--json").stdout)["measurements"]
+    (made,) = json.loads(hp_tool("measurements", "--exclude", row["id"], "--json").stdout)["calibrations"]
+    assert (made["record"]["version"], made["record"]["num_measurements"]) == (2, 0)
+    assert estimate(hp_tool, query)["calibrated_estimate"] is None
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "asked_about"),
+    [
+        ({"gpu": "h100-sxm-80gb", "num_gpus": 16, "gpus_per_node": 8}, {"gpu": "h100-sxm-80gb", "num_gpus": 4}),
+        ({"gpu": "gb200-nvl72", "num_gpus": 64}, {"gpu": "gb200-nvl72", "num_gpus": 8}),
+    ],
+)
+def test_jobs_of_any_size_on_one_kind_of_machine_teach_each_other(hp_tool, measured_on, asked_about):
+    parallel = {"tensor_parallel_size": 2, "recompute": "full", "zero_stage": 3}
+    told = report(parallel, query=QUERY | {"cluster": measured_on})
+    hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(told))
+    answer = estimate(hp_tool, QUERY | {"cluster": asked_about, "parallel": parallel})
+    known = answer["calibrated_estimate"]["provenance"]["calibration"]
+    assert (known["runs"], known["models"]) == (1, {"llama-3-8b": 1})
+    corrected = answer["calibrated_estimate"]["time"]["step_s"] / answer["estimate"]["time"]["step_s"]
+    assert known["correction"] == pytest.approx(corrected) and corrected > 1.0
+
+
+def test_an_answer_says_why_nothing_corrects_it(hp_tool):
+    def why(**changes):
+        answer = estimate(hp_tool, QUERY | {"parallel": CONFIGURATIONS[0]} | changes)
+        assert answer["calibrated_estimate"] is None
+        return answer["estimate"]["provenance"].get("calibration_unused")
+
+    assert why() is None  # there is no database at all
+    hp_tool("calibrate", "--measurements", "-", stdin=json.dumps(report(CONFIGURATIONS[0])))
+    assert "megatron-core was measured, not torch-fsdp" in why(
+        training=QUERY["training"] | {"framework": "torch-fsdp"}, parallel={"zero_stage": 3}
+    )
+    slower = QUERY["cluster"] | {"inter_node_bandwidth_bytes_per_second": 12.5e9}
+    assert "another node, domain or network" in why(cluster=slower)
+    assert "no measurements on a100-sxm-80gb/node8" in why(cluster={"gpu": "a100-sxm-80gb", "num_gpus": 16})
+    experts = OTHER_MODEL | {"model": "mixtral-8x7b", "parallel": OTHER_MODEL["parallel"] | {"expert_parallel_size": 2}}
+    assert "only dense models were measured" in why(**experts)
 
 
 def test_without_measurements_it_says_where_they_come_from(hp_tool):

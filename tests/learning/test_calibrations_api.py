@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
-import httpx
 import pytest
-import uvicorn
 
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.learning import series
@@ -18,10 +15,7 @@ from hp_tool.learning import stamp as stamps
 from hp_tool.learning.make import outdated_notice
 from hp_tool.learning.stamp import digest_of
 from hp_tool.queries.schema import parse_query
-from hp_tool.store import open_store, schema
 from hp_tool.training.problem import resolve_training
-from service.app import create_app
-from service.settings import Settings
 from service.worker import Worker
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, report, true_step_s
 
@@ -40,26 +34,6 @@ def worker(http):
         thread.join()
 
     return running
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def http(request, tmp_path) -> Iterator[httpx.Client]:
-    url = f"sqlite:///{tmp_path / 'hp.sqlite3'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    schema.upgrade(url)
-    store = open_store(url)
-    config = uvicorn.Config(create_app(Settings(), store=store), host="127.0.0.1", port=0, log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as client:
-        client.store = store
-        yield client
-    server.should_exit = True
-    thread.join()
-    store.close()
 
 
 def test_reported_measurements_become_a_calibration_that_estimates_take_up(http):
@@ -134,26 +108,28 @@ def test_the_stamp_follows_constants_and_cost_model_alone(monkeypatch):
     assert digest_of(problem) != stamp
 
 
-def test_releases_of_a_framework_are_kept_apart_where_a_query_names_one(http):
-    def of(release, factor):
+def test_releases_of_a_framework_teach_each_other_and_are_told_apart_by_their_own_runs(http):
+    def of(release, factor, configurations=CONFIGURATIONS):
         query = QUERY | {"training": QUERY["training"] | {"framework_version": release}}
-        for parallel in CONFIGURATIONS:
+        for parallel in configurations:
             asked = report(parallel, query=query)
             asked["measurement"]["step_s"] *= factor
             assert http.post("/v1/measurements", json=asked).status_code == 201
         return query | {"parallel": CONFIGURATIONS[0]}
 
-    old, new = of("0.15", 1.2), of("0.16", 1.0)
-    made = {each["framework"]: each for each in http.post("/v1/calibrations").json()["items"]}
-    assert set(made) == {"megatron-core", "megatron-core 0.15", "megatron-core 0.16"}
-    assert made["megatron-core"]["num_measurements"] == 2 * len(CONFIGURATIONS)
-    slow, fast = (
-        http.post("/v1/estimates", json=query).json()["calibrated_estimate"]["time"]["step_s"] for query in (old, new)
-    )
-    assert slow / fast == pytest.approx(1.2, rel=0.03)
-    other = QUERY | {"training": QUERY["training"] | {"framework_version": "0.99"}, "parallel": CONFIGURATIONS[0]}
-    stands_in = http.post("/v1/estimates", json=other).json()["calibrated_estimate"]["provenance"]["calibration"]
-    assert stands_in["framework"] == "megatron-core"
+    def estimate(query):
+        return http.post("/v1/estimates", json=query).json()
+
+    of("26.02", 1.2)
+    new = of("26.08", 1.0, CONFIGURATIONS[:1])
+    (made,) = http.post("/v1/calibrations").json()["items"]
+    assert (made["framework"], made["num_measurements"]) == ("megatron-core", len(CONFIGURATIONS) + 1)
+    alone = estimate(new)["estimate"]["time"]["step_s"]
+    truth = true_step_s(QUERY | {"parallel": CONFIGURATIONS[0]})
+    for asked in (new, QUERY | {"parallel": CONFIGURATIONS[0]}):  # one run of its own shadows none of the others
+        learnt = estimate(asked)["calibrated_estimate"]
+        assert learnt["provenance"]["calibration"]["measurements"] == len(CONFIGURATIONS) + 1
+        assert abs(learnt["time"]["step_s"] / truth - 1) < abs(alone / truth - 1)
 
 
 def test_a_worker_learns_what_trainings_report_without_being_asked(http, worker):

@@ -8,6 +8,7 @@ import pytest
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.workload import OverlapSpec
 from tests.profiler.requests import DEEPSEEK, LATENT, LLAMA, MOE
 from tests.profiler.together import run_together
 
@@ -30,6 +31,9 @@ def modules(*names: str) -> dict[str, Any]:
 
 
 QWEN = {**LLAMA, "query_key_norm": "head"}
+AHEAD = {**LLAMA, "num_nextn_predict_layers": 1}
+AHEAD_SPARSE = {**DEEPSEEK, "num_nextn_predict_layers": 1}
+SERIAL = {"overlap": OverlapSpec(data_parallel=False)}
 
 SINGLE: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -51,6 +55,8 @@ SINGLE: dict[str, dict[str, Any]] = {
     "deepseek-modules": {"model": DEEPSEEK, "parallel": modules("core_attn", "layernorm", "mla_up_proj", "shared_experts")},
     "deepseek-experts": {"model": DEEPSEEK, "parallel": modules("moe", "mlp")},
     "three": {"model": THREE},
+    "ahead": {"model": AHEAD},
+    "sparse": {"model": AHEAD_SPARSE},
     "six": {"model": SIX},
     "dropout": {"training": DROPOUT},
     "dropout-selective": {"training": DROPOUT, "parallel": {"recompute": "selective"}},
@@ -70,6 +76,14 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "llama-tp2-sp": {"model": LLAMA, "parallel": TP2_SP, "breakdown": True},
     "qwen-tp2": {"model": QWEN, "parallel": TP2},
     "qwen-tp2-sp": {"model": QWEN, "parallel": TP2_SP},
+    "gpt-dp2-serial": {"parallel": DP2, "training": SERIAL},
+    "gpt-dp2-zero0-serial": {"parallel": {**DP2, "zero_stage": 0}, "training": SERIAL},
+    "ahead-pp2": {"model": AHEAD, "parallel": PP2},
+    "ahead-tp2-sp": {"model": AHEAD, "parallel": TP2_SP},
+    "ahead-dp2": {"model": AHEAD, "parallel": DP2},
+    "sparse-pp2-v2": {"model": AHEAD_SPARSE, "parallel": PP2_V2},
+    "sparse-tp2-sp-ep2": {"model": AHEAD_SPARSE, "parallel": {**EP2, **TP2_SP}},
+    "balanced-dp2-ep2": {"model": MOE, "parallel": {**EP2, **DP2}, "balanced_routing": True},
     "gpt-cp2": {"parallel": CP2},
     "llama-cp2": {"model": LLAMA, "parallel": CP2},
     "moe-ep2": {"model": MOE, "parallel": {**EP2, **DP2}},
@@ -94,7 +108,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if not name.startswith("dropout")])
+@pytest.mark.parametrize("name", [name for name in (*SINGLE, *DOUBLE) if not name.startswith(("dropout", "balanced"))])
 def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], name: str) -> None:
     undivided = measured[name.partition("-")[0]]
     tolerance = 2e-3 if "bf16" in name or "fp16" in name else 1e-5

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.profiler.support import check
 from tests.profiler.requests import DEEPSEEK, LLAMA, MOE, request
@@ -25,6 +26,8 @@ GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_g
         {"model": {"position_embedding_offset": 2}},
         {"model": DEEPSEEK},
         {"model": MOE, "parallel": {"expert_parallel_size": 2, "data_parallel_size": 2}},
+        {"model": {**MOE, "num_nextn_predict_layers": 1}, "parallel": {"moe_token_dispatcher_type": "flex"}},
+        {"training": {"cuda_graphs": True, "overlap": OverlapSpec(data_parallel=False)}},
         {"parallel": GATHERED},
         {"parallel": {"recompute": Recompute(granularity="full", method="block", num_layers=2)}},
         {"training": {"precision": "bf16", "parameter_precision": "bf16", "gradient_precision": "bf16"}},
@@ -39,7 +42,16 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
     [
         ({"model": {"num_experts": 8}}, "experts with biases"),
         ({"model": {**MOE, "router_bias": True}}, "router_bias: True"),
-        ({"model": MOE, "parallel": {"moe_token_dispatcher_type": "flex"}}, "needs DeepEP"),
+        ({"model": MOE, "training": {"cuda_graphs": True}}, "cuda_graphs of a model with experts"),
+        ({"training": {"overlap": OverlapSpec(context_parallel=False)}}, "a switch for overlap.context_parallel"),
+        ({"training": {"optimizer_precision": "bf16"}}, "optimizer states in 16 bits on a CPU"),
+        (
+            {
+                "training": {"overlap": OverlapSpec(pipeline_parallel=False)},
+                "parallel": {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2},
+            },
+            "interleaving over two stages without",
+        ),
         ({"model": {**DEEPSEEK, "position_embedding": "none"}}, "latent attention without rotary positions"),
         (
             {"model": MOE, "parallel": {"recompute": Recompute(granularity="selective", modules=("moe_act",))}},
@@ -63,7 +75,6 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
         ({"training": {"offload": "optimizer"}}, "offload: optimizer"),
         ({"training": {"offload_fraction": 0.5}}, "offload_fraction: 0.5"),
         ({"training": {"optimizer": "muon"}}, "optimizer: muon"),
-        ({"training": {"optimizer_precision": "bf16"}}, "optimizer_precision: bf16"),
         ({"training": {"exp_avg_sq_precision": "fp16"}}, "exp_avg_sq_precision: fp16"),
         ({"training": {"master_precision": "remainder"}}, "master_precision: remainder"),
         ({"parallel": {"context_parallel_size": 2}}, "context parallelism by p2p on a CPU; all_gather is run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +11,10 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunRecord, RunState
-from hp_tool.search.account import UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
+from hp_tool.domain.steps import MORE_WARMUP
+from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
+from hp_tool.search.fidelity import EXTRAPOLATION_RATIO
+from tests.search.search_engine import make_problem
 
 SETTINGS = SearchSettings(warmup_steps=2, steps=5)
 
@@ -43,3 +47,17 @@ def test_a_run_to_come_costs_start_up_and_every_step_on_all_its_devices() -> Non
     assert run_gpu_seconds(num_gpus=8, step_s=2.0, startup_s=10.0, settings=SETTINGS) == pytest.approx(
         8 * (10.0 + (2 + 5) * 2.0)
     )
+
+
+def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() -> None:
+    problem = make_problem(warmup_steps=2, steps=5)
+    predicted = {"calibrated_step_s": 51.6, "calibrated_step_s_interval": [40.0, 60.0]}
+    record = replace(run(1, wall_s=None, step_s=None), parallel=problem.candidates.config(0), predicted=predicted)
+    steps = 2 + MORE_WARMUP + 5
+    assert problem.request(record, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 60.0)
+    on_a_cluster = replace(problem, assumed_startup_s=CLUSTER_STARTUP_S)
+    assert on_a_cluster.request(record).timeout_s == pytest.approx(2 * 180.0 + steps * 60.0)
+    half = replace(record, predicted=predicted | {"reduced_calibrated_step_s": 51.6 / 2, EXTRAPOLATION_RATIO: 2.0})
+    assert problem.request(half, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 30.0)
+    fixed = make_problem(run_timeout_s=300.0)
+    assert fixed.request(record, startup_s=100.0).timeout_s == 300.0

@@ -102,5 +102,7 @@ def test_what_a_reduced_run_implied_is_void_once_the_whole_failed():
     assert standing([small, failed])[config] is failed
     assert standing([small, whole])[config] is whole
     assert standing([whole, failed])[config] is whole  # a repeat that fails takes nothing back
+    late = replace(whole, measurement=Measurement(status="timeout"))
+    assert standing([small, late])[config] is small  # it was cut off: that says nothing
     later = run(config, step_s=4.2, fidelity=Fidelity(steps=10))
     assert standing([whole, later, small])[config] is later

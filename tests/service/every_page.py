@@ -126,6 +126,8 @@ def _calibration(store: Store, http: TestClient) -> str:
         step_s = http.post("/v1/estimates", json=LLAMA | {"parallel": parallel}).json()["estimate"]["time"]["step_s"]
         measurement = {"status": "ok", "step_s": slower * step_s}
         http.post("/v1/measurements", json={"query": LLAMA, "parallel": parallel, "measurement": measurement})
+    slow = {"query": LLAMA, "parallel": parallel, "measurement": {"step_s": 25.0 * step_s}}
+    assert http.post("/v1/measurements", json=slow).json()["state"] == "held"
     http.post("/v1/calibrations", params={"gpu": "h100-sxm-80gb"})
     store.add_measurement(
         measurement=NewMeasurement(

@@ -45,12 +45,15 @@ class Stand:
     search: str
     run: str
     key: str
+    measurement: str
     query: dict[str, Any]
 
     def path(self, address: Address) -> str:
         """Where a route speaks of hers. A parameter of a new kind fails here, and joins."""
         name = "cpu" if address.pattern.startswith("/gpus") else "hers"
-        return address.at(search_id=self.search, run_id=self.run, key_id=self.key, name=name, action="clone")
+        return address.at(
+            search_id=self.search, run_id=self.run, key_id=self.key, name=name, action="clone", measurement_id=self.measurement
+        )
 
     def parameters(self, address: Address) -> dict[str, str]:
         """Whatever parameter of the query string can name something of hers."""
@@ -82,13 +85,15 @@ def furnished(http: TestClient, store: SqlStore, query: dict[str, Any], *, key: 
     run = one_run(store, lease, Measurement(status="ok", step_s=0.4, log_tail=CANARY))
     finish(store, lease)
     report = {"query": asked, "parallel": {}, "measurement": {"status": "ok", "step_s": 0.5}}
-    assert http.post("/v1/measurements", json=report, headers=ada).status_code == 201
-    return Stand(search=search, run=run, key=key, query=query | {"model": "hers", "parallel": {}})
+    measured = http.post("/v1/measurements", json=report, headers=ada).json()["id"]
+    assert http.post("/v1/calibrations", headers=ada).json()["items"][0]["models"] == {"models of users": 1}
+    return Stand(search=search, run=run, key=key, measurement=measured, query=query | {"model": "hers", "parallel": {}})
 
 
 def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -> httpx.Response:
     path, parameters = stand.path(address), stand.parameters(address)
-    body = {} if address.method == "GET" else {"json": {"budget_runs": 3}} if "/v1/" in path else {"data": {"budget_runs": "3"}}
+    changed: dict[str, Any] = {"state": "excluded"} if "{measurement_id}" in address.pattern else {"budget_runs": 3}
+    body = {} if address.method == "GET" else {"json": changed} if "/v1/" in path else {"data": changed}
     return http.request(address.method, path, params=parameters, headers=who, follow_redirects=False, **body)
 
 
@@ -112,9 +117,12 @@ def test_no_route_tells_or_changes_what_is_anothers(
             assert (answer.status_code, answer.json()["detail"]) == (404, f"no search '{stand.search}'"), address
         elif "{name}" in address.pattern and "/gpus/" not in address.pattern:
             assert answer.status_code in (403, 404), address
+        elif "{measurement_id}" in address.pattern:
+            assert answer.status_code == 404, address
         elif "{key_id}" in address.pattern:
             assert answer.status_code == 403, address
     assert (store.get_search(search_id=stand.search), store.get_webhook(search_id=stand.search)) == before
     assert store.usage().searches == {state: int(state is SearchState.SUCCEEDED) for state in SearchState}
     assert store.get_key(key_id=key).revoked_at is None
+    assert store.get_measurement(measurement_id=stand.measurement).state == "accepted"
     assert [http.get(f"/v1/{kind}/hers", headers=ada).status_code for kind in ("models", "clusters")] == [200, 200]

@@ -164,7 +164,7 @@ def test_a_reported_measurement_is_kept_with_its_prediction(http: TestClient, re
     assert response.status_code == 201, response.text
     stored = response.json()
     assert (stored["source"], stored["gpu"], stored["model"]) == ("reported", "cpu", "gpt-tiny")
-    assert stored["trust"] < 1
+    assert (stored["state"], stored["warnings"]) == ("accepted", [])
     assert stored["parallel"]["sequence_parallel"] is True
     assert stored["measurement"]["tokens_per_second_per_gpu"] == pytest.approx(8 * 128 / 0.25 / 2)
     assert stored["predicted"]["step_s"] > 0

@@ -45,3 +45,21 @@ def test_a_batch_mixes_kinds(http: TestClient, query: dict[str, Any]) -> None:
 def test_a_search_for_serving_is_refused_by_name(http: TestClient) -> None:
     response = http.post("/v1/searches", json=QUERY)
     assert response.status_code == 422 and response.json()["code"] == "unsupported"
+
+
+def test_experts_and_pools_of_them_are_asked_for_over_http(http: TestClient) -> None:
+    sizes = {"expert_parallel_size": 72, "attention_data_parallel_size": 72, "redundant_experts": 32}
+    load = {"input_length": 2048, "output_length": 256, "concurrency": 512, "precision": "fp8", "engine": "sglang"}
+    asked = {
+        "kind": "inference",
+        "model": "deepseek-v3",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 72},
+        "inference": load | {"expert_imbalance": 1.2, "two_batch_overlap": False},
+        "parallel": {"tensor_parallel_size": 1} | sizes,
+    }
+    found = http.post("/v1/estimates", json=asked).json()["estimate"]
+    assert found["feasible"] and found["parallel"].items() >= sizes.items() and found["expert_imbalance"] == 1.2
+    pools = {"decode_expert_parallel_size": 32, "decode_attention_data_parallel_size": 32}
+    apart = asked | {"inference": load | {"disaggregated": pools}, "parallel": {}}
+    rows = http.post("/v1/recommendations", json=apart).json()["disaggregated"]
+    assert rows and {row["decode"]["attention_data_parallel_size"] for row in rows} == {32}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_tool.domain.ports import Store
-from hp_tool.errors import ConflictError, InputError, NotFoundError
+from hp_tool.errors import ConflictError, NotFoundError
 from tests.store.acting import NewMeasurementFactory
 
 
@@ -32,10 +32,20 @@ def test_an_idempotency_key_stores_one(store: Store, new_measurement: NewMeasure
     assert len(store.measurements().items) == 1
 
 
-@pytest.mark.parametrize("trust", [-0.1, 1.1, float("nan")])
-def test_trust_is_a_share(store: Store, new_measurement: NewMeasurementFactory, trust: float) -> None:
-    with pytest.raises(InputError):
-        store.add_measurement(measurement=new_measurement(trust=trust))
+def test_a_measurement_may_be_excluded_deleted_and_accepted_again(store: Store, new_measurement: NewMeasurementFactory) -> None:
+    first, second = (store.add_measurement(measurement=new_measurement(step_s=seconds)) for seconds in (1.0, 2.0))
+    held = store.add_measurement(measurement=new_measurement(state="held"))
+    assert {each.id for each in store.measurements(state="accepted").items} == {first.id, second.id}
+    assert [each.id for each in store.measurements(state="held").items] == [held.id]
+    assert store.set_measurement_state(measurement_id=first.id, state="excluded").state == "excluded"
+    store.set_measurement_state(measurement_id=second.id, state="deleted")
+    assert {each.id for each in store.measurements().items} == {first.id, held.id}
+    assert [each.id for each in store.measurements(state="deleted").items] == [second.id]
+    assert store.measured_clusters()[0].measurements == 0
+    assert store.set_measurement_state(measurement_id=second.id, state="accepted") == second
+    assert store.get_measurement(measurement_id=second.id) == second
+    with pytest.raises(NotFoundError):
+        store.set_measurement_state(measurement_id="nope", state="excluded")
 
 
 def test_an_unknown_measurement_is_not_found(store: Store) -> None:

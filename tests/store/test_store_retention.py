@@ -35,14 +35,16 @@ def test_what_is_old_goes_and_what_was_found_stays(
 ) -> None:
     ended, queued = fill(store, new_measurement)
     monkeypatch.setattr(maintenance, "PRUNED_ROWS", 2)
-    nothing = {"events": 0, "audit": 0, "idempotency_keys": 0, "logs": 0}
+    deleted = store.add_measurement(measurement=new_measurement()).id
+    store.set_measurement_state(measurement_id=deleted, state="deleted")
+    nothing = {"events": 0, "audit": 0, "idempotency_keys": 0, "logs": 0, "measurements": 0}
     assert store.prune(older_than_days=1.0) == nothing  # all of it is of today
 
     def in_two_days(connection: Any) -> datetime:
         return base.now(connection) + timedelta(days=2)
 
     monkeypatch.setattr(maintenance, "now", in_two_days)
-    assert store.prune(older_than_days=1.0) == {"events": 3, "audit": 3, "idempotency_keys": 1, "logs": 1}
+    assert store.prune(older_than_days=1.0) == {"events": 3, "audit": 3, "idempotency_keys": 1, "logs": 1, "measurements": 1}
     assert store.prune(older_than_days=1.0) == nothing
     assert store.events(search_id=ended) == []
     assert len(store.events(search_id=queued)) == 1  # still to be followed
@@ -50,6 +52,7 @@ def test_what_is_old_goes_and_what_was_found_stays(
     failed = next(m.measurement for m in store.measurements().items if m.measurement.status == "crashed")
     assert failed == replace(FAILED, log_tail=None)
     assert store.audit().items == ()
+    assert store.measurements(state="deleted").items == ()
 
 
 @pytest.mark.parametrize("days", [0.0, -1.0, 0.5, float("nan"), float("inf")])

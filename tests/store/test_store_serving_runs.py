@@ -48,12 +48,16 @@ TRAINED = {"step_s": 7.5, "step_times_s": [2.0, 2.2]}
 PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
+MEASURED = sa.select(*(column for column in measurements.c if column.name != "state"))
+"""What a row of every revision here has."""
+
+
 def stored_rows(url: str, search_id: str) -> dict[str, Any]:
     """The columns that differ between the two ways, as they lie in the database."""
     engine = create_engine(url)
     with engine.begin() as connection:
         run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
-        measured = connection.execute(sa.select(measurements).where(measurements.c.run_id == run.id)).one()
+        measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
     engine.dispose()
     return {
@@ -65,10 +69,11 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
 
 def write_as_before(url: str, search_id: str) -> None:
     """Rewrite a search's rows in the way of revision 0007, independently of the migration."""
+    schema.downgrade(url, to="0008")
     engine = create_engine(url)
     with engine.begin() as connection:
         run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
-        measured = connection.execute(sa.select(measurements).where(measurements.c.run_id == run.id)).one()
+        measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
         trained = {name: value for name, value in measured.measurement.items() if name != "load"} | TRAINED
         row = search.result["recommendations"][0] | {"measurement": trained}

@@ -148,7 +148,7 @@ def test_evidence_is_what_stands_for_whole_runs_on_this_cluster(store):
         add(store, problem, row=5, measurement=reduced),
     ]
     add(store, problem, cluster_key="elsewhere")
-    add(store, problem, source="reported", trust=0.1)
+    add(store, problem, source="reported", state="held")
     add(store, problem, predicted={REUSED: "other"})
     add(store, problem, query={"kind": "training", "model": "a-model-nobody-knows"})
     evidence = stored_evidence(store=store, series=tuning.series, without_search="none")

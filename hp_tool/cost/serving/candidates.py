@@ -12,7 +12,7 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.serving import EngineEfficiency, ServingConfig
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, ServingConfig
 from hp_tool.domain.workload import SpeculativeSpec
 
 
@@ -24,6 +24,7 @@ class ServingCandidates:
     pipeline_parallel_size: IntArray
     expert_parallel_size: IntArray
     attention_data_parallel_size: IntArray
+    redundant_experts: IntArray
     data_parallel_size: IntArray
     max_num_seqs: IntArray
     max_num_batched_tokens: IntArray
@@ -71,6 +72,10 @@ class ServingCase(Machine):
     """Inputs of the layers' matmuls."""
     weight_bytes: float
     """Bytes per weight of those matmuls, scales included; embeddings and output layer stay in 16 bits."""
+    expert_precision: Precision
+    """Inputs of the experts' matmuls."""
+    expert_bytes: float
+    """Bytes per weight of the experts, shared ones included."""
     kv_element_bytes: float
     """Bytes per cached number."""
     input_length: int
@@ -80,6 +85,10 @@ class ServingCase(Machine):
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
     speculative: SpeculativeSpec | None = None
+    experts: ExpertEfficiency = ISOLATED
+    """What the engine adds to isolated kernels in layers with experts."""
+    expert_imbalance: float | None = None
+    two_batch_overlap: bool | None = None
 
     @property
     def computed_length(self) -> float:

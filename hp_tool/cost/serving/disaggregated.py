@@ -1,7 +1,8 @@
 """Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel between them.
 
-n replicas per pool; C requests in flight; s seconds of one prompt's prefill on a replica; x seconds to transfer its keys and
-values; D(b) seconds of a decoding step of b sequences; O output tokens; l requests per second.
+n replicas per pool; C requests in flight; s seconds of a replica's time for one prompt; x seconds to transfer its keys and
+values; D(b) seconds of a decoding step of b sequences; O output tokens; l requests per second. A replica with experts prefills
+as many prompts at once as its attention groups' batches hold, whose own seconds are those of the whole pass.
 
 A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p / s; requests in flight that
 neither travel nor decode wait for prefill. The load settles at the largest b with
@@ -19,7 +20,7 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.parameters import cached_width
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
+from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
@@ -38,6 +39,8 @@ class PoolCosts:
     transfer_s: FloatArray
     request_rate_per_second: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
+    prefill_tokens_per_second_per_gpu: FloatArray
+    decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
     """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
     decode_batch: FloatArray
@@ -59,21 +62,23 @@ def pool_costs(
 ) -> PoolCosts:
     """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
 
-    The pools may have GPUs of different kinds; data_parallel_size is the number of replicas of each. Counted are prefill,
+    The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups of each, one on a replica
+    of a dense model. Counted are prefill,
     transfer over the network ports of both sides' ranks, decoding, and the engine's overheads on each; chunking a prompt
     (nothing decodes beside it) and tails are not. With `requests_per_second` instead of the load, prompts that arrive
     independently wait r s / (2 (1 - r)) for a replica that is busy r of its time (a queue of one server and constant service),
     and `sustained` tells whether both pools keep up.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
-    n_p, n_d = prefillers.data_parallel_size, decoders.data_parallel_size
-    service = prompt_seconds(prefill, prefillers)
+    n_p, n_d = prefillers.replicas, decoders.replicas
+    alone, service = prompt_seconds(prefill, prefillers)
     travel = transfer_seconds(prefill, decode, prefillers, decoders)
     memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
     cached = seen_tokens(decode.model, length + decode.engine.kv_reserved_output_fraction * output)
-    most = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
+    each: FloatArray = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
+    most: FloatArray = each * decoders.attention_data_parallel_size
     first = serving_bytes(prefill, prefillers, memory_fraction=prefill.engine.memory_fraction)
     one = seen_tokens(prefill.model, length)
     fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
@@ -90,7 +95,7 @@ def pool_costs(
         middle = 0.5 * (low + high)
         completed, _ = rate(np.maximum(middle, 1e-9))
         if requests_per_second is None:
-            enough = (completed <= n_p / service) & (n_d * middle + completed * (service + travel) <= load)
+            enough = (completed <= n_p / service) & (n_d * middle + completed * (alone + travel) <= load)
         else:
             enough = completed <= requests_per_second
         low, high = np.where(enough, middle, low), np.where(enough, high, middle)
@@ -98,7 +103,7 @@ def pool_costs(
     batch = np.maximum(low, 1e-9)
     completed, token = rate(batch)
     if output == 1.0:  # nothing to decode
-        completed, token = np.minimum(n_p / service, load / (service + travel)), np.zeros_like(load)
+        completed, token = np.minimum(n_p / service, load / (alone + travel)), np.zeros_like(load)
     decoding = (output - 1.0) * token
     if requests_per_second is None:
         latency, sustained = load / completed, np.ones(len(load), dtype=bool)
@@ -107,15 +112,17 @@ def pool_costs(
         sustained = (busy < 1.0) & ((rate(most)[0] >= requests_per_second) | (output == 1.0))
         completed = np.where(sustained, requests_per_second, np.minimum(n_p / service, completed))
         queue = np.where(sustained, busy / (2.0 * np.maximum(1.0 - busy, 1e-9)), 0.0) * service
-        latency = queue + service + travel + decoding
-    gpus = n_p * _ranks(prefillers) + n_d * _ranks(decoders)
+        latency = queue + alone + travel + decoding
+    prefill_gpus, decode_gpus = n_p * _ranks(prefillers), n_d * _ranks(decoders)
     return PoolCosts(
         ttft_s=latency - decoding,
         tpot_s=token,
         request_latency_s=latency,
         transfer_s=travel,
         request_rate_per_second=completed,
-        output_tokens_per_second_per_gpu=completed * output / gpus,
+        output_tokens_per_second_per_gpu=completed * output / (prefill_gpus + decode_gpus),
+        prefill_tokens_per_second_per_gpu=completed * length / prefill_gpus,
+        decode_tokens_per_second_per_gpu=completed * output / decode_gpus,
         prefill_busy=completed * service / n_p,
         decode_batch=batch,
         max_decode_batch=most,
@@ -124,28 +131,45 @@ def pool_costs(
     )
 
 
-def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Seconds of one whole prompt alone on a replica, with the engine's work on it."""
+def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
+    """(seconds until a prompt alone on its attention group is done, seconds of the replica's time for each of many prompts),
+    with the engine's work on it.
+
+    Attention groups share experts, so they prefill side by side; with experts a pass takes as many whole prompts as the limit
+    of its tokens allows.
+    """
     engine, ones = case.engine, np.ones(len(candidates))
-    alone = Pass(tokens=ones * case.computed_length, decoding=0.0 * ones, prefill_requests=ones)
-    around = engine.iteration_overhead_s + engine.prompt_layer_overhead_s * case.model.num_hidden_layers
-    seconds = forward_seconds(case, candidates, alone, context=float(case.input_length))
-    # Stages of a pipeline work on prompts of their own: the replica completes one every p-th part of its way.
-    return np.maximum((seconds + around) / candidates.pipeline_parallel_size, engine.request_overhead_s)
+    groups, stages = candidates.attention_data_parallel_size, candidates.pipeline_parallel_size
+    together = ones
+    if case.model.num_experts is not None:
+        together = np.maximum(candidates.max_num_batched_tokens // case.computed_length, 1.0)
+
+    def seconds(prompts: FloatArray) -> FloatArray:
+        batch = Pass(tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts)
+        around = engine.iteration_overhead_s + prompts * prompt_overhead(case)
+        # Stages of a pipeline work on prompts of their own: the replica completes a pass every p-th part of its way.
+        return (forward_seconds(case, candidates, batch, context=float(case.input_length)) + around) / stages
+
+    alone = np.maximum(seconds(ones), engine.request_overhead_s)
+    if case.model.num_experts is None:
+        return alone, alone
+    many = np.maximum(seconds(together) / together, engine.request_overhead_s) / groups
+    return alone + case.experts.first_token_s, many
 
 
 def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:
     """Seconds between two tokens of a sequence among `batch`, on a replica that does not prefill."""
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
-    share = np.maximum(batch, 1.0) / stages
+    each = np.maximum(batch / candidates.attention_data_parallel_size, 1.0)
+    share = each / stages
     step = Pass(tokens=share * (1 + k), decoding=share, prefill_requests=np.zeros_like(share), drafted=k)
     context = case.input_length + 0.5 * case.output_length
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * share
     seconds = forward_seconds(case, candidates, step, context=context) + host
     device = seconds * drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
-    # The front end streams a token of each sequence in turn.
-    return np.hypot(device, np.maximum(batch, 1.0) * engine.stream_overhead_s)
+    # The front end of an attention group streams a token of each of its sequences in turn.
+    return np.hypot(device, each * engine.stream_overhead_s)
 
 
 def transfer_seconds(
@@ -153,8 +177,8 @@ def transfer_seconds(
 ) -> FloatArray:
     """Seconds to move a prompt's keys and values from one replica to another through the network port of each rank.
 
-    latency + bytes / (ports x bandwidth), of the narrower side. Pools on one node may use its faster links; this is not
-    counted.
+    latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group hold a prompt's.
+    Pools on one node may use its faster links; this is not counted.
     """
     model = prefill.model
     width = cached_width(model, prefillers.tensor_parallel_size) * prefillers.tensor_parallel_size
@@ -166,7 +190,7 @@ def transfer_seconds(
     for case, candidates in ((prefill, prefillers), (decode, decoders)):
         network = case.profile.framework.network
         port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
-        sides.append(_ranks(candidates) * port)
+        sides.append(_ranks(candidates) // candidates.attention_data_parallel_size * port)
     latency = prefill.profile.framework.network.latency_s + prefill.cluster.inter_node_latency_s
     seconds: FloatArray = latency + moved / np.minimum(*sides)
     return seconds
@@ -174,5 +198,6 @@ def transfer_seconds(
 
 def _ranks(candidates: ServingCandidates) -> IntArray:
     """GPUs of one replica."""
-    ranks: IntArray = candidates.tensor_parallel_size * candidates.pipeline_parallel_size
+    stage = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
+    ranks: IntArray = stage * candidates.pipeline_parallel_size
     return ranks

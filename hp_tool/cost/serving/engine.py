@@ -117,7 +117,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
         # Chunks beyond the iterations of a request's life find nothing to ride along with.
         riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
         extra = riding * (together - verify) + (1.0 - riding) * extra
-    around = engine.prompt_layer_overhead_s * case.model.num_hidden_layers
+    around = prompt_overhead(case)
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
@@ -132,6 +132,10 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
+    if case.model.num_experts:
+        early = early + case.experts.first_token_s
+        served = served + case.experts.first_token_s
+        waiting = waiting + case.experts.first_token_s
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
@@ -155,6 +159,12 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
         sustained=np.ones(len(c), dtype=bool),
         bytes=memory,
     )  # fmt: skip
+
+
+def prompt_overhead(case: ServingCase) -> float:
+    """Seconds of the engine's own work around one prompt, over all layers."""
+    mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
+    return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:

@@ -28,6 +28,7 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
         c.expert_parallel_size,
         c.attention_data_parallel_size,
     )
+    r = c.redundant_experts
     kv, experts = model.kv_heads, model.num_experts
     split = np.maximum(t * d // e, 1)
     # Latent attention caches one vector for all heads, which every rank keeps.
@@ -39,7 +40,7 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
         dense | ((model.expert_size % split != 0) & (experts is not None)),
         p > model.num_hidden_layers,
         (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
-        (e > 1) if experts is None else ((experts % e != 0) | (t * d % e != 0)),
+        (e > 1) | (r > 0) if experts is None else ((experts + r) % e != 0) | (t * d % e != 0) | (r > experts * (e - 1)),
         (d > 1) & (experts is None),
     )
     code: IntArray = sum((np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)), np.zeros(len(c), dtype=np.int64))
@@ -55,7 +56,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
 def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig) -> tuple[Reason, ...]:
     """The broken rules of one configuration, with numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
-    e, d = config.expert_parallel_size, config.attention_data_parallel_size
+    e, d, r = config.expert_parallel_size, config.attention_data_parallel_size, config.redundant_experts
     used = t * p * config.data_parallel_size
     # In the order of REASONS.
     explanations: dict[str, tuple[str, float, float]] = {
@@ -82,12 +83,13 @@ def explain(code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig
             num_gpus,
         ),
         "experts_not_divisible": (
-            f"{model.name} has no experts to divide; set expert_parallel_size to 1"
+            f"{model.name} has no experts to divide; set expert_parallel_size to 1 and leave redundant_experts out"
             if model.num_experts is None
-            else f"expert_parallel_size {e} must divide num_experts {model.num_experts} and tensor x attention data "
-            f"parallel {t * d}",
+            else f"expert_parallel_size {e} must divide tensor x attention data parallel {t * d}, and num_experts "
+            f"{model.num_experts} + redundant_experts {r}, of which a rank holds no expert twice; leave redundant_experts out "
+            f"for the fewest",
             e,
-            model.num_experts or 0,
+            (model.num_experts or 0) + r,
         ),
         "attention_data_parallel_needs_experts": (
             f"attention_data_parallel_size {d} shares experts between attention groups, and {model.name} has none; "

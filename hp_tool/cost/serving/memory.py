@@ -8,7 +8,7 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.parameters import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.forward import expert_weights
+from hp_tool.cost.serving.experts import expert_weights
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations are in 16 bits."""
@@ -58,10 +58,11 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     layers, mixtures = model.num_hidden_layers, model.moe_layers
     matrices = layers * entries(attention_matrices(model, tensor=t))
     matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
+    weights = matrices * case.weight_bytes
     if mixtures:
         shared = entries(shared_expert_matrices(model, tensor=t))
-        matrices = matrices + mixtures * (expert_weights(case, candidates) + shared)
-    stage = np.ceil(layers / p) / layers * matrices * case.weight_bytes
+        weights = weights + mixtures * (expert_weights(case, candidates) + shared) * case.expert_bytes
+    stage = np.ceil(layers / p) / layers * weights
     return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
 
 

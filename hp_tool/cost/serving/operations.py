@@ -8,7 +8,7 @@ separate pools).
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.network import exchange_slowdown, forwarded_bytes, group_ring, local_bandwidth, neighbours
+from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
@@ -136,21 +136,17 @@ def all_reduce_seconds(case: ServingCase, message_bytes: FloatArray, *, group_si
     return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)
 
 
-def exchange_seconds(case: ServingCase, bytes_per_rank: FloatArray, *, group_size: IntArray) -> FloatArray:
-    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `bytes_per_rank`; zero for a group of one.
-
-    Across domains the share that leaves the domain uses each rank's own network port.
+def exchange_seconds(case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray) -> FloatArray:
+    """Seconds of an all-to-all among `group_size` neighbouring ranks, each sending `near_bytes` inside its NVLink domain and
+    `far_bytes` out of it through its own network port, both at the same time; zero for a group of one.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network
-    inside = np.minimum(n, domain)
-    near = bytes_per_rank * (inside - 1.0) / n
-    far = bytes_per_rank * (n - inside) / n
-    near = near + forwarded_bytes(far, in_domain=inside, cluster=case.cluster)
-    far = far * exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=inside, cluster=case.cluster)
-    local = near + np.sqrt(near * link.ramp_bytes)
     peers = link.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
-    seconds = link.latency_s + link.latency_per_peer_s * (n - 1.0) + local / peers
+    ramped = near_bytes + np.sqrt(near_bytes * link.ramp_bytes)
+    local = link.latency_per_peer_s * (np.minimum(n, domain) - 1.0) + ramped / peers
+    slowed = exchange_slowdown(neighbours(n, cluster=case.cluster), in_domain=np.minimum(n, domain), cluster=case.cluster)
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
-    remote = network.latency_s + case.cluster.inter_node_latency_s + far / port
-    return case.engine.communication_slowdown * np.where(n > 1, seconds + np.where(n > domain, remote, 0.0), 0.0)
+    remote = network.latency_s + case.cluster.inter_node_latency_s + far_bytes * slowed / port
+    seconds = link.latency_s + np.where(n > domain, np.maximum(local, remote), local)
+    return case.engine.communication_slowdown * np.where(n > 1, seconds, 0.0)

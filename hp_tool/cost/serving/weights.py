@@ -8,7 +8,7 @@ from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
 
-ServingPrecision = Precision | Literal["int8", "int4"]
+ServingPrecision = Precision | Literal["int8", "int4", "mxfp4"]
 
 _FORMATS: dict[str, tuple[float, Precision]] = {
     "fp32": (4.0, "fp32"),
@@ -17,9 +17,12 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "fp8": (1.0, "fp8"),
     "mxfp8": (1.0 + 1.0 / 32, "mxfp8"),  # one scale byte for 32 weights
     "nvfp4": (0.5 + 1.0 / 16, "nvfp4"),  # one fp8 scale for 16 weights
+    "mxfp4": (0.5 + 1.0 / 32, "bf16"),  # one scale byte for 32 weights; activations stay 16 bit, as GPT-OSS is served
     "int8": (1.0, "bf16"),  # weights alone: activations stay 16 bit
     "int4": (0.5 + 2.0 / 128, "bf16"),  # one 16-bit scale for a group of 128, as GPTQ and AWQ ship
 }
+EXPERTS_ALONE = ("nvfp4", "mxfp4")
+"""Checkpoints of mixtures in these formats keep attention and dense layers in 16 bits (GPT-OSS; NVIDIA's DeepSeek-R1-FP4)."""
 _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
 """Served on older hardware too: weights stay narrow in memory and are widened before the matmul."""
 
@@ -39,6 +42,14 @@ def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, 
         field="inference.precision",
         code="precision_unsupported",
     )
+
+
+def formats(
+    precision: ServingPrecision, *, gpu: GpuSpec, experts: bool
+) -> tuple[tuple[float, Precision], tuple[float, Precision]]:
+    """`weight_format` of the layers' matrices and of the experts'."""
+    narrow = weight_format(precision, gpu=gpu)
+    return (weight_format("bf16", gpu=gpu) if experts and precision in EXPERTS_ALONE else narrow), narrow
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:

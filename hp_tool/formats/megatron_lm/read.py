@@ -88,7 +88,8 @@ class _Reader:
             "attention_bias": bias or self.on("add-qkv-bias"),
             "mlp_bias": bias,
             "max_position_embeddings": self.number("max-position-embeddings") if positions == "learned" else None,
-            "query_key_norm": "head" if self.on("qk-layernorm") else None,
+            # Of latent attention it switches the norms of the latents, which are always there.
+            "query_key_norm": "head" if self.on("qk-layernorm") and not self.on("multi-latent-attention") else None,
             "num_nextn_predict_layers": self.given("mtp-num-layers"),
         }
         if self.on("num-experts"):

@@ -33,7 +33,8 @@ def _model(setup: TrainingSetup) -> Values:
         "moe-router-topk": m.num_experts_per_tok or 1,
         "moe-ffn-hidden-size": m.moe_intermediate_size or m.ffn_size,
         "moe-token-dispatcher-type": setup.strategy.moe_token_dispatcher_type,
-        "moe-grouped-gemm": True,
+        "moe-grouped-gemm": setup.switches.get("moe_grouped_gemm"),
+        "moe-permute-fusion": setup.switches.get("moe_permute_fusion"),
         "moe-shared-expert-intermediate-size": m.shared_expert_size if m.num_shared_experts else None,
         "moe-router-num-groups": m.n_group or None,
         "moe-router-group-topk": (m.topk_group or m.n_group) if m.n_group else None,
@@ -55,7 +56,7 @@ def _model(setup: TrainingSetup) -> Values:
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
-        "qk-layernorm": m.query_key_norm is not None,
+        "qk-layernorm": m.query_key_norm is not None or latent,  # of latent attention, the latents' norms
         "disable-bias-linear": not m.has_mlp_bias,
         "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
         **(experts if m.num_experts else {}),
@@ -65,6 +66,8 @@ def _model(setup: TrainingSetup) -> Values:
         "qk-head-dim": m.qk_nope_head_dim if latent else None,
         "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
         "v-head-dim": m.v_head_dim if latent else None,
+        "rope-type": "rope" if latent else None,  # YaRN unless it is said
+        "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
     }
 
@@ -87,7 +90,7 @@ def _parallel(setup: TrainingSetup) -> Values:
         "use-megatron-fsdp": c.zero_stage >= 2,
         "data-parallel-sharding-strategy": words.SHARDING.get(c.zero_stage),
         "ckpt-format": "fsdp_dtensor" if c.zero_stage >= 2 else None,
-        "no-gradient-accumulation-fusion": c.zero_stage >= 2,
+        "no-gradient-accumulation-fusion": not setup.switches["gradient_accumulation_fusion"],
         **recomputation(setup.recompute),
     }
 
@@ -140,10 +143,10 @@ def _training(setup: TrainingSetup) -> Values:
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
-        "cuda-graph-impl": "local" if w.cuda_graphs else None,
+        "cuda-graph-impl": setup.switches["cuda_graph_impl"] if w.cuda_graphs else None,
         "cuda-graph-scope": "full_iteration" if w.cuda_graphs else None,
-        "cross-entropy-loss-fusion": w.loss != "unfused",
-        "cross-entropy-fusion-impl": "te" if w.cross_entropy == "in_place" else None,
+        "cross-entropy-loss-fusion": setup.switches["cross_entropy_loss_fusion"],
+        "cross-entropy-fusion-impl": setup.switches["cross_entropy_fusion_impl"] if w.loss == "in_place" else None,
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
         "accumulate-allreduce-grads-in-fp32": gradients == "fp32" and w.precision == "fp16",
         "use-precision-aware-optimizer": aware,
@@ -154,20 +157,15 @@ def _training(setup: TrainingSetup) -> Values:
 
 
 def _overlap(setup: TrainingSetup) -> Values:
-    """What is not said is switched on, as in the runs that the framework's constants come from."""
-    c, overlap = setup.parallel, setup.workload.overlap or OverlapSpec()
+    """Raises UnsupportedError for an overlap that no flag switches."""
+    overlap = setup.workload.overlap or OverlapSpec()
     if overlap.context_parallel is not None or overlap.expert_parallel is False:
         name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
         raise UnsupportedError(f"{words.TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
-    data = overlap.data_parallel is not False
-    # Userbuffers reach as far as NVLink.
-    tensor = c.sequence_parallel and 1 < c.tensor_parallel_size <= setup.cluster.nvlink_domain_size
+    names = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "overlap_moe_expert_parallel_comm")
     return {
-        "overlap-grad-reduce": data,
-        "overlap-param-gather": data and c.zero_stage >= 1,
-        "tp-comm-overlap": overlap.tensor_parallel is not False and tensor,
+        **{name.replace("_", "-"): setup.switches[name] for name in names},
         "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
-        "overlap-moe-expert-parallel-comm": overlap.expert_parallel,
     }
 
 
@@ -194,7 +192,7 @@ _LANGUAGE_MODEL = {
     "attention-dropout", "hidden-dropout", "recompute-granularity", "recompute-method", "recompute-num-layers",
     "recompute-modules", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
     "moe-router-num-groups", "moe-router-group-topk", "moe-layer-freq", "moe-token-dispatcher-type", "moe-grouped-gemm",
-    "moe-expert-capacity-factor", "add-qkv-bias",
+    "moe-expert-capacity-factor", "add-qkv-bias", "moe-permute-fusion", "rope-type", "no-rope-fusion",
     "cuda-graph-impl", "cuda-graph-scope",
     "qk-layernorm", "fp8-format", "fp8-recipe", "fp4-format", "fp4-recipe", "attention-backend",
     "multi-latent-attention", "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
@@ -204,13 +202,16 @@ _MODEL_PARALLEL = {
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
     "expert-model-parallel-size", "expert-tensor-parallel-size", "sequence-parallel", "bf16", "fp16", "tp-comm-overlap",
     "overlap-moe-expert-parallel-comm", "cross-entropy-loss-fusion", "cross-entropy-fusion-impl",
-    "num-virtual-stages-per-pipeline-rank",
+    "num-virtual-stages-per-pipeline-rank", "no-gradient-accumulation-fusion", "no-overlap-p2p-communication",
 }  # fmt: skip
 _KEYS = {
     "num-experts": "num_moe_experts",
     "fp8-format": "fp8",
     "fp4-format": "fp4",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    "no-rope-fusion": "apply_rope_fusion",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
+    "no-overlap-p2p-communication": "overlap_p2p_comm",
     words.FIRST_STAGE: "num_layers_in_first_pipeline_stage",
     words.LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
@@ -235,13 +236,13 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
         "gated_linear_unit": gated,
         "activation_func": "swiglu" if gated else "gelu",
     }
-    parallel: dict[str, Any] = {"overlap_p2p_comm": "no-overlap-p2p-communication" not in options}
+    parallel: dict[str, Any] = {"overlap_p2p_comm": True}
     others: dict[str, Any] = {}
     for name, values in options.items():
-        if name in ("disable-bias-linear", "no-overlap-p2p-communication"):
+        if name == "disable-bias-linear":
             continue
         section = language if name in _LANGUAGE_MODEL else parallel if name in _MODEL_PARALLEL else others
-        section[field_name(name)] = _value(name, values)
+        section[field_name(name)] = False if name.startswith("no-") else _value(name, values)
     return {"language_model": language, "model_parallel": parallel, **others}
 
 

@@ -1,0 +1,157 @@
+"""Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
+
+Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the
+model that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of
+experts at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, with_scatter
+from benchmarks.accuracy.inference import regret
+from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
+from benchmarks.accuracy.serving_runs import Predicted
+from hp_tool.catalog import cluster
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import engine_efficiency
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.disaggregated import pool_costs
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.serving import ExpertEfficiency
+from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.serving.problem import serving_case
+
+KEYS = {
+    "load left out": lambda run: run.concurrency,
+    "layout left out": lambda run: (run.model, run.config.tensor_parallel_size),
+    "model left out": lambda run: run.model,
+}
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    """By what was left out: errors of all runs and of each series; intervals and the choice of a layout; pools apart."""
+    found = mixtures(folder)
+    report: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        parts = left_out(found, key)
+        pairs = [pair for _, members in parts.values() for pair in members]
+        report[name] = {"all": figures(pairs)} | {series: figures(members) for series, members in _by_series(pairs).items()}
+        report[name]["best layout"] = regret(pairs)
+        if name == "model left out":
+            report["intervals"] = _held(parts.values())
+    apart = pool_runs(folder)
+    report["pools"] = _pool_figures([run for run in apart if run.replicas is not None])
+    report["pools of unknown size"] = sum(run.replicas is None for run in apart)
+    return report
+
+
+def figures(pairs: Sequence[Predicted]) -> dict[str, float]:
+    """Errors of TPOT (mean) and TTFT (median), and both biases."""
+    tpot, ttft = log_ratios(pairs, "tpot"), log_ratios(pairs, "ttft")
+    return _errors(tpot, ttft)
+
+
+def _errors(tpot: Any, ttft: Any) -> dict[str, float]:
+    return {
+        "runs": len(tpot),
+        "tpot_error": float(np.abs(np.expm1(tpot)).mean()),
+        "tpot_bias": float(tpot.mean()),
+        "ttft_median_error": float(np.median(np.abs(np.expm1(ttft)))),
+        "ttft_bias": float(ttft.mean()),
+    }
+
+
+def _by_series(pairs: Iterable[Predicted]) -> dict[str, list[Predicted]]:
+    grouped: dict[str, list[Predicted]] = {}
+    for pair in pairs:
+        run = pair.run
+        grouped.setdefault(f"{run.engine} {run.version or '?'}, {run.model} {run.precision}, {run.gpu}", []).append(pair)
+    return grouped
+
+
+def _held(parts: Iterable[tuple[ExpertEfficiency, list[Predicted]]]) -> dict[str, float]:
+    """Share of runs inside 90 % intervals whose width comes from the other models left out."""
+    members = list(parts)
+    inside: dict[str, list[bool]] = {"tpot": [], "ttft": []}
+    for i, (constants, pairs) in enumerate(members):
+        others = [each for j, (_, each) in enumerate(members) if j != i]
+        profile = with_scatter(constants, others)
+        for what, kept in inside.items():
+            kept += (np.abs(log_ratios(pairs, what)) <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")).tolist()
+    return {what: float(np.mean(kept)) for what, kept in inside.items()}
+
+
+def _pool_figures(found: Sequence[PoolRun]) -> dict[str, Any]:
+    """Errors of pools apart whose numbers of replicas are told."""
+    tpot, ttft = [], []
+    for run in found:
+        engine = engine_efficiency(engine=run.engine, version=run.version)
+        load = InferenceWorkload(
+            input_length=run.input_length, output_length=run.output_length, concurrency=run.concurrency,
+            precision=run.precision, engine=run.engine,  # type: ignore[arg-type]
+        )  # fmt: skip
+        machine = cluster(ClusterQuery(gpu=run.gpu, num_gpus=16))
+        case = serving_case(model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine)
+        pools = []
+        for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
+            size = config.attention_data_parallel_size * replicas
+            limits = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
+            placed = dataclasses.replace(config, data_parallel_size=size, **limits)
+            pools.append(ServingCandidates.from_configs([placed], concurrency=[run.concurrency]))
+        costs = pool_costs(prefill=case, decode=case, prefillers=pools[0], decoders=pools[1])
+        tpot.append(np.log(costs.tpot_s[0] / run.tpot_s))
+        ttft.append(np.log(costs.ttft_s[0] / run.ttft_s))
+    return {} if not found else _errors(np.array(tpot), np.array(ttft))
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = []
+    for name in KEYS:
+        lines.append(f"{name:70} runs   TPOT  bias | TTFT median  bias")
+        rows = dict(report[name])
+        best = rows.pop("best layout")
+        lines += [_line(series, row) for series, row in rows.items()]
+        lines.append(
+            f"  best TP by tokens/s/GPU chosen in {best['best_chosen']} of {best['groups']} groups, "
+            f"worst loses {best['worst']:.1%}"
+        )
+    held = report["intervals"]
+    lines.append(f"90 % intervals of a model left out hold {held['tpot']:.0%} of TPOT, {held['ttft']:.0%} of TTFT")
+    if report["pools"]:
+        lines += ["Prefill and decoding apart", _line("DeepSeek-V3, pools of 8", report["pools"])]
+        lines.append(f"  (of {report['pools of unknown size']} more the replicas are not told)")
+    return "\n".join(lines)
+
+
+def _line(name: str, f: dict[str, float]) -> str:
+    return (
+        f"  {name:68} {f['runs']:4.0f} {f['tpot_error']:6.1%} {f['tpot_bias']:+.2f} | "
+        f"{f['ttft_median_error']:11.1%} {f['ttft_bias']:+.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
+    if folder is None:
+        return
+    report = evaluate(folder)
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+
+
+if __name__ == "__main__":
+    main()

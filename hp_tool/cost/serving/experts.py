@@ -1,0 +1,235 @@
+"""Experts while serving: their slots on the ranks, the busiest rank, grouped matmuls, and the tokens' way there and back.
+
+E experts and r second copies fill S = E + r slots, S / e on each of e ranks. Experts differ in popularity, with variance s
+around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit with probability 1 - (1 + s x)^(-1/s), x = n k / S;
+for s = 0 that is 1 - exp(-x). Routers balance their experts over a corpus, not over the requests of one moment: s is fitted,
+and a smaller one for the load of ranks, which lasts. Experts coarser than 128 to a layer are averages of finer ones: s E / 128.
+"""
+
+import functools
+import heapq
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
+from hp_tool.cost.moe import used_share
+from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, shapes, shared_expert_matrices
+from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
+from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
+from hp_tool.domain.model import ModelSpec
+
+ROWS_OF_A_TILE = 64
+"""Rows that a grouped matmul computes at once: each expert's tokens are rounded up to whole tiles, half a tile on average."""
+FINE = 128
+"""Experts of a layer from which popularity varies in full."""
+SPARE_SLOTS = 16
+"""Second copies on each rank beyond the fewest that fill equal slots: more even nothing out."""
+
+
+def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
+    """Second copies of experts that fill equal slots on each rank: 32 for 256 experts on 144 ranks; 0 without experts."""
+    fewest: IntArray = -(model.num_experts or 0) % np.asarray(expert_parallel_size)
+    return fewest * (model.num_experts is not None)
+
+
+def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
+    """Experts, second copies included, on one rank: (E + r) / e."""
+    held: FloatArray = ((case.model.num_experts or 0) + candidates.redundant_experts) / candidates.expert_parallel_size
+    return held
+
+
+def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
+    """Routed weights of one layer on one rank: its slots, each split over t d / e ranks."""
+    each = entries(expert_matrices(case.model)) / (case.model.num_experts or 1)
+    return slots(case, candidates) * each / _split(candidates)
+
+
+def _split(candidates: ServingCandidates) -> FloatArray:
+    """Ranks that share the matrices of one expert."""
+    return _ranks(candidates) / candidates.expert_parallel_size
+
+
+def _ranks(candidates: ServingCandidates) -> IntArray:
+    """Ranks of a stage: t d."""
+    ranks: IntArray = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
+    return ranks
+
+
+def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
+    """Token copies of the busiest of the e ranks over the mean, for `tokens` of each scheduler.
+
+    The popularity of what it holds (`busiest_share`), and sqrt(2 ln e / load) for chance, the expected largest of so many
+    Poisson counts; at most all tokens on one rank. A query's own figure stands for both.
+    """
+    e = candidates.expert_parallel_size
+    if case.expert_imbalance is not None:
+        fixed: FloatArray = np.minimum(case.expert_imbalance, e)
+        return fixed
+    load = tokens * candidates.attention_data_parallel_size * (case.model.num_experts_per_tok or 1) / e
+    chance = np.sqrt(2.0 * np.log(e) / np.maximum(load, 1e-9))
+    base = int(e.max(initial=1)) + 1
+    different, which = np.unique(candidates.redundant_experts * base + e, return_inverse=True)
+    experts = case.model.num_experts or 1
+    variance = case.experts.load_variance * min(experts / FINE, 1.0)
+    shares = [busiest_share(experts, *divmod(layout, base), variance) for layout in different.tolist()]
+    factor: FloatArray = np.minimum(np.array(shares)[which] + chance, e)
+    return factor
+
+
+@functools.lru_cache(maxsize=4096)
+def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
+    """Popularity of what the busiest rank holds, over the mean.
+
+    Without second copies experts lie in their order: 1 + sqrt(2 ln e s e / E). Copies go, one after the other, to the slots
+    with most tokens, and slots to ranks by their load, as DeepSeek's EPLB does; an engine may leave copies idle, so that more
+    of them never do harm.
+    """
+    if ranks == 1 or variance == 0.0:
+        return 1.0
+    fewest = -experts % ranks
+    spare = min((redundant - fewest) // ranks, SPARE_SLOTS)
+    plans = [_balanced(experts, fewest + k * ranks, ranks, variance) for k in range(spare + 1) if fewest + k * ranks]
+    if not fewest:
+        plans.append(1.0 + math.sqrt(2.0 * math.log(ranks) * variance * ranks / experts))
+    return min(*plans, float(ranks))
+
+
+def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
+    """The busiest rank's load over the mean after replication of the most loaded, and packing the largest first."""
+    heap = [(-load, 1) for load in _popularity(experts, variance)]
+    heapq.heapify(heap)
+    for _ in range(redundant):
+        load, copies = heap[0]
+        heapq.heapreplace(heap, (load * copies / (copies + 1), copies + 1))
+    loads = sorted((-load for load, copies in heap for _ in range(copies)), reverse=True)
+    room = len(loads) // ranks
+    open_ranks = [(0.0, 0, rank) for rank in range(ranks)]
+    fullest = 0.0
+    for load in loads:
+        total, held, rank = heapq.heappop(open_ranks)
+        fullest = max(fullest, total + load)
+        if held + 1 < room:
+            heapq.heappush(open_ranks, (total + load, held + 1, rank))
+    return fullest * ranks / experts
+
+
+def _popularity(experts: int, variance: float) -> list[float]:
+    """Quantiles of the Gamma distribution of mean 1 (Wilson and Hilferty's approximation), scaled to that mean."""
+    shape = 1.0 / variance
+    normal = NormalDist()
+    places = (normal.inv_cdf((i + 0.5) / experts) for i in range(experts))
+    found = [max(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape)), 0.0) ** 3 for z in places]
+    mean = sum(found) / experts
+    return [value / mean for value in found]
+
+
+def hit_slots(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray) -> FloatArray:
+    """Slots of the busiest rank that get at least one token; a rank in use has one, and k experts are hit in all."""
+    experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
+    held = slots(case, candidates)
+    mean = -tokens * candidates.attention_data_parallel_size * math.log1p(-min(top_k / experts, 1.0 - 1e-12))
+    x = mean * factor * experts / (experts + candidates.redundant_experts)
+    s = 0.0 if case.expert_imbalance is not None else case.experts.popularity_variance * min(experts / FINE, 1.0)
+    missed = np.exp(-x) if s == 0.0 else (1.0 + s * x) ** (-1.0 / s)
+    least = np.maximum(top_k / candidates.expert_parallel_size, 1.0)
+    return np.minimum(np.maximum(held * (1.0 - missed), least), held)
+
+
+def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
+    """Seconds of router, shared and routed experts of one layer on the busiest rank.
+
+    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Beside the matmuls, copies of tokens
+    are gathered, activated, and summed; narrow weights without arithmetic of their own are widened in the matmul.
+    """
+    model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
+    factor = imbalance(case, candidates, tokens)
+    top_k, split = model.num_experts_per_tok or 1, _split(candidates)
+    busiest = tokens * candidates.attention_data_parallel_size * top_k / candidates.expert_parallel_size * factor
+    local = hit_slots(case, candidates, tokens, factor)
+    expert = entries(expert_matrices(model)) / (model.num_experts or 1) / split
+    routed = roofline_seconds(
+        2.0 * (busiest + 0.5 * ROWS_OF_A_TILE * local) * expert,
+        case.expert_bytes * expert * local,
+        thin_roof(case, precision),
+        gpu=gpu,
+        peak=peak_flops(gpu, precision=precision),
+    )
+    element = ELEMENT_BYTES[precision]
+    # Gather: read and write; matmuls: read; sum: write, read. Gate, up and their product, and its read by the second matmul.
+    copied = model.hidden_size * (3.0 * element + 2.0 * OUTPUT_BYTES)
+    activated = model.expert_size / split * (2.0 * model.mlp_inputs * OUTPUT_BYTES + 2.0 * element)
+    moved = busiest * (copied + activated) / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
+    always: Floats = 0.0
+    if model.num_shared_experts:
+        shared = shapes(shared_expert_matrices(model, tensor=candidates.tensor_parallel_size))
+        always = matmuls_seconds(case, tokens, shared, precision=precision, weight_bytes=case.expert_bytes)
+    router = matmuls_seconds(case, tokens, [router_matrix(model).shape])
+    slowdown = case.engine.matmul_slowdown * case.experts.grouped_slowdown
+    if case.expert_bytes < element:
+        slowdown *= case.experts.widened_slowdown
+    seconds: FloatArray = slowdown * (routed + moved) + case.experts.layer_overhead_s + always + router
+    return seconds
+
+
+# Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where
+# the experts multiply in 8 or 4, results in 16 bits.
+#
+# low latency (a pass that only decodes): one copy for each of a token's k experts, all of them through the network where the
+# experts span NVLink domains.
+# normal (a pass with prompts): one copy through the network to each other domain with any of the experts, and from there over
+# NVLink to each rank with any; results are summed on the way back. What also decodes takes at least its own low latency.
+
+SCALE_BYTES = 4.0 / 128.0
+"""An fp32 scale per 128 numbers of a dispatched token."""
+SENDING_SHARE = 20.0 / 132.0
+"""SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
+
+
+def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean copies of a token that leave a rank: (low latency, normal over NVLink, normal through the network)."""
+    n = _ranks(candidates)
+    domains = -(-n // case.cluster.nvlink_domain_size)
+    # Every rank that shares an expert gets its tokens.
+    each = float(case.model.num_experts_per_tok or 1) * _split(candidates) * (1.0 - 1.0 / n)
+    near = (n - domains) * _used(case, candidates.expert_parallel_size)
+    return each, near, (domains - 1.0) * _used(case, domains)
+
+
+def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> tuple[FloatArray, FloatArray]:
+    """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
+    n = _ranks(candidates)
+    crosses = n > case.cluster.nvlink_domain_size
+    decoding = batch.decoding * (1 + batch.drafted)
+    prompts = batch.prefill_requests > 0.0
+    each, near, far = travelling_copies(case, candidates)
+
+    def seconds(width: float) -> FloatArray:
+        row = width * case.model.hidden_size / candidates.tensor_parallel_size
+        quick = row * decoding * each
+        low = exchange_seconds(case, np.where(crosses, 0.0, quick), np.where(crosses, quick, 0.0), group_size=n)
+        if np.any(prompts):
+            normal = exchange_seconds(case, row * batch.tokens * near, row * batch.tokens * far, group_size=n)
+            low = np.where(prompts, np.maximum(normal, low), low)
+        return np.where(candidates.attention_data_parallel_size > 1, low, 0.0)
+
+    narrow = ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES
+    return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)
+
+
+def _used(case: ServingCase, parts: IntArray) -> FloatArray:
+    """Probability that a token has an expert in one of `parts` equal parts of the experts, for each entry."""
+    model = case.model
+    experts, groups = model.num_experts or 1, model.n_group or 1
+    kept = min(model.topk_group or groups, groups)
+
+    def share(count: int) -> float:
+        chosen = model.num_experts_per_tok or 1
+        if experts % count:  # second copies of experts make up for what does not divide
+            return 1.0 - (1.0 - 1.0 / count) ** chosen
+        return used_share(count, experts=experts, chosen=chosen, groups=groups, kept=kept)
+
+    different, which = np.unique(parts, return_inverse=True)
+    return np.array([share(int(count)) for count in different])[which]

@@ -1,0 +1,166 @@
+"""/measurements: every run, whether it teaches, and who may change that."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse
+
+from hp_tool.domain.access import Scope
+from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.records import MeasurementRecord, MeasurementState
+from hp_tool.errors import HpToolError, InputError
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
+from service.api.measurements import change_state
+from service.api.views import View
+from service.dashboard.page import BLANK_IS_NONE, Form, Page, Tone, address, configuration_href, next_href, page_at
+from service.dashboard.trials import TONES, words
+
+MAX_ROWS = 50
+STATES: tuple[MeasurementState, ...] = get_args(MeasurementState)
+STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
+Word = Annotated[str, Query(max_length=200)]
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow(View):
+    """A measured run, wherever one is listed. Errors are predicted / measured - 1."""
+
+    model: str
+    arithmetic: str
+    details: str
+    source: str
+    measured_s: float | None
+    search_href: str | None
+    """None for a measurement that was reported or imported."""
+    configuration_href: str | None
+    """None if the stored query is empty or from another version."""
+    created_at: datetime
+
+    @staticmethod
+    def computed(record: MeasurementRecord) -> dict[str, Any]:
+        arithmetic, details = words(record.parallel)
+        return {
+            "arithmetic": arithmetic,
+            "details": details,
+            "search_href": f"/searches/{record.search_id}" if record.search_id else None,
+            "configuration_href": _configuration_href(record),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A button, and the state that it gives to a measurement."""
+
+    label: str
+    state: MeasurementState
+
+
+ACCEPT, EXCLUDE = Action(label="Accept", state="accepted"), Action(label="Exclude", state="excluded")
+DELETE = Action(label="Delete", state="deleted")
+ACTIONS: dict[MeasurementState, tuple[Action, ...]] = {
+    "accepted": (EXCLUDE,),
+    "held": (ACCEPT, EXCLUDE),
+    "excluded": (ACCEPT, DELETE),
+    "deleted": (ACCEPT,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRow(MeasuredRow):
+    """A stored measurement."""
+
+    short_id: str
+    gpu: str
+    framework: str
+    status: MeasurementStatus
+    tone: Tone
+    predicted_s: float | None
+    error: float | None
+    peak_memory_bytes: int | None
+    cause: str | None
+    state: MeasurementState
+    warnings: tuple[str, ...]
+    actions: tuple[Action, ...]
+    """What the caller may make of it."""
+    href: str
+    """Where the actions go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementsPage(Page):
+    """Measurements, newest first."""
+
+    gpu: str
+    model: str
+    status: MeasurementStatus | None
+    statuses: tuple[MeasurementStatus, ...]
+    state: MeasurementState | None
+    states: tuple[MeasurementState, ...]
+    rows: tuple[MeasurementRow, ...]
+    next_href: str | None
+
+
+@page_at(router, "/measurements", template="measurements.html", section="Calibration")
+def measurements_context(
+    store: StoreDep,
+    principal: PrincipalDep,
+    status: Annotated[MeasurementStatus | None, Query(description="How it ended"), BLANK_IS_NONE] = None,
+    state: Annotated[MeasurementState | None, Query(description="Whether it teaches"), BLANK_IS_NONE] = None,
+    gpu: Word = "",
+    model: Word = "",
+    cursor: Cursor = None,
+) -> MeasurementsPage:
+    """Measurements, as shown on their page."""
+    page = store.measurements(gpu=gpu or None, model=model or None, status=status, state=state, limit=MAX_ROWS, cursor=cursor)
+    filters = {"gpu": gpu, "model": model, "status": status, "state": state}
+    may_change = principal.scope >= Scope.SUBMIT
+    return MeasurementsPage(
+        title="Measurements",
+        json_href=address("/measurements.json", filters),
+        gpu=gpu,
+        model=model,
+        status=status,
+        statuses=STATUSES,
+        state=state,
+        states=STATES,
+        rows=tuple(_row(record, may_change=may_change) for record in page.items),
+        next_href=next_href("/measurements", page, filters),
+    )
+
+
+@router.post("/measurements/{measurement_id}", include_in_schema=False)
+def change(request: Request, fields: Form, store: StoreDep, system: SystemStoreDep, measurement_id: str) -> RedirectResponse:
+    """Let a measurement teach, or not, as PATCH and DELETE /v1/measurements/{measurement_id} do."""
+    store.get_measurement(measurement_id=measurement_id)
+    state = next((each for each in STATES if each == fields.get("state")), None)
+    if state is None:
+        raise InputError(f"state must be one of {', '.join(STATES)}", field="state")
+    change_state(request, store, system, measurement_id=measurement_id, state=state)
+    return RedirectResponse("/measurements", status_code=303)
+
+
+def _row(record: MeasurementRecord, *, may_change: bool) -> MeasurementRow:
+    measurement, predicted_s = record.measurement, record.predicted.get("step_s")
+    measured_s = measurement.objective_s
+    return MeasurementRow.of(
+        record,
+        measurement,
+        short_id=record.id[:8],
+        tone=TONES.get(measurement.status, ""),
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
+        actions=ACTIONS[record.state] if may_change else (),
+        href=f"/measurements/{record.id}",
+    )
+
+
+def _configuration_href(record: MeasurementRecord) -> str | None:
+    try:
+        return configuration_href(record.query, parallel=record.parallel) if record.query else None
+    except HpToolError:
+        return None

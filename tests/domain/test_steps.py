@@ -1,0 +1,33 @@
+"""Which steps of a run count, and what a run that was cut off has left of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_tool.domain.steps import read_steps, step_line, warmup_of
+
+
+@pytest.mark.parametrize(
+    ("times_s", "least", "warmup"),
+    [
+        ((9.0, 1.0, 1.0, 1.0), 1, 1),
+        ((9.0, 5.0, 2.0, 1.0, 1.0), 1, 3),  # each was still faster than the one before
+        ((9.0, 5.0, 2.0, 1.0), 1, 3),
+        ((9.0, 1.0, 1.3, 1.0), 1, 1),  # noise after the first that did not become faster is noise
+        ((64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0), 1, 5),  # at most four more
+        ((9.0, 1.0), 0, 0),  # nothing was to be warmed up
+        ((9.0,), 2, 2),
+    ],
+)
+def test_warm_up_lasts_until_steps_no_longer_become_faster(times_s: tuple[float, ...], least: int, warmup: int) -> None:
+    assert warmup_of(times_s, least=least) == warmup
+    for count in range(len(times_s)):  # a step that counted once counts on
+        assert warmup_of(times_s[:count], least=least) <= warmup
+
+
+def test_steps_are_read_back_from_a_log_that_breaks_off() -> None:
+    lines = [step_line(n, least_warmup=1, time_s=t, loss=5.5 - n, norm=1.0) for n, t in ((1, 9.0), (2, 1.25), (3, 1.5))]
+    log = "NCCL says\n" + "\n".join(lines) + "\nhp-tool step 4 (1 to wa"
+    assert read_steps(log) == ((9.0,), (1.25, 1.5), (4.5, 3.5, 2.5))
+    assert read_steps(f"{log}\n{lines[0]}\n{lines[1]}\n") == ((9.0,), (1.25,), (4.5, 3.5))  # started again by the engine
+    assert read_steps("step: 10 loss: 7.85 memory: 40.34GiB") == ((), (), ())
