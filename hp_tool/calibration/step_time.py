@@ -191,8 +191,8 @@ class StepTimeFit:
         design = _design(parts_s=parts_s, layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
-        stated = np.sqrt(_rows(gradient, known, prior=self.prior, width=self.width, names=self.names).variances().sum(axis=0))
-        stated = known.get(STEP_LOG_SD, stated)
+        doubt = _rows(gradient, known, prior=self.prior, width=self.width, names=self.names).variances().sum(axis=0)
+        stated = known.get(STEP_LOG_SD, np.sqrt(doubt))
         if self.process is None:
             return StepPrediction(regular_s=before_s, log_sd=stated)
         median_s, gradient = self._model.seconds(design, self.x)
@@ -200,15 +200,16 @@ class StepTimeFit:
         shift, variance = self.process.predict(rows)
         shift = shift if known else shift + self.process.usual_effect
         ran = self._ran(known, len(median_s))
-        stated = stated * np.exp(max(0.5 * float(self.process.logs[0]), 0.0))
+        wrong = np.exp(max(float(self.process.logs[0]), 0.0))  # what is stated, of runs like these
         share = np.where(ran, self.applied, self.applied_elsewhere)
         regular_s = before_s * np.exp(share * (np.log(median_s / before_s) + shift))
-        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * stated**2)
+        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * wrong * doubt)
+        log_sd = np.where(ran, log_sd, np.maximum(log_sd, np.sqrt(wrong) * stated))
         slow = None
         if self.stalls is not None and known:
             probability, stall_s = self.stalls.predict(rows.layout)
             slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * _micro_batches(known))
-        return StepPrediction(regular_s=regular_s, log_sd=np.where(ran, log_sd, np.maximum(log_sd, stated)), slow=slow)
+        return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
         """(n,) whether a run was of the configuration's model."""
