@@ -89,7 +89,7 @@ LENGTH = 0.7
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 SCALES_LOG_SD = np.array([1.5, 1.0, 0.7, 0.5, 0.5])
 """Prior width of ln(factor) on the variance of each component, ..."""
-DOWNWARDS, WIDEST = 0.4, 0.3
+DOWNWARDS, UPWARDS, WIDEST = 0.4, 2.0, 0.3
 """... and of one on all of them: what the cost model states was right about other runs, but here it may not be. Its width
 downwards, and the standard deviation of a step time that it reaches upwards."""
 NUGGET = 1e-8
@@ -145,7 +145,7 @@ class Process:
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Minus the log density of `logs` a priori, and its slope."""
-        upwards = np.clip(np.log(WIDEST**2 / np.mean(self.rows.variances().sum(axis=0))), DOWNWARDS, 2.0)
+        upwards = np.clip(np.log(WIDEST**2 / np.mean(self.rows.variances().sum(axis=0))), DOWNWARDS, UPWARDS)
         widths = np.concatenate([[upwards if logs[0] > 0.0 else DOWNWARDS], SCALES_LOG_SD])
         return 0.5 * float(np.sum((logs / widths) ** 2)), logs / widths**2
 
@@ -160,7 +160,7 @@ class Process:
 
     @cached_property
     def _noise(self) -> FloatArray:
-        return self.rows.noise_log_sd**2
+        return np.asarray(self.rows.noise_log_sd**2)
 
     def _covariance(self, scales: FloatArray) -> FloatArray:
         return np.einsum("c,cnm->nm", scales[:-1], self._components) + np.diag(scales[-1] * self._noise + self.doubt + NUGGET)
