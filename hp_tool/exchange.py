@@ -12,10 +12,10 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, shell, torchtitan
+from hp_tool.formats import accelerate, deepspeed, engine_commands, engines, megatron_bridge, megatron_lm, shell, torchtitan
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.queries import schema
@@ -31,6 +31,8 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "accelerate": accelerate.text,
     "slurm": megatron_lm.slurm,
 }
+READ_ENGINES = ("vllm", "sglang")
+"""Inference engines whose commands are read."""
 WARMUP_LINES = 2
 """Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
 
@@ -124,11 +126,11 @@ class Assessment:
 
     query: dict[str, Any]
     """The configuration as a query; valid input everywhere else."""
-    estimate: Estimate
+    estimate: Estimate | InferenceEstimate
     logged: LoggedRun | None
     step_gap_fraction: float | None
     """Logged step time over the predicted one, less 1."""
-    better: Recommendation | None
+    better: Recommendation | ServingRecommendation | None
     """None where nothing acceptable is predicted to be faster than what runs."""
     gain_fraction: float | None
     """0.2: the better configuration is predicted to train 20 % more tokens in the same time."""
@@ -139,8 +141,10 @@ class Assessment:
 
 
 def detect(text: str) -> str:
-    """megatron-lm, torchtitan or deepspeed: whose configuration a text is. Raises InputError where it is none."""
+    """megatron-lm, torchtitan, deepspeed, vllm or sglang: whose configuration a text is. Raises InputError for others."""
     stripped = text.lstrip()
+    if (engine := engine_commands.engine_of(text)) is not None:
+        return engine
     if stripped.startswith("{"):
         return "deepspeed"
     if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job)\]", text):
@@ -148,7 +152,8 @@ def detect(text: str) -> str:
     if re.search(r"(?<!\S)--[A-Za-z]", text):
         return "megatron-lm"
     raise InputError(
-        "neither a Megatron-LM command (--flags), a torchtitan TOML file nor a DeepSpeed JSON file; say which with --format",
+        "neither a Megatron-LM command (--flags), torchtitan TOML, DeepSpeed JSON nor a command of vLLM or SGLang; "
+        "say which with --format",
         field="format",
     )
 
@@ -162,6 +167,8 @@ def read_query(
     """
     tool = format or detect(text)
     changes = dict(overrides or {})
+    if tool in READ_ENGINES:
+        return _read_serving(text, engine=tool, num_gpus=num_gpus, changes=changes)
     devices = num_gpus or changes.get("cluster.num_gpus") or (shell.num_gpus(text) if tool == "megatron-lm" else None)
     if not isinstance(devices, int) or devices < 1:
         raise InputError(
@@ -178,10 +185,36 @@ def read_query(
     elif tool == "deepspeed":
         data = deepspeed.read(documents.parse(text, origin=Path("deepspeed.json")), num_gpus=devices)
     else:
-        raise InputError(f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed", field="format")
+        raise InputError(
+            f"no format {tool}; choose one of megatron-lm, torchtitan, deepspeed, {', '.join(READ_ENGINES)}", field="format"
+        )
     data["cluster"] = {"num_gpus": devices}
     schema.lay(data, changes)
     needed = {"model": "--model", "cluster.gpu": "--gpu", "training.sequence_length": "--set training.sequence_length=4096"}
+    return _complete(data, needed, tool=tool)
+
+
+def _read_serving(text: str, *, engine: str, num_gpus: int | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """The query of a command of an inference engine; its load comes from `changes`."""
+
+    def num_experts_of(name: str) -> int | None:
+        return catalog.model(changes.get("model", name)).num_experts
+
+    data = engine_commands.read(text, engine=engine, num_experts_of=num_experts_of)
+    one = data.pop("num_gpus")
+    data["cluster"] = {"num_gpus": num_gpus or changes.pop("cluster.num_gpus", None) or one}
+    schema.lay(data, changes)
+    needed = {
+        "model": "--model",
+        "cluster.gpu": "--gpu",
+        "inference.input_length": "--set inference.input_length=4000",
+        "inference.output_length": "--set inference.output_length=1000",
+    }
+    return _complete(data, needed, tool=engine)
+
+
+def _complete(data: dict[str, Any], needed: Mapping[str, str], *, tool: str) -> dict[str, Any]:
+    """The query, if it has all that no default stands for."""
     for path, flag in needed.items():
         section, _, name = path.rpartition(".")
         holder = data.get(section) if section else data
@@ -191,10 +224,13 @@ def read_query(
 
 
 def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "megatron-lm") -> Assessment:
-    """Compare a run with its prediction and with the best configuration for the same model, batch and devices.
+    """Compare a run with its prediction and with the best configuration for the same model, batch and devices; of a deployment
+    for the same load.
 
     `reader` is one of formats.logs.READERS, whose trainer wrote the log. Raises InputError, UnsupportedError.
     """
+    if query.kind == "inference":
+        return _assess_serving(query)
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # resolved above
     estimate = training.estimate(query=query)
@@ -223,6 +259,28 @@ def assess(query: Query, *, log: Iterable[str] | None = None, reader: str = "meg
         gain_fraction=gain,
         switched_on=off if best is not None else (),
         parts_gained_s=gained,
+    )
+
+
+def _assess_serving(query: Query) -> Assessment:
+    """A deployment beside the best one for its load on its devices, by tokens a second and GPU."""
+    found = serving.estimate(query=query)
+    best = next(iter(serving.recommend(query=replace(query, parallel=ParallelQuery()), top=1).recommendations), None)
+    gain = None
+    if best is not None and found.output_tokens_per_second_per_gpu is not None:
+        reached = best.estimate.output_tokens_per_second_per_gpu or 0.0
+        gain = reached / found.output_tokens_per_second_per_gpu - 1.0
+        if found.feasible and gain <= 0.0:
+            best, gain = None, None
+    return Assessment(
+        query=schema.query_mapping(query),
+        estimate=found,
+        logged=None,
+        step_gap_fraction=None,
+        better=best,
+        gain_fraction=gain,
+        switched_on=(),
+        parts_gained_s={},
     )
 
 

@@ -1,8 +1,7 @@
 """Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
 
 Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the
-model that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of
-experts at all.
+model that they are quoted on; engines' constants come from dense models. Pools apart saw no constant of experts at all.
 """
 
 from __future__ import annotations
@@ -122,10 +121,8 @@ def as_text(report: dict[str, Any]) -> str:
         rows = dict(report[name])
         best = rows.pop("best layout")
         lines += [_line(series, row) for series, row in rows.items()]
-        lines.append(
-            f"  best TP by tokens/s/GPU chosen in {best['best_chosen']} of {best['groups']} groups, "
-            f"worst loses {best['worst']:.1%}"
-        )
+        chosen = f"{best['best_chosen']} of {best['groups']}"
+        lines.append(f"  best TP by tokens/s/GPU chosen in {chosen} groups, worst loses {best['worst']:.1%}")
     held = report["intervals"]
     lines.append(f"90 % intervals of a model left out hold {held['tpot']:.0%} of TPOT, {held['ttft']:.0%} of TTFT")
     if report["pools"]:

@@ -2,10 +2,10 @@
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
 of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
-MLPerf pre-training on H100, cut models on B200, and recipes of experts with their knobs. With them come the clocks that
-trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and
-what accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run these two first. Priors keep them
-physical; `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
+MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks that
+trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and what
+accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run these two first. Priors keep them physical;
+`fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -26,11 +24,13 @@ from scipy.optimize import least_squares
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
+from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import NEWEST, newest
+from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.prepared import Prepared, Shares, clocks, seen, write_clocks
 from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool import documents
@@ -127,19 +127,12 @@ MODERN_PRIORS = {
     "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
     "yearly_gain": (0.0, 0.05, -0.2, 0.3),
 }
-EXPERT_PRIORS = {
-    "expert_overhead_s": (2e-3, 2e-3, 0.0, 1e-2),
-    "expert_launch_s": (1e-5, 1e-5, 0.0, 1e-4),
-    "dispatch_bandwidth_fraction": (0.65, 0.15, 0.2, 1.0),
-}
 CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
     ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
     ("b200", "bf16"): (0.8, 0.15, 0.3, 1.0),
     ("b200", "fp8"): (0.85, 0.1, 0.4, 1.0),
 }
 MODERN_NOISE = 0.04
-EXPERT_NOISE = 0.06
-"""Of experts' recipes; releases of one configuration share a vote."""
 AUDITED_WEIGHT = 0.5
 """Of MLPerf's rows: a few layouts of one model each, submitted many times."""
 
@@ -164,27 +157,23 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
 
 
 def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
-    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all rows at once. A few
-    rows out of line must not bend them. Experts of earlier releases count where there are none of today's.
+    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all dense rows at once,
+    then what experts add, on theirs. A few rows out of line must not bend them.
     """
-    all_runs = list(runs)
-    recent = [run for run in all_runs if not run.has_experts or (run.problem.workload.framework_version or NEWEST) >= NEWEST]
-    chosen = recent if any(run.has_experts for run in recent) else all_runs
+    runs = list(runs)
+    chosen = [run for run in runs if run.problem.model.num_experts is None]
     # Of a card that only experts ran on little is known; a release is known by any.
-    cards = seen(start, [run for run in chosen if not run.has_experts])
-    start = dataclasses.replace(cards, newest_release=seen(start, chosen).newest_release)
-    repeats = Counter(run.case.setting for run in chosen)
-    weights = np.array([_weight(run, repeats[run.case.setting]) for run in chosen])
-    named_priors = MODERN_PRIORS | EXPERT_PRIORS
-    priors = (*named_priors.values(), *CLOCK_PRIORS.values())
+    start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
+    weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
+    priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
     mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
 
     def constants(z: Floats, *, digits: int = 16) -> Today:
         values = [float(f"{value:.{digits}g}") for value in mean + z * sd]
-        named = dict(zip(named_priors, values, strict=False))
+        named = dict(zip(MODERN_PRIORS, values, strict=False))
         link = dataclasses.replace(start.network, bandwidth_fraction=named.pop("network_bandwidth_fraction"))
         framework = dataclasses.replace(start, network=link, **named)  # type: ignore[arg-type]
-        return Today(framework, dict(zip(CLOCK_PRIORS, values[len(named_priors) :], strict=True)))
+        return Today(framework, dict(zip(CLOCK_PRIORS, values[len(MODERN_PRIORS) :], strict=True)))
 
     def residuals(z: Floats) -> Floats:
         found = constants(z)
@@ -194,13 +183,8 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     bounds = ((low - mean) / sd, (high - mean) / sd)
     near = np.full(len(mean), 1e-2)
     fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
-    return constants(fitted.x, digits=4)
-
-
-def _weight(run: Prepared, repeats: int) -> float:
-    if run.has_experts:
-        return 1.0 / (EXPERT_NOISE * math.sqrt(repeats))
-    return (AUDITED_WEIGHT if " v" in run.case.what else 1.0) / MODERN_NOISE
+    found = constants(fitted.x, digits=4)
+    return dataclasses.replace(found, framework=with_experts(runs, found.framework, found.shares))
 
 
 def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
@@ -307,7 +291,7 @@ def main() -> None:
     write("a100", old)
     write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))
     amd = amd_runs(folder)
-    saw_all = seen(modern, [*(run for run in today_runs(folder) if not run.has_experts), *amd])
+    saw_all = seen(modern, [*(run for run in today_runs(folder) if run.problem.model.num_experts is None), *amd])
     write("default", dataclasses.replace(saw_all, newest_release=modern.newest_release))
     write(
         "cpu",

@@ -47,12 +47,12 @@ def import_(
         str,
         typer.Argument(
             metavar="COMMAND",
-            help="A Megatron-LM launch script, torchtitan TOML or DeepSpeed JSON; - is standard input.",
+            help="A Megatron-LM, vLLM or SGLang command, torchtitan TOML or DeepSpeed JSON; - is standard input.",
         ),
     ],
     log: Annotated[str | None, typer.Option(help="The run's log, to read step times and memory from.")] = None,
     format: Annotated[
-        str | None, typer.Option("--format", help="megatron-lm, torchtitan or deepspeed; guessed by default.")
+        str | None, typer.Option("--format", help="megatron-lm, torchtitan, deepspeed, vllm or sglang; guessed by default.")
     ] = None,
     query_only: Annotated[bool, typer.Option("--query", help="Print the query as YAML and stop.")] = False,
     model: queries.Model = None,
@@ -63,7 +63,7 @@ def import_(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Assess a training that you run: its prediction, the gap to its log, and the best configuration for the same work."""
+    """Assess what you run: its prediction, the gap to a training's log, and the best configuration for the same work."""
     import yaml
 
     from hp_tool.exchange import assess, detect, read_query
@@ -89,13 +89,17 @@ def import_(
 def _print(assessment: Assessment) -> None:
     from rich.console import Console
 
-    from hp_tool.cli.tables import print_estimate, print_table
-    from hp_tool.render.words import arithmetic
+    from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
+    from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+    from hp_tool.render.words import arithmetic, serving_arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()
     console.print("[bold]prediction[/bold]")
-    print_estimate(assessment.estimate)
+    if isinstance(assessment.estimate, InferenceEstimate):
+        print_inference_estimate(assessment.estimate)
+    else:
+        print_estimate(assessment.estimate)
     if (logged := assessment.logged) is not None:
         console.print("[bold]in the log[/bold]")
         if logged.step_s is not None:
@@ -114,6 +118,11 @@ def _print(assessment: Assessment) -> None:
         console.print("[bold]no configuration is predicted to be faster[/bold]")
         return
     console.print("[bold]better[/bold]")
+    if isinstance(assessment.better, ServingRecommendation):
+        row = assessment.better
+        gain = "" if assessment.gain_fraction is None else f", {assessment.gain_fraction:+.1%} tokens a second"
+        console.print(f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}{gain}")
+        return
     console.print(arithmetic(assessment.better.parallel))
     best = assessment.better.estimate
     assert best.time is not None and best.memory is not None  # recommendations have both

@@ -19,6 +19,21 @@ class Roofline(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinRoofline(Roofline):
+    """A matmul y[m, n] = x[m, k] w[n, k]^T of any number of rows: t = overhead_s + depth_s k + (A^p + B^p)^(1/p).
+
+    A and B are a Roofline's times of arithmetic and memory, and p how sharply the longer one decides. Below 16 bits a kernel
+    before it quantises x: t = cast_s + cast_passes x (its bytes read wide and written narrow) / memory bandwidth.
+    """
+
+    depth_s: float = 0.0
+    """Seconds per element of the inner dimension, through which every tile goes in steps."""
+    sharpness: float = 20.0
+    cast_s: float = 0.0
+    cast_passes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
@@ -52,7 +67,7 @@ class GpuEfficiency(Strict):
     all_to_all: Link
     fitted_on: str
     """Rows and command that gave these numbers."""
-    thin_matmul: dict[Precision, Roofline] | None = None
+    thin_matmul: dict[Precision, ThinRoofline] | None = None
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
     decode_attention: Roofline | None = None
     """Serving: one new token a sequence over its KV cache; None: `attention`."""

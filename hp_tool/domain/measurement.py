@@ -76,6 +76,22 @@ class Hardware(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState(Strict):
+    """A GPU while a run trained, as its driver told."""
+
+    host: str
+    sm_clock_hz: float | None = None
+    sm_clock_max_hz: float | None = None
+    throttled_by: str | None = None
+    """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only because it idles."""
+    uncorrected_ecc_errors: int | None = None
+    """Since the driver was loaded."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity(Strict):
     """How much of the asked configuration was run; all None means the whole of it."""
 
@@ -170,14 +186,18 @@ class Measurement(Strict):
     communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
+    devices: tuple[DeviceState, ...] = ()
+    """The run's GPUs during its warm-up, node by node."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Software that ran, by package."""
+    """Software that ran, by package, and the GPUs' driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
     refused: bool = False
     """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
+    suspects: tuple[str, ...] = ()
+    """Nodes whose fault the end of the run may be."""
     exit_code: int | None = None
     """Of a job that ended by itself and brought no result."""
     cause: str | None = None

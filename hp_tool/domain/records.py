@@ -115,6 +115,8 @@ class RunAccount(TypedDict, total=False):
     """Nodes of a job that was given up; those of others are in the measurement."""
     log_tail: str
     """The end of its log, likewise."""
+    suspects: list[str]
+    """Those of its nodes whose fault its end may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

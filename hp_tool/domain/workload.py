@@ -251,10 +251,11 @@ class VariableLengthWorkload(TrainingWorkload):
 class LoadSpec(Strict):
     """How requests arrive."""
 
-    arrival: Literal["closed", "burst", "poisson"] = "closed"
-    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second."""
+    arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
+    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
+    neither): all requests are queued at once, without an HTTP front end."""
     num_prompts: Count | None = None
-    """Requests of the whole load; loads are modelled in the long run, so leave it out."""
+    """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
     """Requests before the measured ones; leave it out."""
 

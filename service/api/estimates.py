@@ -140,9 +140,9 @@ class ImportRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE})
 
     command: Annotated[str, Field(max_length=200_000)]
-    """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file."""
+    """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file, or a command of vLLM or SGLang."""
     format: str | None = None
-    """megatron-lm, torchtitan or deepspeed; guessed where left out."""
+    """megatron-lm, torchtitan, deepspeed, vllm or sglang; guessed where left out."""
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Where the configuration does not say."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
@@ -159,7 +159,7 @@ def exports(request: ExportRequest) -> ExportAnswer:
 
 @formats.post("/imports", response_model=Assessment)
 def imports(request: ImportRequest) -> Any:
-    """What someone runs as a query, its prediction beside its log, and the best configuration for the same work."""
+    """What someone runs as a query, its prediction beside a training's log, and the best configuration for the same work."""
     tool = request.format or detect(request.command)
     data = read_configuration(request.command, format=tool, num_gpus=request.num_gpus, overrides=request.overrides)
     lines = None if request.log is None else request.log.splitlines()

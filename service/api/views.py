@@ -135,6 +135,9 @@ class TrialView(View):
     gpu_seconds: float | None
     cause: str | None
     """Why it was abandoned."""
+    account: dict[str, Any] | None
+    """What the engine said of its job: seconds that it waited (queue_s) and held its devices (wall_s); of one that was given up
+    its nodes (hosts) and the end of its log."""
     created_at: datetime
     submitted_at: datetime | None
     finished_at: datetime | None

@@ -115,6 +115,7 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("inference.input_length", "Input tokens", "4000"),
         ("inference.output_length", "Output tokens", "1000"),
         ("inference.concurrency", "Concurrent requests", "64"),
+        ("inference.load.arrival", "Load", "closed"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
         ("inference.expert_imbalance", "Expert imbalance", "expected"),

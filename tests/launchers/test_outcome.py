@@ -63,6 +63,16 @@ def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(tmp_path: Path, reaso
         assert found.cause is not None and found.cause.startswith("2 steps measured: ")
 
 
+def test_a_host_out_of_memory_is_no_device_out_of_memory(tmp_path: Path) -> None:
+    ending = Ending(reason="exited", exit_code=137, oom_kills=1)
+    statuses = {}
+    for gpu in ("cpu", "h100-sxm-80gb"):
+        found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu=gpu))
+        assert found.cause is not None and "lack of host memory" in found.cause
+        statuses[gpu] = found.status
+    assert statuses == {"cpu": "oom", "h100-sxm-80gb": "crashed"}
+
+
 def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:
     for rank in (2, 0, 1):
         (tmp_path / f"result.rank{rank}.json").write_text(f'{{"status": "crashed", "cause": "rank {rank}"}}')

@@ -6,6 +6,7 @@ from typing import Any
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import Recompute, divisors
+from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
@@ -178,11 +179,13 @@ def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)}"
     if nodes > 1:
         launch += ' --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
+    connections = device_connections(workload=setup.workload, parallel=setup.parallel)
     return "\n".join(
         (
             "#!/usr/bin/env bash",
             f"# {words.TOOL}: {headline(setup)}.",
             "# Add your data, tokenizer, learning-rate and checkpoint flags behind this script's name.",
+            *([] if connections is None else [f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}"]),
             " \\\n    ".join((f"{launch} {script}", *lines, '"$@"')),
             "",
         )
