@@ -130,7 +130,7 @@ class Endpoints:
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
-    def import_configuration(self, *, command: str, **options: Any) -> Call[JsonObject]:
+    def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
         """A script or configuration file as a query, what became of its words, its prediction, and the better configuration's
         changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.
         """
