@@ -42,7 +42,7 @@ def test_the_exchange_stays_inside_the_node_by_default() -> None:
         [ParallelConfig(tensor_parallel_size=t, context_parallel_size=c) for t, c in ((1, 16), (2, 2), (8, 16), (4, 8))]
     )
     ranks = dense_group(several, "cp", cluster=NODES)
-    found = exchanging(case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES), ranks, heads_split=several.tensor_parallel_size)
+    found = exchanging(ranks, model=LLAMA, strategy=Strategy(), heads_split=several.tensor_parallel_size)
     np.testing.assert_array_equal(found, [8, 2, 1, 2])
 
 
