@@ -130,11 +130,11 @@ class Endpoints:
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
-    def import_configuration(self, *, command: str, options: Mapping[str, Any] | None = None) -> Call[JsonObject]:
+    def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
         """A script or configuration file as a query, what became of its words, its prediction, and the better configuration's
         changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.
         """
-        return Call(method="POST", path="/v1/imports", answer=JsonObject, json={"command": command, **(options or {})})
+        return Call(method="POST", path="/v1/imports", answer=JsonObject, json={"command": command, **options})
 
     @Endpoint
     def export(self, *, result: Mapping[str, Any], format: str, rank: int = 1, rerank: bool = False) -> Call[JsonObject]:

@@ -28,13 +28,15 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, gpu_efficiency, version_key
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency
-from hp_tool.serving.estimates import UNMEASURED
+from hp_tool.serving.estimates import UNMEASURED, widened
 
 CHOSEN_WITHIN = 1e-9
 
 
-def figures(pairs: Sequence[Predicted]) -> dict[str, float]:
-    """Errors and biases of one set of runs; TTFT of runs below the KV limit alone."""
+def figures(pairs: Sequence[Predicted], *, foreign: bool = False, borrowed: bool = False) -> dict[str, float]:
+    """Errors, biases and coverage of one set of runs; TTFT of runs below the KV limit alone. Intervals are those of an answer
+    about a model or die that is `foreign` to the constants, of a release with `borrowed` ones, or else as things are.
+    """
     closed = [p for p in pairs if p.run.queued_throughput is None]
     free = [p for p in closed if not p.really_limited]
     tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in closed])
@@ -51,15 +53,15 @@ def figures(pairs: Sequence[Predicted]) -> dict[str, float]:
         "ttft_bias": ttft.mean() if len(free) else np.nan,
         "kv_limited": len(closed) - len(free),
         "kv_limit_right": np.mean([p.kv_limited == p.really_limited for p in closed]) if closed else np.nan,
-        **{f"{what}_inside": inside(pairs, what) for what in ("ttft", "tpot", "throughput")},
+        **{f"{what}_inside": inside(pairs, what, foreign, borrowed) for what in ("ttft", "tpot", "throughput")},
         "refused": sum(not p.fits for p in pairs),
     }
     return {name: float(value) for name, value in found.items()}
 
 
-def inside(pairs: Sequence[Predicted], what: str) -> float:
+def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool) -> float:
     """Share of the measured figures in the 90 % interval that an answer states; NaN where none was measured."""
-    held = [row.low <= row.published <= row.high for row in comparisons(pairs, what)]
+    held = [row.low <= row.published <= row.high for row in comparisons(pairs, what, foreign=foreign, borrowed=borrowed)]
     return float(np.mean(held)) if held else np.nan
 
 
@@ -83,15 +85,15 @@ def unseen(found: Sequence[ServingRun]) -> list[Predicted]:
     return shipped(runs)
 
 
-def widening(profile: EngineEfficiency, run: ServingRun) -> float:
+def widening(profile: EngineEfficiency, run: ServingRun, *, foreign: bool, borrowed: bool) -> float:
     """How many times as wide as on groups like those fitted on an answer's intervals are."""
     device = gpu(run.gpu)
-    foreign = not profile.covers(model=catalogue_model(run.model).name, silicon=device.silicon)
-    borrowed = not (profile.measured and gpu_efficiency(device).measured)
-    return (profile.unfamiliar_factor if foreign else 1.0) * (UNMEASURED if borrowed else 1.0)
+    foreign = foreign or not profile.covers(model=catalogue_model(run.model).name, silicon=device.silicon)
+    borrowed = borrowed or not (profile.measured and gpu_efficiency(device).measured)
+    return widened(profile.unfamiliar_factor if foreign else 1.0, UNMEASURED if borrowed else 1.0)
 
 
-def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
+def comparisons(pairs: Sequence[Predicted], what: str, *, foreign: bool = False, borrowed: bool = False) -> list[Comparison]:
     """One figure of each run: ttft, tpot or throughput; ttft of those below the cache's limit."""
     rows = []
     for pair in pairs:
@@ -99,7 +101,8 @@ def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
         if (what == "ttft" and pair.really_limited) or (what != "throughput" and run.queued_throughput is not None):
             continue
         profile = engine_efficiency(engine=run.engine, version=run.version)
-        spread = float(np.exp(NORMAL_QUANTILE * widening(profile, run) * getattr(profile, f"{what}_log_sd")))
+        wider = widening(profile, run, foreign=foreign, borrowed=borrowed)
+        spread = float(np.exp(NORMAL_QUANTILE * wider * getattr(profile, f"{what}_log_sd")))
         suffix = "" if what == "throughput" else "_s"
         predicted = getattr(pair, f"{what}{suffix}")
         sizes = f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, {run.concurrency} at once"
@@ -168,8 +171,10 @@ def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
     return {
         "unseen": _by_series(left),
         "seen": _by_series([p for p in own if p.run.fitted]),
-        "left_out": {name: figures(found) for name, found in refitted(everything).items() if found} if refits else {},
-        "other_release": {name: figures(found) for name, found in other_release(everything).items()},
+        "left_out": {name: figures(found, foreign=True) for name, found in refitted(everything).items()} if refits else {},
+        "other_release": {
+            name: figures(found, foreign=True, borrowed=True) for name, found in other_release(everything).items()
+        },
         "other_versions": _by_series(other),
         "cached": _by_series([p for p in pairs if p.run.series in cached]),
         "regret": {"unseen": regret(left), "all": regret(computed)},

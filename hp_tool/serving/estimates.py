@@ -135,14 +135,19 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
 
+def widened(*factors: float) -> float:
+    """Doubts that each make an interval so many times as wide, together: their variances add up."""
+    return math.sqrt(1.0 + sum(factor**2 - 1.0 for factor in factors))
+
+
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
     engine, gpu = problem.engine, problem.profile.gpu
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures are those of other versions' groups.
     scatter = problem.experts if mixture else engine
     familiar = mixture or engine.covers(model=problem.model.name, silicon=problem.cluster.gpu.silicon)
-    width = _Z90 * (1.0 if familiar else engine.unfamiliar_factor)
-    width *= 1.0 if (mixture or engine.measured) and gpu.measured else UNMEASURED
+    borrowed = not ((mixture or engine.measured) and gpu.measured)
+    width = _Z90 * widened(1.0 if familiar else engine.unfamiliar_factor, UNMEASURED if borrowed else 1.0)
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
         return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)

@@ -54,6 +54,7 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
     assert known["parallel.recompute"].several
     assert known["parallel.recompute"].options == ("none", "selective", "full", "per_op", "per_layer")
     assert known["search.reuse"].options == ("true", "false")
+    assert fields("inference")["inference.load.arrival"].options == ("closed", "burst", "poisson", "offline")
     assert "Sequences per optimizer step" in known["training.global_batch_size"].help
 
 
