@@ -141,7 +141,7 @@ def _refusal(reading: Reading) -> ImportRefusedError:
         more = f"; and {len(reading.refused) - MAX_NAMED} more" if len(reading.refused) > MAX_NAMED else ""
         parts.append(f"not read: {listed}{more} (--ignore NAME passes over what costs neither time nor memory)")
     if reading.missing:
-        parts.append("missing: " + "; ".join(f"{each.field}: {each.hint}" for each in reading.missing[:MAX_NAMED]))
+        parts.append("missing: " + ". ".join(f"{each.field}; {each.hint}" for each in reading.missing[:MAX_NAMED]))
     first = reading.missing[0].field if reading.missing else reading.refused[0].split(" ")[0].rstrip(":")
     code = "unsupported" if reading.refused else "missing_field"
     field = reading.refused[0].split(" ")[0].rstrip(":") if reading.refused else first

@@ -26,6 +26,13 @@ MODELS = (
 GPUS = {"a100-sxm-80gb": 8, "h100-sxm-80gb": 9, "b200-sxm-180gb": 10}
 """Of three generations, and the compute capability that Megatron asks for."""
 
+CASES = [
+    pytest.param(model, gpu, marks=() if number % len(GPUS) == place else pytest.mark.long)
+    for number, model in enumerate(MODELS)
+    for place, gpu in enumerate(GPUS)
+]
+"""Each model on one GPU; the others by `pytest -m long`."""
+
 
 def queries(model: str, gpu: str) -> list[dict[str, Any]]:
     """Layouts with and without every kind of parallelism, and the switches that Megatron asserts something about."""
@@ -70,8 +77,7 @@ def parsed(script: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     return words, dict(exported)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "gpu"), CASES)
 def test_exported_commands_pass_what_megatron_checks(model: str, gpu: str) -> None:
     try:
         import megatron.core  # noqa: F401
