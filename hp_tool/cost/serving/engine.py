@@ -97,8 +97,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
-    refill = np.maximum(running / output, 1.0)
-    group = np.minimum(engine.prefill_group, running) if engine.prefill_group < math.inf else refill
+    endless = engine.prefill_group == math.inf
+    group = np.maximum(running / output, 1.0) if endless else np.minimum(engine.prefill_group, running)
     computed = case.computed_length
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
@@ -107,15 +107,18 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
     prompts = chunk / computed
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
+    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
+    launches = engine.eager_layer_s * case.model.num_hidden_layers
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
-    extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
+    # Chunks beyond the iterations of a request's life find nothing to ride along with.
+    riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0) if engine.schedule == "mixed" else none
+    extra = none
+    if np.any(riding < 1.0):
+        extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context, launches)
     if engine.schedule == "mixed":
         both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
-        mixed = _iteration(case, c, both, context)
-        # Chunks beyond the iterations of a request's life find nothing to ride along with.
-        riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
-        extra = riding * (mixed - verify) + (1.0 - riding) * extra
+        extra = riding * (_iteration(case, c, both, context, launches) - verify) + (1.0 - riding) * extra
     around = prompt_overhead(case)
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
@@ -188,10 +191,10 @@ def _before_first_token(engine: EngineEfficiency, output: float) -> float:
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
-def _iteration(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
-    """Seconds of a forward pass and of the host's work around it."""
+def _iteration(
+    case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float, launches: float = 0.0
+) -> FloatArray:
+    """Seconds of a forward pass, at least its `launches`, and of the host's work around it."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
     device = forward_seconds(case, candidates, batch, context=context)
-    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
-    launches = case.engine.eager_layer_s * case.model.num_hidden_layers
-    return np.where(batch.prefill_requests > 0.0, np.maximum(device, launches), device) + host
+    return (np.maximum(device, launches) if launches else device) + host

@@ -80,27 +80,23 @@ def matmuls_seconds(
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
     roof, peak, element = thin_roof(case, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
-    per_flop = 1.0 / (roof.peak_fraction * peak)
+    rows_s = tokens * (2.0 / (roof.peak_fraction * peak))  # arithmetic, per weight
     per_byte = 1.0 / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
-    seconds = np.zeros(np.shape(tokens))
-    if not isinstance(roof, ThinRoofline):
-        for n, k in matrices:
-            traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
-            seconds = seconds + roof.overhead_s + np.maximum(2.0 * per_flop * n * k * tokens, per_byte * traffic)
-        return case.engine.matmul_slowdown * seconds
-    p, depth_s, overhead_s = roof.sharpness, roof.depth_s, roof.overhead_s
-    if element < OUTPUT_BYTES:
-        overhead_s += case.engine.cast_share * roof.cast_s
-        passes = case.engine.cast_share * roof.cast_passes * (OUTPUT_BYTES + element) * per_byte
-    else:
-        passes = 0.0
+    moved_s = tokens * per_byte
+    weight_s, seconds = stored * per_byte, np.zeros(np.shape(tokens))
+    p, overhead_s, depth_s, cast_s = None, roof.overhead_s, 0.0, 0.0
+    if isinstance(roof, ThinRoofline):
+        p, depth_s = roof.sharpness, roof.depth_s
+        if element < OUTPUT_BYTES:
+            overhead_s += case.engine.cast_share * roof.cast_s
+            cast_s = case.engine.cast_share * roof.cast_passes * (OUTPUT_BYTES + element)
     for n, k in matrices:
-        arithmetic = 2.0 * per_flop * n * k * tokens
-        memory = per_byte * stored * n * k + tokens * (per_byte * (element * k + OUTPUT_BYTES * n))
-        both = (arithmetic**p + memory**p) ** (1.0 / p)
-        seconds = seconds + both + (overhead_s + depth_s * k)
-        if passes:
-            seconds = seconds + tokens * (passes * k)
+        weights = n * k
+        arithmetic, memory = weights * rows_s, weights * weight_s + moved_s * (element * k + OUTPUT_BYTES * n)
+        longer = np.maximum(arithmetic, memory) if p is None else (arithmetic**p + memory**p) ** (1.0 / p)
+        seconds = seconds + longer + (overhead_s + depth_s * k)
+        if cast_s:
+            seconds = seconds + moved_s * (cast_s * k)
     return case.engine.matmul_slowdown * seconds
 
 
