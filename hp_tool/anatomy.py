@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.cost.block import LayerTime
-from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
+from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
@@ -86,9 +86,11 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         layers = chunk_layers(num_layers=problem.model.total_layers, stages=p, chunks=chunks, late=framework.late_layers)
         counts = [float(sum(layers[rank::p])) for rank in range(p)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
-        if candidate.pipeline_schedule == ZBV:
+        if candidate.is_v:
+            counts = [float(layers[rank] + layers[2 * p - 1 - rank]) for rank in range(p)]
             ends = [(rank == 0, rank == 0) for rank in range(p)]
         elif candidate.pipeline_schedule == DUALPIPE:
+            counts = [0.5 * (count + mirrored) for count, mirrored in zip(counts, reversed(counts), strict=True)]
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
     for rank, count in enumerate(counts):
         yield sum(counts[:rank]), max(count, NO_LAYERS), ends[rank], problem
@@ -128,6 +130,8 @@ def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidate
     )
 
 
+V_SHAPED = ("zbv", "dualpipe-v")
+"""Schedules whose rank r holds the stages r and 2p - 1 - r."""
 MAX_RANKS = 16
 """Drawn; of more, these are chosen evenly, both ends among them."""
 MAX_STAGES = 128
@@ -186,7 +190,8 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     all_micro_batches = micro_batches(candidate, workload=problem.workload)
     m = int(all_micro_batches)
     name = config.pipeline_schedule or ("interleaved" if v > 1 else "1f1b")
-    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4}  # to show how it fills, runs and drains
+    # To show how it fills, runs and drains.
+    enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
     drawn = min(m, enough.get(name, p + 4))
     layer = model_layers(
         case=problem,
@@ -198,7 +203,10 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     if name == "interleaved":
         orders = execution.interleaved(p=p, v=v, m=drawn)
     else:
-        of_stages = {"gpipe": execution.gpipe, "zb-h1": execution.zb_h1, "zbv": execution.zbv, "dualpipe": execution.dualpipe}
+        of_stages = {
+            "gpipe": execution.gpipe, "zb-h1": execution.zb_h1, "zbv": execution.zbv,
+            "dualpipe": execution.dualpipe, "dualpipe-v": execution.dualpipe_v,
+        }  # fmt: skip
         orders = of_stages.get(name, execution.one_f_one_b)(p=p, m=drawn)
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
     spans = execution.timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
@@ -245,7 +253,7 @@ def _seconds(name: str, work: Sequence[dict[str, float]], *, p: int, v: int) -> 
 
     def seconds(operation: Operation) -> float:
         stage = operation.stage
-        rank = min(stage, 2 * p - 1 - stage) if name == "zbv" else stage % p
+        rank = min(stage, 2 * p - 1 - stage) if name in V_SHAPED else stage % p
         return work[rank][operation.kind] / v
 
     return seconds
@@ -256,7 +264,7 @@ def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -
     for span in spans:
         first = span.block[0]
         kind: SpanKind = first.kind if len(span.block) == 1 else "F+B"
-        chunk = int(first.stage >= p) if name == "zbv" else first.stage // p
+        chunk = int(first.stage >= p) if name in V_SHAPED else first.stage // p
         drawn.append(
             ScheduleSpan(kind=kind, micro_batch=first.micro_batch, chunk=chunk, start_s=span.start_s, end_s=span.end_s)
         )

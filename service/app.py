@@ -10,10 +10,9 @@ from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 
 from hp_tool import __version__
-from hp_tool.calibration import fit_calibration
 from hp_tool.domain.access import AccessStore
 from hp_tool.learning import StoredCalibrations
-from hp_tool.learning.make import outdated_notice
+from hp_tool.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
@@ -45,7 +44,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         with logs.surviving("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
-        threading.Thread(target=fit_calibration, name="load what fits need").start()  # the first one would take a second more
+        threading.Thread(target=prepare, name="load what fits need").start()
         yield
         if store is None:
             opened.close()

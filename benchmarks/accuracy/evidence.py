@@ -22,7 +22,7 @@ from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import newest
+from benchmarks.accuracy.moe_runs import newest, released
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining, release_cases
@@ -82,7 +82,7 @@ def _megatron(folder: Path) -> list[Group]:
     measured_dies = [case for case in (*dense, *cut) if not case.has_experts and case.card != "gb200-nvl72"]
     gb200 = [case for case in dense if case.card == "gb200-nvl72"]
     h100 = [case for case in dense if case.card == "h100-sxm-80gb"]
-    unseen = _leaving_out(folder, sparse, lambda case: case.has_experts)
+    unseen = _leaving_out(folder, sparse, lambda case: case.name)
     today = {case.what for case in recent}
     return [
         Group(
@@ -101,11 +101,19 @@ def _megatron(folder: Path) -> list[Group]:
             rows=_leaving_out(folder, cut, lambda case: case.layout),
         ),
         Group(
-            title="Mixtures of experts, releases from 26.02.01 on", left_out="model", saw=f"{TODAY}, without experts",
+            title="Mixtures of experts, releases from 26.02.01 on", left_out="model", saw=f"{TODAY}, without the model",
             rows=[row for row in unseen if row.what in today],
         ),
         Group(
-            title="Mixtures of experts, earlier releases", left_out="model", saw=f"{TODAY}, without experts",
+            title="Mixtures of experts on a GPU left out", left_out="GPU", saw=f"{TODAY}, without the GPU",
+            rows=_leaving_out(folder, recent, lambda case: case.card),
+        ),
+        Group(
+            title="Mixtures of experts, a release left out", left_out="setting", saw=f"{TODAY}, without the release",
+            rows=_leaving_out(folder, recent, released),
+        ),
+        Group(
+            title="Mixtures of experts, earlier releases", left_out="model", saw=f"{TODAY}, without the model",
             rows=[row for row in unseen if row.what not in today],
         ),
     ]  # fmt: skip

@@ -2,10 +2,10 @@
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
 of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
-MLPerf pre-training on H100, and cut models on B200. With them come the clocks that trainings sustain (`efficiency/clocks`): 16
-bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and what accumulation in fp32 costs there, and
-by assumption on B200, of fit_nanotron: run these two first. Priors keep them physical; `fit(..., leave_out=MODEL)` and the
-functions named left_out fit without a model's, a layout's or a card's rows.
+MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks that
+trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and
+what accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run both first. Priors keep them physical;
+`fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from scipy.optimize import least_squares
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
+from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import moe_cases, newest
+from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.prepared import Prepared, Shares, clocks, seen, write_clocks
+from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool import documents
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
@@ -122,7 +125,6 @@ MODERN_PRIORS = {
     **dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0)),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
     "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
-    "expert_overhead_s": (1e-3, 2e-3, 0.0, 1e-2),
     "yearly_gain": (0.0, 0.05, -0.2, 0.3),
 }
 CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
@@ -150,15 +152,18 @@ class Today:
 def today_runs(folder: Path) -> tuple[Prepared, ...]:
     """Every row that today's constants may be fitted on."""
     audited = [case for case in mlperf_cases(folder) if "lora" not in case.name and " v3.0" not in case.what]
-    return tuple(map(Prepared.of, [*bridge_cases(folder), *audited, *b200_cases(folder), *newest(moe_cases(folder))]))
+    experts = newest([case for case in recipe_cases(folder) if case.has_experts])
+    return tuple(map(Prepared.of, [*bridge_cases(folder), *audited, *b200_cases(folder), *experts]))
 
 
 def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
-    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all rows at once. A few
-    rows out of line must not bend them.
+    """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all dense rows at once,
+    then what experts add, on theirs. A few rows out of line must not bend them.
     """
-    chosen = list(runs)
-    start = seen(start, chosen)
+    runs = list(runs)
+    chosen = [run for run in runs if run.problem.model.num_experts is None]
+    # Of a card that only experts ran on little is known; a release is known by any.
+    start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
     weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
     priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
     mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
@@ -178,7 +183,8 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     bounds = ((low - mean) / sd, (high - mean) / sd)
     near = np.full(len(mean), 1e-2)
     fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
-    return constants(fitted.x, digits=4)
+    found = constants(fitted.x, digits=4)
+    return dataclasses.replace(found, framework=with_experts(runs, found.framework, found.shares))
 
 
 def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
@@ -267,12 +273,13 @@ def main() -> None:
     today = fit_today(today_runs(folder), old)
     rows = (
         "dense fp8 recipes of Megatron Bridge and NeMo and MLPerf pre-training from v3.1 on, on H100; dense models and "
-        "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of Qwen3-30B-A3B"
+        "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
     reserved = scatter_above(folder)
     old = dataclasses.replace(
         old,
         host_launch_s=today.framework.host_launch_s,
+        **{name: getattr(today.framework, name) for name in EXPERT_PRIORS},
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
         reserved_log_sd=reserved,
     )
@@ -284,7 +291,7 @@ def main() -> None:
     write("a100", old)
     write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))
     amd = amd_runs(folder)
-    saw_all = seen(modern, [*today_runs(folder), *amd])
+    saw_all = seen(modern, [*(run for run in today_runs(folder) if run.problem.model.num_experts is None), *amd])
     write("default", dataclasses.replace(saw_all, newest_release=modern.newest_release))
     write(
         "cpu",

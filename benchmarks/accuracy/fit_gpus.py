@@ -60,15 +60,14 @@ def peer_bandwidth(cards: list[GpuSpec]) -> Floats:
 
 
 def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[str, float], dict[str, float]]:
-    """(constants for the shapes of a training run, constants over all shapes for serving).
+    """(constants of a training run's matmuls, the same over all shapes).
 
     Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m >= 1024, so that the
     overhead holds what a large kernel pays once: launch, prologue and an incomplete last wave. Narrow matmuls were timed
     together with the quantisation of x, m k elements in passes over memory; their number is fitted and left out here,
-    because training's cost model counts casts apart; serving's do not, and its constants hold the quantisation.
+    because training's cost model counts casts apart.
     """
-    wide = [row for row in rows if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
-    (m, n, k), seconds, cards = medians(wide, ("m", "n", "k"))
+    (m, n, k), seconds, cards = medians(rows, ("m", "n", "k"))
     flops, bandwidth = 2 * m * n * k / peak(cards, precision), memory_bandwidth(cards)
     traffic = (INPUT_BYTES[precision] * (m * k + n * k) + 2 * m * n) / bandwidth
     quantised = 0.0 if precision == "bf16" else 3.0 * m * k / bandwidth
@@ -90,11 +89,61 @@ def fit_matmul(rows: list[Row], die: str, precision: Precision) -> tuple[dict[st
         f"median error {np.median(errors):.1%}, mean {errors.mean():.1%}"
     )
 
-    def of_serving(x: Floats) -> Floats:
+    def of_all(x: Floats) -> Floats:
         return residuals(np.array([*x, 0.0]))
 
-    serving = robust_fit(of_serving, [0.7, 0.7, 5e-6], [0.05, 0.05, 1e-7], [1.2, 1.2, 1e-4])
-    return roofline(reached, everywhere[1], overhead), roofline(*serving)
+    every = robust_fit(of_all, [0.7, 0.7, 5e-6], [0.05, 0.05, 1e-7], [1.2, 1.2, 1e-4])
+    return roofline(reached, everywhere[1], overhead), roofline(*every)
+
+
+THIN = {"bandwidth_fraction": (0.7, 0.05, 1.2), "overhead_s": (4e-6, 1e-7, 1e-4), "depth_s": (1e-10, 0.0, 1e-8),
+        "sharpness": (3.0, 1.0, 20.0), "cast_s": (4e-6, 0.0, 1e-4), "cast_passes": (1.0, 0.0, 10.0)}  # fmt: skip
+"""Start and bounds of a ThinRoofline's constants that a die's precisions share."""
+
+
+def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, dict[str, float]]:
+    """Constants of serving's matmuls, of all shapes: one bandwidth, one launch and one cast for all precisions of a die, and
+    each precision's peak.
+
+    A call takes at most as long as the same one with more rows, to which it could be padded: some libraries' kernels of one
+    row, and single timings that were disturbed, take several times as long.
+    """
+    data = {precision: _shortest(rows) for precision, rows in by_precision.items()}
+    precisions = list(data)
+
+    def log_ratios(x: Floats, precision: Precision) -> Floats:
+        (m, n, k), seconds, cards = data[precision]
+        bandwidth, overhead, depth, sharpness, cast, passes = x[: len(THIN)]
+        element, memory = INPUT_BYTES[precision], bandwidth * memory_bandwidth(cards)
+        compute = 2 * m * n * k / peak(cards, precision) / x[len(THIN) + precisions.index(precision)]
+        traffic = (element * (m * k + n * k) + 2 * m * n) / memory
+        time = overhead + depth * k + (compute**sharpness + traffic**sharpness) ** (1 / sharpness)
+        if element < 2.0:
+            time = time + cast + passes * (2.0 + element) * m * k / memory
+        return np.log(time / seconds)
+
+    start, low, high = (list(column) + [value] * len(data) for column, value in
+                        zip(zip(*THIN.values(), strict=True), (0.7, 0.05, 1.2), strict=True))  # fmt: skip
+    x = robust_fit(lambda x: np.concatenate([log_ratios(x, each) for each in precisions]), start, low, high)
+    shared = dict(zip(THIN, (short(value) for value in x), strict=False))
+    for precision in precisions:
+        errors = np.abs(np.expm1(log_ratios(x, precision)))
+        print(f"{die:16} thin matmul {precision:6} {len(errors)} shapes, median error {np.median(errors):.1%}, "
+              f"mean {errors.mean():.1%}")  # fmt: skip
+    uncast = {name: value for name, value in shared.items() if not name.startswith("cast_")}
+    return {each: {"peak_fraction": short(x[len(THIN) + i])} | (shared if INPUT_BYTES[each] < 2.0 else uncast)
+            for i, each in enumerate(precisions)}  # fmt: skip
+
+
+def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
+    """As `medians` of m, n and k, and each time at most that of the same call with more rows."""
+    shapes, seconds, cards = medians(rows, ("m", "n", "k"))
+    calls = list(zip(*shapes[1:], (card.name for card in cards), strict=True))
+    least: dict[tuple[object, ...], float] = {}
+    shortest = seconds.copy()
+    for i in np.argsort(-shapes[0]):
+        shortest[i] = least[calls[i]] = min(seconds[i], least.get(calls[i], np.inf))
+    return shapes, shortest, cards
 
 
 def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
@@ -175,23 +224,24 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
     of_die = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] in systems]
               for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
-    fits = {
-        PRECISIONS[kind]: fit_matmul([r for r in of_die["gemm"] if r["gemm_dtype"] == kind], die, PRECISIONS[kind])
-        for kind in dict.fromkeys(r["gemm_dtype"] for r in of_die["gemm"])
+    wide = [row for row in of_die["gemm"] if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
+    matmuls = {
+        PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind] for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)
     }
-    thin = fits["bf16"][1]
+    fits = {precision: fit_matmul(rows, die, precision) for precision, rows in matmuls.items()}
+    elementwise = fits["bf16"][1]
     attention = fit_attention(of_die["context_attention"], die)
     decode = fit_decode_attention(of_die["generation_attention"], die)
     return {
         "gpu": die,
         "matmul": {precision: fit[0] for precision, fit in fits.items()},
         "attention": attention,
-        "memory_fraction": thin["bandwidth_fraction"],
-        "kernel_overhead_s": thin["overhead_s"],
+        "memory_fraction": elementwise["bandwidth_fraction"],
+        "kernel_overhead_s": elementwise["overhead_s"],
         "context_bytes": CONTEXT_BYTES,
         "nvlink": fit_link(of_die["nccl"], die, ("all_gather", "reduce_scatter", "all_reduce")),
         "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
-        "thin_matmul": {precision: fit[1] for precision, fit in fits.items()},
+        "thin_matmul": fit_thin(matmuls, die),
         "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
         "small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die),
         "fitted_on": f"ops/*.csv, systems {', '.join(systems)}, "

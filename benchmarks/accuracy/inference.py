@@ -8,9 +8,11 @@ fresh fit. TTFT is quoted by its median error and mean |log ratio|, apart for ru
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +20,49 @@ import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.accuracy.fit_engines import FEWEST_RUNS, by_version, fit
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict, runs
-from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles
+from benchmarks.accuracy.fit_engines import by_gpu, by_model, by_version, left_out, settings
+from benchmarks.accuracy.serving_rows import dense_runs
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict
+from hp_tool.catalog import gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, gpu_efficiency, version_key
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.serving.estimates import UNMEASURED, widened
 
 CHOSEN_WITHIN = 1e-9
 
 
-def figures(pairs: Sequence[Predicted]) -> dict[str, float]:
-    """Errors and biases of one set of runs; TTFT of runs below the KV limit alone."""
-    free = [p for p in pairs if not p.really_limited]
-    tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in pairs])
+def figures(pairs: Sequence[Predicted], *, foreign: bool = False, borrowed: bool = False) -> dict[str, float]:
+    """Errors, biases and coverage of one set of runs; TTFT of runs below the KV limit alone. Intervals are those of an answer
+    about a model or die that is `foreign` to the constants, of a release with `borrowed` ones, or else as things are.
+    """
+    closed = [p for p in pairs if p.run.queued_throughput is None]
+    free = [p for p in closed if not p.really_limited]
+    tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in closed])
     throughput = np.array([np.log(p.throughput / p.run.throughput) for p in pairs])
     ttft = np.array([np.log(p.ttft_s / p.run.ttft_s) for p in free])
     found = {
         "runs": len(pairs),
-        "tpot_error": np.abs(np.expm1(tpot)).mean(),
-        "tpot_bias": tpot.mean(),
+        "tpot_error": np.abs(np.expm1(tpot)).mean() if closed else np.nan,
+        "tpot_bias": tpot.mean() if closed else np.nan,
         "throughput_error": np.abs(np.expm1(throughput)).mean(),
         "throughput_bias": throughput.mean(),
         "ttft_median_error": np.median(np.abs(np.expm1(ttft))) if len(free) else np.nan,
         "ttft_abs_log": np.abs(ttft).mean() if len(free) else np.nan,
         "ttft_bias": ttft.mean() if len(free) else np.nan,
-        "kv_limited": len(pairs) - len(free),
-        "kv_limit_right": np.mean([p.kv_limited == p.really_limited for p in pairs]),
+        "kv_limited": len(closed) - len(free),
+        "kv_limit_right": np.mean([p.kv_limited == p.really_limited for p in closed]) if closed else np.nan,
+        **{f"{what}_inside": inside(pairs, what, foreign, borrowed) for what in ("ttft", "tpot", "throughput")},
         "refused": sum(not p.fits for p in pairs),
     }
     return {name: float(value) for name, value in found.items()}
+
+
+def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool) -> float:
+    """Share of the measured figures in the 90 % interval that an answer states; NaN where none was measured."""
+    held = [row.low <= row.published <= row.high for row in comparisons(pairs, what, foreign=foreign, borrowed=borrowed)]
+    return float(np.mean(held)) if held else np.nan
 
 
 def shipped(found: Sequence[ServingRun]) -> list[Predicted]:
@@ -68,15 +85,24 @@ def unseen(found: Sequence[ServingRun]) -> list[Predicted]:
     return shipped(runs)
 
 
-def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
+def widening(profile: EngineEfficiency, run: ServingRun, *, foreign: bool, borrowed: bool) -> float:
+    """How many times as wide as on groups like those fitted on an answer's intervals are."""
+    device = gpu(run.gpu)
+    foreign = foreign or not profile.covers(model=catalogue_model(run.model).name, silicon=device.silicon)
+    borrowed = borrowed or not (profile.measured and gpu_efficiency(device).measured)
+    return widened(profile.unfamiliar_factor if foreign else 1.0, UNMEASURED if borrowed else 1.0)
+
+
+def comparisons(pairs: Sequence[Predicted], what: str, *, foreign: bool = False, borrowed: bool = False) -> list[Comparison]:
     """One figure of each run: ttft, tpot or throughput; ttft of those below the cache's limit."""
     rows = []
     for pair in pairs:
         run = pair.run
-        if what == "ttft" and pair.really_limited:
+        if (what == "ttft" and pair.really_limited) or (what != "throughput" and run.queued_throughput is not None):
             continue
         profile = engine_efficiency(engine=run.engine, version=run.version)
-        spread = float(np.exp(NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")))
+        wider = widening(profile, run, foreign=foreign, borrowed=borrowed)
+        spread = float(np.exp(NORMAL_QUANTILE * wider * getattr(profile, f"{what}_log_sd")))
         suffix = "" if what == "throughput" else "_s"
         predicted = getattr(pair, f"{what}{suffix}")
         sizes = f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, {run.concurrency} at once"
@@ -90,17 +116,28 @@ def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
     return rows
 
 
-def left_out(found: Sequence[ServingRun], key: Callable[[ServingRun], str]) -> list[tuple[str, list[Predicted]]]:
+def refitted(found: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     """For each engine version with several models (or GPUs): every one of them, predicted by constants that saw the others."""
-    results = []
+    results = {}
     for (name, version), members in by_version(found).items():
-        kinds = list(dict.fromkeys(key(run) for run in members))
-        for kind in kinds:
-            seen, unseen = [run for run in members if key(run) != kind], [run for run in members if key(run) == kind]
-            if len(seen) < FEWEST_RUNS:
-                continue
-            profile = fit(seen, name=name, version=version)
-            results.append((f"{name} {version}: {kind}", predict(batches(unseen, profile), profile)))
+        for key in (by_model, by_gpu):
+            for kind, pairs in left_out(members, name=name, version=version, key=key).items():
+                results[f"{name} {version}: {kind}"] = pairs
+    return results
+
+
+def other_release(found: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
+    """Every version with constants of its own, predicted by those of the engine's nearest other version."""
+    results = {}
+    profiles = sorted(engine_profiles(), key=lambda profile: version_key(profile.version))
+    for (name, version), members in by_version(found).items():
+        before, after = ([p for p in profiles if p.engine == name and test(version_key(p.version), version_key(version))]
+                         for test in (operator.lt, operator.gt))  # fmt: skip
+        if before or after:
+            profile = before[-1] if before else after[0]
+            # What is no constant of the release stays as it was run: memory for the cache, limits of a batch.
+            as_run = dataclasses.replace(profile, **settings(name, version))
+            results[f"{name} {version} by {profile.version}"] = predict(batches(members, as_run), as_run)
     return results
 
 
@@ -118,21 +155,26 @@ def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
     return {"groups": len(lost), "best_chosen": best, "worst": max(lost, default=0.0), "mean": float(np.mean(lost or [0.0]))}
 
 
-def evaluate(folder: Path) -> dict[str, Any]:
-    """{unseen, seen, left_out, cached, other_versions, regret}: figures by the names of what they are of."""
-    everything = runs(folder)
+def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
+    """{unseen, seen, left_out, other_release, cached, other_versions, regret}: figures by the names of what they are of.
+
+    Without `refits` left_out is empty: it takes a fit for each model and GPU, minutes in all.
+    """
+    everything = dense_runs(folder)
     cached = cached_series(everything)
     pairs = shipped(everything)
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
     own = [p for p in pairs if (p.run.engine, p.run.version) in profiles and p.run.series not in cached]
-    other = [p for p in pairs if (p.run.engine, p.run.version) not in profiles]
+    other = [p for p in pairs if (p.run.engine, p.run.version) not in profiles and p.run.series not in cached]
     left = [p for p in own if not p.run.fitted]
-    refits = left_out(everything, lambda run: f"{run.model} {run.precision}") + left_out(everything, lambda run: run.gpu)
     computed = [p for p in pairs if p.run.series not in cached]
     return {
         "unseen": _by_series(left),
         "seen": _by_series([p for p in own if p.run.fitted]),
-        "left_out": {name: figures(found) for name, found in refits if found},
+        "left_out": {name: figures(found, foreign=True) for name, found in refitted(everything).items()} if refits else {},
+        "other_release": {
+            name: figures(found, foreign=True, borrowed=True) for name, found in other_release(everything).items()
+        },
         "other_versions": _by_series(other),
         "cached": _by_series([p for p in pairs if p.run.series in cached]),
         "regret": {"unseen": regret(left), "all": regret(computed)},
@@ -152,6 +194,7 @@ def _by_series(pairs: Sequence[Predicted]) -> dict[str, dict[str, float]]:
 TITLES = {
     "unseen": "Groups no constant was fitted on",
     "left_out": "Models and GPUs left out of a fresh fit",
+    "other_release": "Releases by the constants of the nearest other release",
     "other_versions": "Versions without constants of their own (nearest version's)",
     "seen": "Groups the constants were fitted on",
     "cached": "Prompts mostly found in a prefix cache, predicted as if computed (see serving_runs.cached_series)",
@@ -159,7 +202,7 @@ TITLES = {
 
 
 def as_text(report: dict[str, Any]) -> str:
-    head = f"  {'':72} runs   TPOT  bias   tok/s  bias | TTFT median |ln|  bias | KV limit: runs right"
+    head = f"  {'':72} runs   TPOT  bias inside  tok/s  bias inside | TTFT median |ln|  bias inside | KV limit: runs right"
     blocks = []
     for key, title in TITLES.items():
         if report[key]:
@@ -175,8 +218,9 @@ def as_text(report: dict[str, Any]) -> str:
 
 def _line(name: str, f: dict[str, float]) -> str:
     return (
-        f"  {name:72} {f['runs']:4.0f} {f['tpot_error']:6.1%} {f['tpot_bias']:+.2f}  {f['throughput_error']:6.1%} "
-        f"{f['throughput_bias']:+.2f} | {f['ttft_median_error']:8.1%} {f['ttft_abs_log']:7.2f} {f['ttft_bias']:+.2f} | "
+        f"  {name:72} {f['runs']:4.0f} {f['tpot_error']:6.1%} {f['tpot_bias']:+.2f} {f['tpot_inside']:6.0%} "
+        f"{f['throughput_error']:6.1%} {f['throughput_bias']:+.2f} {f['throughput_inside']:6.0%} | "
+        f"{f['ttft_median_error']:8.1%} {f['ttft_abs_log']:7.2f} {f['ttft_bias']:+.2f} {f['ttft_inside']:6.0%} | "
         f"{f['kv_limited']:9.0f} {f['kv_limit_right']:8.1%}"
     )
 

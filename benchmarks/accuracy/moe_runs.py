@@ -29,10 +29,11 @@ def moe_cases(folder: Path) -> list[Case]:
 
 def newest(cases: list[Case]) -> list[Case]:
     """Those of today's software."""
-    return [case for case in cases if _release(case) >= NEWEST]
+    return [case for case in cases if released(case) >= NEWEST]
 
 
-def _release(case: Case) -> str:
+def released(case: Case) -> str:
+    """The release it ran under."""
     assert case.query.training is not None
     return case.query.training.framework_version or ""
 

@@ -24,7 +24,7 @@ from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining
-from benchmarks.accuracy.serving_runs import runs
+from benchmarks.accuracy.serving_rows import dense_runs
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
@@ -156,7 +156,7 @@ def _of_range(row: headlines.Headline) -> Comparison:
 
 
 def serving(folder: Path) -> list[Group]:
-    pairs = inference.unseen(runs(folder))
+    pairs = inference.unseen(dense_runs(folder))
     saw = "ops/, the other half of the groups of each engine's version"
     return [
         Group(title=f"Serving: {words}", left_out="setting", saw=saw, unit=unit, rows=inference.comparisons(pairs, what))

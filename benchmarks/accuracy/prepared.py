@@ -26,7 +26,13 @@ from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
-from hp_tool.training.problem import TrainingProblem, release_factor, resolve_training, with_scatter
+from hp_tool.training.problem import (
+    TrainingProblem,
+    recorded_modules,
+    release_factor,
+    resolve_training,
+    with_scatter,
+)
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
@@ -105,7 +111,7 @@ class Prepared:
         workload = self.problem.workload
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
-            framework = without_host(framework)
+            framework = without_host(framework, modules=recorded_modules(workload, self.problem.model))
         if is_narrow(workload):
             framework = below_16_bits(framework)
         die = self.gpu.silicon or "generic"

@@ -24,12 +24,24 @@ MODELS = {
     "qwen3_30b_a3b": "qwen3-30b-a3b",
     "deepseek_v3": "deepseek-v3",
     "gpt_oss_120b": "gpt-oss-120b",
+    "gpt_oss_20b": "gpt-oss-20b",
+    "kimi_k2": "kimi-k2",
+    "llama31_405b": "llama-3.1-405b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
 }
-GPUS = {"H100": "h100-sxm-80gb", "B200": "b200-sxm-180gb", "GB200": "gb200-nvl72"}
+"""Those of other names are left out."""
+GPUS = {
+    "H100": "h100-sxm-80gb",
+    "H200": "h200-sxm-141gb",
+    "B200": "b200-sxm-180gb",
+    "B300": "b300-sxm-288gb",
+    "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
+}
 PRECISIONS: dict[str, Precision] = {"fp8_cs": "fp8", "fp8_sc": "fp8", "fp8_mx": "mxfp8", "nvfp4": "nvfp4", "bf16": "bf16"}
 SCALING = {"fp8_cs": "tensorwise", "fp8_sc": "blockwise"}
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
-DISPATCHERS = {"": None, "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
+DISPATCHERS = {"": None, "allgather": "allgather", "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
 
 
 def pretraining(folder: Path) -> list[Case]:
@@ -39,7 +51,7 @@ def pretraining(folder: Path) -> list[Case]:
 
 def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
-    rows = read(folder, FILE)
+    rows = _known_rows(folder)
     known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
     found = [_case(row) for row in rows]
     for row in read(folder, "training_megatron_bridge.csv"):
@@ -64,7 +76,11 @@ def _rate(case: Case) -> tuple[str, int]:
 
 def recipe_cases(folder: Path) -> list[Case]:
     """The rows that give their knobs."""
-    return [_case(row) for row in read(folder, FILE)]
+    return [_case(row) for row in _known_rows(folder)]
+
+
+def _known_rows(folder: Path) -> list[Row]:
+    return [row for row in read(folder, FILE) if row["model"] in MODELS and row["gpu"] in GPUS]
 
 
 def _case(row: Row) -> Case:
@@ -82,7 +98,8 @@ def _case(row: Row) -> Case:
             expert_capacity_factor=1.0 if row["token_drop"] == "tokendrop" else None,
             optimizer_precision="bf16" if row["model"] == "deepseek_v3" else None,  # as its recipe's source says
             overlap=OverlapSpec(expert_parallel=True) if row["ep_overlap"] == "True" else None,
-            cuda_graphs=_whole_layers_as_graphs(row), offload="activations" if row["offload_layers"] else None,
+            cuda_graphs=_records_graphs(row) or None, cuda_graph_modules=_recorded(row),  # type: ignore[arg-type]
+            offload="activations" if row["offload_layers"] else None,
             offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else None,  # of Llama 3 70B's layers
         ),
         parallel=ParallelQuery(
@@ -114,7 +131,11 @@ def _recompute(row: Row) -> RecomputeName | Recompute:
     return Recompute(granularity="selective", modules=modules) if modules else "none"  # type: ignore[arg-type]
 
 
-def _whole_layers_as_graphs(row: Row) -> bool:
-    """Graphs of attention and routing, or of the whole iteration; with those of single modules the host launches the rest."""
-    modules = row["cuda_graph_modules"].split("+")
-    return row["cuda_graph_impl"] in ("local", "full_iteration") or "full_iteration" in modules or "attn" in modules
+def _records_graphs(row: Row) -> bool:
+    return row["cuda_graph_impl"] in ("local", "full_iteration") or bool(row["cuda_graph_modules"])
+
+
+def _recorded(row: Row) -> tuple[str, ...] | None:
+    """The modules recorded; None: the whole iteration, or nothing."""
+    modules = tuple(row["cuda_graph_modules"].split("+")) if row["cuda_graph_modules"] else None
+    return None if modules == ("full_iteration",) else modules

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, serving_run
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, runs, serving_run
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
@@ -51,9 +52,20 @@ class QueuedRun:
     """Output tokens per second and GPU."""
 
 
+UNTOLD = {"trtllm": "1.1"}
+"""Releases that stand for a version that is not told: the one of the month in which the row's run was made, October 2025."""
+
+
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv on one replica; a version that is not told is an empty text."""
-    return [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
+    found = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    return [dataclasses.replace(run, version=run.version or UNTOLD.get(run.engine, "")) for run in found]
+
+
+def dense_runs(folder: Path) -> list[ServingRun]:
+    """Every run of a dense model on one replica: closed loads of both files, and offline ones."""
+    everything = [*runs(folder), *later_runs(folder), *offline_runs(folder)]
+    return [run for run in everything if catalogue_model(run.model).num_experts is None]
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:
@@ -69,6 +81,19 @@ def pool_runs(folder: Path) -> list[PoolRun]:
 def queued_runs(folder: Path) -> list[QueuedRun]:
     """Every row of inference_trtllm_throughput.csv."""
     return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
+
+
+def offline_runs(folder: Path) -> list[ServingRun]:
+    """The queued runs as runs of one replica, of which throughput alone was measured."""
+    return [
+        ServingRun(
+            engine=run.engine, version=run.version, model=run.model, gpu=run.gpu, precision=run.precision,
+            kv_cache_precision=run.kv_cache_precision, input_length=run.input_length, output_length=run.output_length,
+            concurrency=run.num_requests, config=run.config, ttft_s=math.nan, tpot_s=math.nan,
+            queued_throughput=run.throughput,
+        )
+        for run in queued_runs(folder)
+    ]  # fmt: skip
 
 
 def _pool_run(row: Row) -> PoolRun:

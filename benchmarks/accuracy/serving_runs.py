@@ -1,4 +1,4 @@
-"""Measured serving runs, and our prediction of each: inference_measured.csv as arrays by engine version."""
+"""Measured serving runs, and our prediction of each, as arrays by what runs share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.cost.parameters import total_parameters
+from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost.parameters import active_parameters
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
@@ -38,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun:
-    """One measured configuration. Throughput is derived: concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
 
     engine: str
     version: str
@@ -50,7 +52,12 @@ class ServingRun:
     concurrency: int
     config: ServingConfig
     ttft_s: float
+    """NaN where only throughput was measured."""
     tpot_s: float
+    kv_cache_precision: str | None = None
+    """None: the engine's choice."""
+    queued_throughput: float | None = None
+    """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
     @property
     def num_gpus(self) -> int:
@@ -62,6 +69,8 @@ class ServingRun:
 
     @property
     def throughput(self) -> float:
+        if self.queued_throughput is not None:
+            return self.queued_throughput
         return self.concurrency * self.output_length / self.latency_s / self.num_gpus
 
     @property
@@ -112,24 +121,29 @@ class Batch:
             max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
-        return serving_costs(case=dataclasses.replace(self.case, engine=engine), candidates=configured)
+        case = dataclasses.replace(self.case, engine=engine)
+        if self.runs[0].queued_throughput is not None:
+            return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
+        return serving_costs(case=case, candidates=configured)
 
 
 def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
-    """Series with a run that ended sooner than its prompts' FLOPs at the datasheet's peak and its tokens' bytes at the
-    datasheet's bandwidth take: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
+    """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the rates that kernels reach
+    alone: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
     """
-    return {run.series for run in found if run.latency_s < _datasheet_latency(run)}
+    return {run.series for run in found if run.queued_throughput is None and run.latency_s < _least_latency(run)}
 
 
-def _datasheet_latency(run: ServingRun) -> float:
+def _least_latency(run: ServingRun) -> float:
     device, shape = gpu(run.gpu), catalogue_model(run.model)
     stored, compute = weight_format(run.precision, gpu=device)  # type: ignore[arg-type]
-    parameters = total_parameters(shape) - shape.vocab_size * shape.hidden_size
-    prefill = 2.0 * parameters * run.input_length * run.concurrency / device.peak_flops_per_second[compute]
+    kernels = gpu_efficiency(device)
+    roof = (kernels.thin_matmul or kernels.matmul)[compute]
+    active = active_parameters(shape) - shape.vocab_size * shape.hidden_size
+    prefill = 2.0 * active * run.input_length * run.concurrency / (roof.peak_fraction * device.peak_flops_per_second[compute])
     cache = 2.0 * shape.num_hidden_layers * shape.kv_heads * shape.head_size * ELEMENT_BYTES["fp8"]
-    read = stored * parameters + run.concurrency * run.input_length * cache
-    decode = (run.output_length - 1) * read / device.memory_bandwidth_bytes_per_second
+    read = stored * active + run.concurrency * run.input_length * cache
+    decode = (run.output_length - 1) * read / (roof.bandwidth_fraction * device.memory_bandwidth_bytes_per_second)
     return (prefill + decode) / run.num_gpus
 
 
@@ -137,13 +151,14 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     """The runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
-        grouped[(run.model, run.gpu, run.precision, run.input_length, run.output_length)].append(run)
+        alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
+        grouped[(*alike, run.queued_throughput is None)].append(run)
     found = []
     for members in grouped.values():
         first = members[0]
         load = InferenceWorkload(
             input_length=first.input_length, output_length=first.output_length, concurrency=first.concurrency,
-            precision=first.precision,  # type: ignore[arg-type]
+            precision=first.precision, kv_cache_precision=first.kv_cache_precision,  # type: ignore[arg-type]
             engine=first.engine,
         )  # fmt: skip
         machine = cluster(ClusterQuery(gpu=first.gpu, num_gpus=8))

@@ -163,7 +163,8 @@ class Process:
         return np.asarray(self.rows.noise_log_sd**2)
 
     def _covariance(self, scales: FloatArray) -> FloatArray:
-        return np.einsum("c,cnm->nm", scales[:-1], self._components) + np.diag(scales[-1] * self._noise + self.doubt + NUGGET)
+        modelled: FloatArray = np.einsum("c,cnm->nm", scales[:-1], self._components)
+        return modelled + np.diag(scales[-1] * self._noise + self.doubt + NUGGET)
 
     @cached_property
     def _root(self) -> FloatArray:

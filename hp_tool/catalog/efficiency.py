@@ -32,6 +32,7 @@ def efficiency(
     framework: str,
     overlap: OverlapSpec | None = None,
     cuda_graphs: bool = False,
+    cuda_graph_modules: tuple[str, ...] | None = None,
     narrow: bool = False,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
@@ -45,7 +46,7 @@ def efficiency(
     if overlap is not None:
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:
-        constants = without_host(constants)
+        constants = without_host(constants, modules=cuda_graph_modules)
     if narrow:
         constants = below_16_bits(constants)
     machine = machine_profile(cluster) if cluster is not None else None

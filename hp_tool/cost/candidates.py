@@ -30,10 +30,10 @@ CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.v
 PER_OP = 128
 """In recompute_modules instead of modules: recomputation per operation (recompute per_op)."""
 
-ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE = range(5)
+ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V = range(6)
 """Codes of Candidates.pipeline_schedule. From ZB_H1 on the backward pass is split; from ZBV on both ends of the model are on
 the same rank."""
-SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe")
+SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
 """ParallelConfig's name of each code."""
 
 
@@ -65,7 +65,7 @@ class Candidates:
     data_parallel_shard_size: IntArray
     """0: the whole data-parallel group."""
     pipeline_schedule: IntArray
-    """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE."""
+    """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -97,6 +97,11 @@ class Candidates:
         """Whether any candidate has another pipeline schedule than 1F1B and its interleaving."""
         return anywhere(self.pipeline_schedule)
 
+    @cached_property
+    def merges_passes(self) -> bool:
+        """Whether any candidate's schedule runs forward passes together with backward passes."""
+        return self.names_schedules and anywhere(self.pipeline_schedule >= DUALPIPE)
+
     @property
     def splits_backward(self) -> Bools:
         """Where weight gradients run apart from input gradients."""
@@ -104,8 +109,14 @@ class Candidates:
 
     @property
     def is_folded(self) -> Bools:
-        """Where embedding and output layer are on the same rank: ZB-V's first rank, DualPipe's first and last."""
+        """Where embedding and output layer are on the same rank: a V's first rank, DualPipe's first and last."""
         return self.pipeline_schedule >= ZBV
+
+    @property
+    def is_v(self) -> Bools:
+        """Where rank r holds the chunks r and 2p - 1 - r: ZB-V and DualPipeV."""
+        folded: Bools = (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
+        return folded
 
     def take(self, indices: NDArray[np.intp] | BoolArray | slice) -> Candidates:
         """The chosen rows in the order of `indices`; rows of a grid are numbered row by row."""

@@ -35,7 +35,7 @@ def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False
     both = attention + second
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s, moe=moe)
-    if case.workload.cuda_graphs:
+    if case.workload.records_layers:
         # A graph's output, and the gradients of its output and input, stay where it was captured; its input is the norm's.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
     saved_selective, repeated = both.saved, both.core

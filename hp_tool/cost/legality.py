@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.cost.arrays import Bools, IntArray, Ints, anywhere, maximum
-from hp_tool.cost.candidates import DUALPIPE, FULL_UNIFORM, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
+from hp_tool.cost.candidates import DUALPIPE, DUALPIPE_V, FULL_UNIFORM, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.domain.frameworks import facts
@@ -55,10 +55,11 @@ def _overlap_broken(c: Candidates) -> Any:
     """Whether Megatron Core cannot merge forward and backward passes.
 
     It needs experts on several ranks, interleaved 1F1B or no pipeline, and no full recomputation (transformer_config.py,
-    overlap_moe_expert_parallel_comm).
+    overlap_moe_expert_parallel_comm). DualPipe merges them by itself.
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
-    merged = plain & (c.pipeline_schedule == ONE_F_ONE_B) & (c.expert_parallel_size > 1)
+    merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
+    merged = merged & (c.expert_parallel_size > 1)
     return (merged == 0) | (c.recompute_method >= FULL_UNIFORM)
 
 
@@ -196,8 +197,8 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
     """Whether the layers cannot be divided over the chunks.
 
     If the framework balances blocks, no stage may be empty and there is no interleaving. Otherwise every chunk holds the same
-    number of layers, or some hold fewer (`domain.pipeline_layout`), but not under schedules that fold the pipeline. Two kinds
-    of GPU may hold different numbers.
+    number of layers, or some hold fewer (`domain.pipeline_layout`), but not under ZB-V. Two kinds of GPU may hold different
+    numbers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -211,7 +212,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
     even = layers % chunks == 0
     uneven = splits_unevenly(num_layers=layers, stages=p, chunks=c.virtual_pipeline_parallel_size)
     if c.names_schedules:
-        uneven = uneven & (c.is_folded ^ True)
+        uneven = uneven & (c.pipeline_schedule != ZBV)
     broken: Bools = (even | uneven) == 0
     return broken
 
@@ -265,7 +266,8 @@ def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> B
         | ((schedule == GPIPE) & (v != 1))
         | ((schedule == ZB_H1) & ((v != 1) | (m < p)))
         | ((schedule == ZBV) & ((v != 2) | (m < 2 * p - 1) | uneven))
-        | ((schedule == DUALPIPE) & ((v != 1) | (p % 2 != 0) | (m % 2 != 0) | (m < 2 * p) | uneven))
+        | ((schedule == DUALPIPE) & ((v != 1) | (p % 2 != 0) | (m % 2 != 0) | (m < 2 * p)))
+        | ((schedule == DUALPIPE_V) & ((v != 2) | (m < 2 * p)))
     )
     return broken
 
@@ -274,8 +276,9 @@ RULES = {
     "gpipe": "one model chunk per rank",
     "zb-h1": "one model chunk per rank and at least pipeline_parallel_size micro-batches",
     "zbv": "two model chunks per rank of equally many layers, and at least 2 pipeline_parallel_size - 1 micro-batches",
-    "dualpipe": "one model chunk per rank, equally many layers on each, an even pipeline_parallel_size, and an even number of "
-    "micro-batches, at least 2 pipeline_parallel_size",
+    "dualpipe": "one model chunk per rank, an even pipeline_parallel_size, and an even number of micro-batches, at least 2 "
+    "pipeline_parallel_size",
+    "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
 """What each schedule needs besides at least two pipeline stages."""
 
@@ -283,7 +286,7 @@ RULES = {
 def least_micro_batches(config: ParallelConfig) -> int:
     """The fewest micro-batches that fill the schedule."""
     p = config.pipeline_parallel_size
-    return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p}.get(config.pipeline_schedule or "", 1)
+    return {"zb-h1": p, "zbv": 2 * p - 1, "dualpipe": 2 * p, "dualpipe-v": 2 * p}.get(config.pipeline_schedule or "", 1)
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:

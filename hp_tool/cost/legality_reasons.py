@@ -92,8 +92,8 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     else:
         message = (
             f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide num_hidden_layers {layers}, and "
-            f"some chunk would have no layer, or the schedule wants equal ones; choose a product below {layers}, under zbv or "
-            f"dualpipe among {list(divisors(layers, limit=layers))}"
+            f"some chunk would have no layer, or the schedule wants equal ones; choose a product below {layers}, under zbv "
+            f"among {list(divisors(layers, limit=layers))}"
         )
     return message, p * v, layers
 

@@ -12,16 +12,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
-from hp_tool.cost.roofline import cast_traffic, elementwise_seconds, weight_matmuls
+from hp_tool.cost.roofline import (
+    FP8_BLOCK_SCALE_BYTES,
+    cast_traffic,
+    elementwise_seconds,
+    is_narrow,
+    quantized_bytes,
+    weight_matmuls,
+)
 from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
+TILE_ROWS = 128.0
+"""Rows that a matmul's thread blocks compute together: a group's last tile is half empty on average."""
+COMMUNICATION_SHARE = 20.0 / 132.0
+"""Of the device's arithmetic, taken by an exchange that runs beside it: 20 of 132 multiprocessors (arXiv 2412.19437 section
+3.2.2)."""
 
 
 def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
@@ -44,17 +56,20 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     gates = float(model.mlp_inputs)
     routed = routed_tokens(case, candidates, s)
     width = model.expert_size / candidates.expert_tensor_parallel_size
+    routed_input = s.saved_input
+    if case.workload.expert_precision is not None:
+        routed_input = quantized_bytes(case.workload.of_experts) if is_narrow(case.workload.of_experts) else s.e
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * s.saved_input + width * (gates * s.activation_input + s.saved_input))
+    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + routed_input))
     beside = s.tokens * shared * (gates * s.activation_input + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
         norm_output=s.tokens * s.h * s.e / s.shards,
         moe=router + experts + beside,
-        expert_activations=routed * width * s.saved_input,
+        expert_activations=routed * width * routed_input,
         shared_experts=beside,
         working=s.e * (routed * (2.0 * s.h + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
     )
@@ -74,10 +89,11 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     routed = routed_tokens(case, candidates, s)
     width = model.expert_size / etp
     matrices = shapes(expert_matrices(model, expert=ep, expert_tensor=etp))
+    of_experts = workload.of_experts
     forward, gradient = weight_matmuls(
-        routed / local_experts, matrices, case=case, precision=workload.precision, batch=local_experts
+        routed / local_experts + 0.5 * TILE_ROWS, matrices, case=case, precision=of_experts.precision, batch=local_experts
     )
-    cast, cast_backward = cast_traffic(workload, matrices)
+    cast, cast_backward = cast_traffic(of_experts, matrices)
     if model.num_shared_experts:
         beside, beside_gradient = weight_matmuls(
             s.tokens, shapes(shared_expert_matrices(model, tensor=s.t)), case=case, precision=workload.precision
@@ -90,26 +106,55 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     active = routed * width * s.e
     traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
     traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    if model.expert_bias:
+        # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums both biases' gradients.
+        traffic = traffic + 28.0 * routed * s.h
+        traffic_backward = traffic_backward + routed * (40.0 * s.h + s.e * gates * width)
     if not workload.kernel_fusion:
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
 
     ranks = expert_group(c, "ep", cluster=cluster)
-    near, away = travelling_copies(case=case, group=ranks, dispatcher=case.strategy.moe_token_dispatcher_type)
-    token = s.tokens / s.t * s.h * s.e
-    exchange = exchange_seconds(token * near, token * away, machine=case, group=ranks)
+    token = s.tokens / s.t * s.h
+    there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
+    exchange = _exchange_seconds(token * s.e, case=case, group=ranks)
+    exchanges = 2.0 * exchange if there == s.e else exchange + _exchange_seconds(token * there, case=case, group=ranks)
     around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
-    sent = token * (model.num_experts_per_tok or 1)
-    communication = 2.0 * exchange + 2.0 * around.seconds(sent * (etp - 1.0))
+    sent = token * s.e * (model.num_experts_per_tok or 1)
+    communication = exchanges + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
-    waiting = 0.5 * profile.framework.expert_overhead_s
+    alone, each = kernels_of_expert(case), profile.framework.expert_launch_s * local_experts
+    waiting, waiting_backward = (
+        0.5 * profile.framework.expert_overhead_s + each * count for count in (alone.forward, alone.backward)
+    )
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
         elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=waiting + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
+        elementwise_backward=waiting_backward + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
         expert=exposed,
         expert_backward=exposed,
     )
+
+
+def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group) -> Floats:
+    """Seconds of one exchange in which a copy of each of a rank's tokens takes so many bytes."""
+    dispatcher = case.strategy.moe_token_dispatcher_type
+    if dispatcher == "allgather":
+        return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
+    near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
+    reached = case.profile.framework.dispatch_bandwidth_fraction if dispatcher == "flex" else None
+    return exchange_seconds(one_copy * near, one_copy * away, machine=case, group=group, fraction=reached)
+
+
+def kernels_of_expert(case: TrainingCase) -> Kernels:
+    """Kernels that one expert of a rank launches on its own, as Transformer Engine's grouped linear layer does.
+
+    Two matmuls and four in the backward pass; below 16 bits a reduction and a cast before each input and each gradient; biased
+    experts (`expert_bias`) multiply and add the second bias, and backward reduce its gradient and the weights'.
+    """
+    casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
+    biased = 1.0 if case.model.expert_bias else 0.0
+    return Kernels(forward=2.0 + casts + 2.0 * biased, backward=4.0 + casts + 8.0 * biased)
 
 
 # Copies of a token that travel to the experts' ranks, by link.
@@ -117,6 +162,7 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 # alltoall (Megatron Core's dispatcher of that name, NCCL): one copy for each of the token's k experts.
 # flex (DeepEP, HybridEP): one copy for each other node with any of these experts, and inside a node one for each such rank;
 # results are summed on the way back, so combining moves as much (DeepEP, "normal kernels"; arXiv 2412.19437 section 3.2.2).
+# allgather: every rank gets every token, by a ring, and combining is a reduce-scatter of the same size.
 
 
 def travelling_copies(*, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> tuple[Floats, Floats]:
@@ -170,8 +216,8 @@ def _of_each(parts: Ints, share: Callable[[int], float]) -> Floats:
 
 
 # All-to-alls of one micro-batch's experts behind the opposite pass of another's: Megatron Core's
-# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py). No measurement covers it: the exposed time here is the
-# physical bound, at which hidden bytes are free and kernels do not slow each other.
+# overlap_moe_expert_parallel_comm (pipeline_parallel/combined_1f1b.py), DualPipe. What they hide takes COMMUNICATION_SHARE of
+# the arithmetic beside it.
 
 
 def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
@@ -185,19 +231,30 @@ def behind_other_pass(experts: BlockTime, *, attention: BlockTime) -> BlockTime:
     blocks = (attention, experts)
     return replace(
         experts,
-        expert=sum(forward - minimum(forward, _backward_compute(block)) for block in blocks),
-        expert_backward=sum(backward - minimum(backward, _forward_compute(block)) for block in blocks),
+        expert=sum(_left_over(forward, _backward_compute(block)) for block in blocks),
+        expert_backward=sum(_left_over(backward, _forward_compute(block)) for block in blocks),
     )
 
 
-def merged_share(candidates: Candidates, *, micro_batches: Floats) -> Floats:
-    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v).
+def _left_over(exchange: Floats, compute: Floats) -> Floats:
+    """Seconds that an exchange adds to the compute beside it, which it slows."""
+    hidden = minimum(exchange, compute)
+    return exchange - (1.0 - COMMUNICATION_SHARE) * hidden
+
+
+def merged_share(candidates: Candidates, *, micro_batches: Floats, asked: bool = True) -> Floats:
+    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `asked` for.
 
     These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
-    pipeline all but one of m.
+    pipeline all but one of m. Under DualPipe, asked or not, all but 3 p / 2 - 1 of its first rank's, under DualPipeV all but
+    (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
-    return maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0)
+    share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if asked else 0.0
+    if candidates.merges_passes:
+        dual = maximum(1.0 - (1.5 * p - 1.0 / v) / micro_batches, 0.0)
+        share = where(candidates.pipeline_schedule >= DUALPIPE, dual, share)
+    return share
 
 
 def _forward_compute(block: BlockTime) -> Floats:

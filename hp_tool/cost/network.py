@@ -367,16 +367,18 @@ def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) ->
     return exchange_seconds(wire_bytes - away, away, machine=machine, group=group)
 
 
-def exchange_seconds(near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
+def exchange_seconds(
+    near_bytes: Floats, away_bytes: Floats, *, group: Group, machine: Machine, fraction: float | None = None
+) -> Floats:
     """Seconds in which each member sends `near_bytes` inside its NVLink domain and `away_bytes` out of it.
 
-    Both travel at the same time, and the slower decides.
+    Both travel at the same time, and the slower decides. `fraction`: what another program than NCCL reaches of NVLink.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain
     inside, outside = profile.gpu.all_to_all, profile.framework.network
     near = (near_bytes + forwarded_bytes(away_bytes, in_domain=k, cluster=cluster)) / (
-        inside.bandwidth_fraction * local_bandwidth(cluster.gpu)
+        (fraction or inside.bandwidth_fraction) * local_bandwidth(cluster.gpu)
     )
     network = outside.bandwidth_fraction * cluster.inter_node_bandwidth_bytes_per_second
     far = away_bytes * exchange_slowdown(group, in_domain=k, cluster=cluster) / network

@@ -11,7 +11,7 @@ from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.pipeline_layout import stage_layers
+from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
 NO_LAYERS = 1e-9
 """Layers of an empty stage: formulas divide by the number of layers."""
@@ -93,7 +93,8 @@ class Pipeline:
 
     def between(self, c: Candidates) -> Bools:
         """Where stages lie between the ends, so that stages[2:] count."""
-        return (c.pipeline_parallel_size > 2) & (c.is_folded ^ True)
+        lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
+        return lie
 
 
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
@@ -106,13 +107,15 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     framework = facts(case.workload.framework)
     if framework.balances_blocks:
         return _filled_pipeline(model, c)
-    on_ends = stage_layers(
-        num_layers=model.total_layers, stages=p, chunks=c.virtual_pipeline_parallel_size, late=framework.late_layers
-    )
+    chunks = c.virtual_pipeline_parallel_size
+    on_ends = stage_layers(num_layers=model.total_layers, stages=p, chunks=chunks, late=framework.late_layers)
+    if c.names_schedules:  # in a V the first and the last chunks lie on the same ranks
+        on_v_ends = v_stage_layers(num_layers=model.total_layers, stages=p, chunks=chunks)
+        on_ends = tuple(where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True))
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = each - first_layers, each - last_layers, p * each - model.total_layers
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
-    on_v = depths * (c.pipeline_schedule == ZBV) if depths else 0
+    on_v = depths * c.is_v if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
     shares: tuple[Floats, Floats] = (0.0, 0.0)
     critical = StageLayers(count=each)
@@ -127,7 +130,7 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     first, last = (StageLayers(count=count, expert_share=share) for count, share in zip(counts, shares, strict=True))
     stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
     lighter = (fewer_first > 0) | (first.expert_share < critical.expert_share)
-    if anywhere(lighter & (p > 2) & (c.is_folded ^ True)):
+    if anywhere(lighter & (p > 2) & (c.pipeline_schedule != ZBV)):
         count = maximum(p - 2, 1)
         between = pipeline_part(
             model, c, first_rank=1, layers_before=each - fewer_first, stages=count, layers=each, embedding=0, output=0
@@ -211,7 +214,7 @@ def _whole_ends(
     output: tuple[Bools, Bools] = (alone, True)
     if c.names_schedules:
         embedding = (True, alone | (c.pipeline_schedule == DUALPIPE))
-        output = (alone | c.is_folded, c.pipeline_schedule != ZBV)
+        output = (alone | c.is_folded, c.is_v ^ True)
     return _ends(model, c, layers, ranks=(0, p - 1 - output_from_end), embedding=embedding, output=output)
 
 
@@ -226,13 +229,17 @@ def _ends(
 ) -> tuple[PipelineStage, PipelineStage]:
     """Two stages with these layers; in DualPipe each also keeps the other's."""
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
+    counts = layers[0].count, layers[1].count
+    if c.names_schedules:  # micro-batches in flight are on either stage
+        dual, mean = c.pipeline_schedule == DUALPIPE, 0.5 * (counts[0] + counts[1])
+        counts = where(dual, mean, counts[0]), where(dual, mean, counts[1])
     copied = bool(depths) and not model.tie_word_embeddings
     first, last = (
         PipelineStage(
             rank=ranks[end],
             layers=layers[end],
             mirrored=_mirrored(c, layers[1 - end]),
-            chunk_layers=layers[end].count / chunks,
+            chunk_layers=counts[end] / chunks,
             embedding=embedding[end],
             embedding_copies=maximum(embedding[end], output[end] * copied),
             output=output[end],

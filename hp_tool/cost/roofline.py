@@ -15,14 +15,14 @@ ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, 
 """Bytes per element of a matmul input."""
 
 
-def peak_flops(gpu: GpuSpec, *, precision: Precision) -> float:
+def peak_flops(gpu: GpuSpec, *, precision: Precision, field: str = "training.precision") -> float:
     """Dense peak of the datasheet. Raises InputError if the hardware has none for this precision."""
     peak = gpu.peak_flops_per_second.get(precision)
     if peak is None:
         supported = ", ".join(sorted(gpu.peak_flops_per_second))
         raise InputError(
             f"{gpu.name} does not support {precision}; it supports {supported}",
-            field="training.precision",
+            field=field,
             code="precision_unsupported",
         )
     return peak

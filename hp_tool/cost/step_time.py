@@ -221,7 +221,8 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     """Seconds that embedding and output layer add to the first and last stage.
 
     The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a folded pipeline the rank
-    with both ends is. Multi-token prediction: each depth is one more layer and one more pass through the output layer.
+    with both ends is, as far as it exceeds what both leave out. Multi-token prediction: each depth is one more layer and one
+    more pass through the output layer.
     """
     c, depths = candidates, model.num_nextn_predict_layers
     collectives = (1.0 + depths) * head.output_communication
@@ -238,7 +239,8 @@ def ends_time(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage
     communication = where(output >= embedding, minimum(critical, collectives), 0.0)
     if c.names_schedules:
         folded, share = c.is_folded, share_of_ends(c)
-        critical = where(folded, share * both, critical)
+        left_out = (pipeline.fewer_first - (1.0 - share) * (pipeline.fewer_first - pipeline.fewer_last)) * stage.occupied_layer
+        critical = where(folded, maximum(share * both - left_out, 0.0), critical)
         communication = where(folded, share * collectives, communication)
     return EndsTime(both=both, critical=critical, communication=communication)
 
@@ -283,11 +285,19 @@ DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
 """Kernels of a dense layer on one rank, both passes."""
 
 
-def without_host(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """The constants with recorded CUDA graphs: no device waits for its host."""
+def without_host(framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None) -> FrameworkEfficiency:
+    """The constants with recorded CUDA graphs: no device waits for its host.
+
+    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens; without attention's also most
+    other launches, but not the preparation of the dispatch.
+    """
+    if modules is not None and "attn" not in modules:
+        prepared = "moe_preprocess" in modules
+        return dataclasses.replace(framework, expert_overhead_s=0.0 if prepared else framework.expert_overhead_s)
     return dataclasses.replace(
-        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0
-    )
+        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0,
+        expert_launch_s=0.0 if modules is None else framework.expert_launch_s,
+    )  # fmt: skip
 
 
 def launches(

@@ -175,10 +175,9 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
     if model.num_experts:
         sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
         sparse_times = layer(moe=True)
-        if workload.merges_passes:
-            sparse_times = _mix(
-                sparse_times, layer(moe=True, merged=True), merged_share(candidates, micro_batches=micro_batches)
-            )
+        if workload.merges_passes or candidates.merges_passes:
+            share = merged_share(candidates, micro_batches=micro_batches, asked=workload.merges_passes)
+            sparse_times = _mix(sparse_times, layer(moe=True, merged=True), share)
         times = _mix(times, sparse_times, pipeline.critical.expert_share)
     return ModelLayers(
         dense=_spread(layer_bytes(case=case, candidates=unique, s=s), inverse),

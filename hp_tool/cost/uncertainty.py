@@ -81,6 +81,8 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
         f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe == "blockwise",
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
+        "training.expert_precision": workload.expert_precision not in (None, workload.precision),
+        "training.dispatch_precision": workload.dispatch_precision == "fp8",
         "training.offload: optimizer": workload.offload == "optimizer",
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
@@ -110,6 +112,4 @@ def simplified(model: ModelSpec) -> dict[str, object]:
         simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
-    if model.expert_bias:
-        simplifications.append("expert_bias: counted as parameters alone, divided like the experts' matrices")
     return {"simplified": simplifications} if simplifications else {}

@@ -19,6 +19,21 @@ class Roofline(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinRoofline(Roofline):
+    """A matmul y[m, n] = x[m, k] w[n, k]^T of any number of rows: t = overhead_s + depth_s k + (A^p + B^p)^(1/p).
+
+    A and B are a Roofline's times of arithmetic and memory, and p how sharply the longer one decides. Below 16 bits a kernel
+    before it quantises x: t = cast_s + cast_passes x (its bytes read wide and written narrow) / memory bandwidth.
+    """
+
+    depth_s: float = 0.0
+    """Seconds per element of the inner dimension, through which every tile goes in steps."""
+    sharpness: float = 20.0
+    cast_s: float = 0.0
+    cast_passes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
@@ -52,7 +67,7 @@ class GpuEfficiency(Strict):
     all_to_all: Link
     fitted_on: str
     """Rows and command that gave these numbers."""
-    thin_matmul: dict[Precision, Roofline] | None = None
+    thin_matmul: dict[Precision, ThinRoofline] | None = None
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
     decode_attention: Roofline | None = None
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
@@ -106,6 +121,11 @@ class FrameworkEfficiency(Strict):
     expert_overhead_s: float = 0.0
     """What one layer's dispatch of tokens takes besides kernels and links, forward and backward together: the host reads how
     many tokens each expert got before it can launch what works on them."""
+    expert_launch_s: float = 0.0
+    """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped layers go through a rank's
+    experts one by one."""
+    dispatch_bandwidth_fraction: float | None = None
+    """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's all-to-all."""
     data_parallel_overlap: float
     """Share of gradient reduction and parameter gathering hidden behind the backward and forward pass."""
     pipeline_overlap: float

@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
@@ -73,6 +75,26 @@ class Hardware(Strict):
     hosts: tuple[str, ...] = ()
     oversubscription: float = 1.0
     """Processes per physical core (cpu) or per device; above 1 the times are not those of real devices."""
+
+
+Clock = Annotated[float, Interval(ge=0.0, le=1e12)]
+Power = Annotated[float, Interval(ge=0.0, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState(Strict):
+    """A GPU while a run trained, as its driver told."""
+
+    host: str
+    sm_clock_hz: Clock | None = None
+    sm_clock_max_hz: Clock | None = None
+    throttled_by: str | None = None
+    """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only because it idles."""
+    uncorrected_ecc_errors: Annotated[int, Interval(ge=0, le=1 << 53)] | None = None
+    """Since the driver was loaded."""
+    temperature_c: Annotated[float, Interval(ge=-300.0, le=1e4)] | None = None
+    power_w: Power | None = None
+    power_limit_w: Power | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +192,18 @@ class Measurement(Strict):
     communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
+    devices: tuple[DeviceState, ...] = ()
+    """The run's GPUs during its warm-up, node by node."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Software that ran, by package."""
+    """Software that ran, by package, and the GPUs' driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
     wall_s: float | None = None
     """Submit to result: what the search pays for."""
     refused: bool = False
     """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
+    suspects: tuple[str, ...] = ()
+    """Nodes whose fault the end of the run may be."""
     exit_code: int | None = None
     """Of a job that ended by itself and brought no result."""
     cause: str | None = None
@@ -242,10 +268,14 @@ class ProfileRequest(Request):
     balanced_routing: bool = False
     """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
 
+    more_warmup_steps: int = 0
+    """Further steps to warm up at most, while they still become faster."""
+
     @property
-    def least_warmup(self) -> int:
-        """Steps to warm up at least."""
-        return max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+    def warmup(self) -> tuple[int, int]:
+        """Steps to warm up at least and at most."""
+        least = max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+        return least, least + (self.more_warmup_steps if least else 0)
 
 
 def interquartile_range(values: Sequence[float]) -> float | None:

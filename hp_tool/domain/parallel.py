@@ -10,8 +10,8 @@ from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
-PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe"]
-TokenDispatcher = Literal["alltoall", "flex"]
+PipelineSchedule = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v"]
+TokenDispatcher = Literal["alltoall", "flex", "allgather"]
 ContextCommunication = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 
 
@@ -124,7 +124,8 @@ class ParallelQuery(Strict):
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
     pipeline_schedule: Axis[PipelineSchedule] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
-    per rank) and dualpipe (every stage kept twice). None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    per rank), dualpipe (every stage kept twice) and dualpipe-v (two chunks, kept once), which run forward passes together with
+    backward ones. None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
     pipeline_layout: str | None = None
     """The contents of each model chunk, in Megatron Core's notation: `Et*3|(tt|)*29,m|L`. It has
     pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
@@ -136,8 +137,8 @@ class ParallelQuery(Strict):
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher | None = None
-    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any. None:
-    flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
+    """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
+    to every rank. None: flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
     attention_data_parallel_size: Axis[Devices] = None
     """Inference only: groups of a stage that attend to different requests."""
     redundant_experts: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None

@@ -139,6 +139,16 @@ def stage_layers(*, num_layers: Any, stages: Any, chunks: Any, late: bool = Fals
     )
 
 
+def v_stage_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any, Any]:
+    """Layers of the (first, last, fullest) stage of a V, whose rank r holds the chunks r and 2p - 1 - r: the last is as full as
+    any.
+    """
+    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    full = -(-num_layers // (stages * chunks)) * chunks
+    most = full - (first >= stages) - (last >= stages)
+    return full - (first > 0) - (last > 0), most, most
+
+
 def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False) -> list[int]:
     """Layers of each of the p v model chunks, in the order in which a micro-batch passes them; `late`: those that are left over
     are on the last ones.

@@ -79,6 +79,8 @@ class LaunchPlan:
     """Text files to write into the job's folder before it starts, by name (the request JSON)."""
     num_gpus: int
     timeout_s: float
+    excluded_hosts: tuple[str, ...] = ()
+    """Nodes that the job is to stay away from, where the engine can be told so."""
     returns: tuple[str, ...] = ()
     """Files that the job may leave in its folder and that output() will be asked for, beside its result."""
 

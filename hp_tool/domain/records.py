@@ -115,6 +115,8 @@ class RunAccount(TypedDict, total=False):
     """Nodes of a job that was given up; those of others are in the measurement."""
     log_tail: str
     """The end of its log, likewise."""
+    suspects: list[str]
+    """Those of its nodes whose fault its end may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +320,12 @@ class CalibrationRecord:
     payload: JsonObject
     num_measurements: int
     created_at: datetime
+
+    @property
+    def applied(self) -> dict[str, float]:
+        """Shares of the correction that the fit found to hold for runs, and for models, that it left out; by name."""
+        fit = self.payload.get("step_time") or {}
+        return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

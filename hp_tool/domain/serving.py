@@ -51,15 +51,20 @@ class EngineEfficiency(Strict):
     """Attention over the paged KV cache against the same kernel timed alone."""
     communication_slowdown: float
     """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
+    cast_share: float
+    """Casts to fewer than 16 bits in the engine against the same timed alone: below 1 where they are fused into the norm or
+    the activation function before the matmul, above 1 where scales take a pass of their own."""
     layer_overhead_s: float
     """Norms, rotary embedding, cache writes, quantisation: fixed cost per layer and forward pass."""
     iteration_overhead_s: float
     """Scheduling, sampling and launch between two forward passes."""
     sequence_overhead_s: float
     """Host work per running sequence and iteration: sampling parameters, detokenization, streaming."""
+    eager_layer_s: float
+    """Host time to launch the kernels of one layer one by one: CUDA graphs hold passes that only decode, and a pass with
+    prompts takes at least as long as its launches."""
     prompt_layer_overhead_s: float
-    """The engine's work per prompt and layer that decoding waits for: a pass with prefill launches its kernels one by one,
-    outside CUDA graphs, and writes each layer's cache blocks."""
+    """The engine's work per prompt and layer that decoding waits for: it writes each layer's cache blocks."""
     request_overhead_s: float
     """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
     stream_overhead_s: float
@@ -73,7 +78,8 @@ class EngineEfficiency(Strict):
     max_num_batched_tokens: int
     """The engine's default."""
     memory_fraction: float
-    """Share of device memory the engine takes in all."""
+    """Share of device memory the engine takes in all, or that the cache takes of what the rest leaves free."""
+    memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
     """Workspaces, CUDA graphs and libraries within that share."""
     kv_reserved_output_fraction: float
@@ -83,13 +89,22 @@ class EngineEfficiency(Strict):
     fp8_cache_with_fp8_weights: bool
     """Whether an fp8 checkpoint's keys and values are cached in fp8 unless told otherwise."""
     ttft_log_sd: float
-    """Standard deviation of log(measured / predicted) on groups that were not fitted on."""
+    """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
+    normal's 90 %."""
     tpot_log_sd: float
     throughput_log_sd: float
+    unfamiliar_factor: float = 2.0
+    """How many times as far predictions are off for models and dies that are not among these:"""
+    fitted_models: tuple[str, ...] = ()
+    fitted_silicon: tuple[str, ...] = ()
     fitted_on: str
     """Rows and command that gave the fitted constants."""
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
+
+    def covers(self, *, model: str, silicon: str | None) -> bool:
+        """Whether runs of this model, and runs on this die, are among those fitted on."""
+        return model in self.fitted_models and silicon in self.fitted_silicon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

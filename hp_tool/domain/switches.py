@@ -96,6 +96,16 @@ def switches(
     return found
 
 
+def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:
+    """CUDA_DEVICE_MAX_CONNECTIONS as Megatron Core wants it: one queue orders the collectives of tensor and context parallelism
+    before the kernels that they hide behind; merged passes want many. None: CUDA's own."""
+    if workload.framework != "megatron-core":
+        return None
+    if workload.merges_passes:
+        return "32"
+    return "1" if parallel.tensor_parallel_size > 1 or parallel.context_parallel_size > 1 else None
+
+
 def without(wanted: Switches, *, lacking: Collection[str]) -> tuple[Switches, dict[str, tuple[str, ...]]]:
     """(the switches on nodes that lack these, what is missing by field that had to change)."""
     run, differences = dict(wanted), dict[str, tuple[str, ...]]()

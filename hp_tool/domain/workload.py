@@ -1,6 +1,8 @@
 """What work is asked for: a training run's or a serving load's figures, independent of how it is parallelised."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -15,6 +17,7 @@ FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
+GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,8 @@ class OverlapSpec(Strict):
     context_parallel: bool | None = None
     """The ring's keys and values are sent during the attention of the step before."""
     expert_parallel: bool | None = None
-    """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm):
-    a bound, never fitted; needs experts on several ranks and, with a pipeline, interleaving."""
+    """The experts' all-to-alls of one micro-batch behind the opposite pass of another (overlap-moe-expert-parallel-comm); needs
+    experts on several ranks and, with a pipeline, interleaving."""
     pipeline_parallel: bool | None = None
     """Stage-to-stage transfers behind other micro-batches (overlap-p2p-communication)."""
     data_parallel: bool | None = None
@@ -128,6 +131,11 @@ class TrainingWorkload(Strict):
     pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
+    expert_precision: Precision | None = None
+    """MoE: precision of the routed experts' matmul inputs; None: precision."""
+    dispatch_precision: Literal["bf16", "fp8"] | None = None
+    """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the experts return stays in 16
+    bits. None: 16 bits."""
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
     """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing loss."""
     expert_capacity_factor: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
@@ -136,6 +144,10 @@ class TrainingWorkload(Strict):
     """Which communication overlaps compute; None: as in the framework's measured runs."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
+    cuda_graph_modules: tuple[GraphModule, ...] | None = None
+    """Parts of a layer that are recorded as graphs, in Megatron Core's names; what works on the experts' tokens is launched as
+    without graphs then. None: with cuda_graphs the whole iteration; before framework_version 26.06 (NeMo) or 0.18 (Megatron
+    Core) all but that."""
     kernel_fusion: bool = True
     """Whether scaling, mask and softmax of unfused attention are one kernel, and bias, dropout and residual addition another.
     False: each passes over memory on its own, as in Megatron-LM of 2019."""
@@ -158,6 +170,17 @@ class TrainingWorkload(Strict):
     def activation_element_bytes(self) -> float:
         """Bytes of one activation element: 2, or 4 if precision is fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
+
+    @cached_property
+    def of_experts(self) -> TrainingWorkload:
+        """The workload with the routed experts' precision."""
+        return self if self.expert_precision is None else replace(self, precision=self.expert_precision, expert_precision=None)
+
+    @property
+    def records_layers(self) -> bool:
+        """Whether graphs hold most of a layer, and so its input and output."""
+        modules = self.cuda_graph_modules
+        return bool(self.cuda_graphs) and (modules is None or "attn" in modules)
 
     @property
     def narrow_optimizer(self) -> bool:
@@ -228,10 +251,11 @@ class VariableLengthWorkload(TrainingWorkload):
 class LoadSpec(Strict):
     """How requests arrive."""
 
-    arrival: Literal["closed", "burst", "poisson"] = "closed"
-    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second."""
+    arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
+    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
+    neither): all requests are queued at once, without an HTTP front end."""
     num_prompts: Count | None = None
-    """Requests of the whole load; loads are modelled in the long run, so leave it out."""
+    """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
     """Requests before the measured ones; leave it out."""
 

@@ -66,7 +66,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             "model.cross_entropy_loss_fusion": "true",
             "model.cross_entropy_fusion_impl": "te" if w.loss == "in_place" else "native",
         }
-    if w.cuda_graphs:
+    if w.cuda_graph_modules:
+        modules = f"[{','.join(w.cuda_graph_modules)}]"
+        options |= {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_scope": modules}
+    elif w.cuda_graphs:
         options |= {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"}
     options |= {f"model.{name}": str(setup.switches[name]).lower() for name in FUSED if name in setup.switches}
     options["comm_overlap.tp_comm_overlap"] = str(setup.switches["tp_comm_overlap"]).lower()

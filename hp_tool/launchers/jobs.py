@@ -150,7 +150,11 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     tail = log_tail(folder)
-    failed = _root_cause(folder) or _torn(folder, ending) or _explain(ending, tail=tail, timeout_s=timeout_s)
+    failed = (
+        _root_cause(folder)
+        or _torn(folder, ending)
+        or _explain(ending, tail=tail, timeout_s=timeout_s, cpu=hardware.gpu == "cpu")
+    )
     if failed.status == "crashed" and any(trouble in (failed.cause or "") for trouble in _FOLDER_TROUBLE):
         failed = replace(failed, status="preempted")  # says nothing about the configuration
     if failed.status in ("timeout", "preempted") and ending.reason != "cancelled" and (kept := kept_steps(output(folder))):
@@ -209,14 +213,14 @@ def _root_cause(folder: Path) -> Measurement | None:
 
 
 def _order_of_evidence(report: Measurement) -> int:
-    """Out of memory explains everything else; a lost connection explains nothing."""
-    if report.status == "oom":
+    """Out of memory and a broken device explain everything else; a lost connection explains nothing."""
+    if report.status == "oom" or report.suspects:
         return 0
     return 2 if any(mark in (report.cause or "") for mark in _SECONDARY) else 1
 
 
-def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
-    """Why a job ended whose ranks left no report."""
+def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
+    """Why a job ended whose ranks left no report. `cpu`: the host's memory is the device's."""
     match ending.reason:
         case "timeout":
             return Measurement(status="timeout", cause=f"not done after {timeout_s:g} s")
@@ -231,5 +235,9 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float) -> Measurement:
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)
     if ending.oom_kills > 0:
-        return Measurement(status="oom", cause="the kernel killed a process for lack of host memory")
+        cause = "the kernel killed a process for lack of host memory"
+        if cpu:
+            return Measurement(status="oom", cause=cause)
+        # Says nothing about the memory of the GPUs.
+        return Measurement(status="crashed", cause=f"{cause}; give jobs more of the node's memory")
     return Measurement(status="crashed", cause="a process was killed by signal 9")

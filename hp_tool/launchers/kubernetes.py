@@ -20,13 +20,12 @@ from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import jobs, torchrun
 from hp_tool.launchers.jobs import Ending
+from hp_tool.launchers.kubernetes_pods import Object, never_starts, pod_ending, ran_for_s, why_waiting
 from hp_tool.launchers.options import KubernetesOptions
 from hp_tool.launchers.streamed import SUPERVISOR, StreamedLauncher, job_files
 
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
-_NEVER_STARTS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
-"""Reasons of a waiting container that will never start."""
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
 CANCELLED = "hp-tool/cancelled"
@@ -42,7 +41,6 @@ _LONGEST_NAME = 52
 """A host name has 63 letters, and the pod's index takes some of them."""
 _LARGEST_FILES_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB."""
-Object = Mapping[str, Any]
 
 
 class KubernetesLauncher(StreamedLauncher):
@@ -105,7 +103,7 @@ class KubernetesLauncher(StreamedLauncher):
         return object_name(job_name)
 
     def waiting(self, handle: str) -> Waiting | None:
-        reasons = [reason for pod in self._queued.get(handle, ()) if (reason := _why_waiting(pod)) is not None]
+        reasons = [reason for pod in self._queued.get(handle, ()) if (reason := why_waiting(pod)) is not None]
         return Waiting(reason=reasons[0]) if reasons else None
 
     def _list_jobs(self) -> dict[str, Object]:
@@ -125,7 +123,7 @@ class KubernetesLauncher(StreamedLauncher):
 
     def _state(self, job: Object) -> JobState:
         state = job_state(job)
-        if state is JobState.QUEUED and any(map(_never_starts, self._queued.get(job["metadata"]["name"], ()))):
+        if state is JobState.QUEUED and any(map(never_starts, self._queued.get(job["metadata"]["name"], ()))):
             return JobState.FINISHED
         return state
 
@@ -203,65 +201,13 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
     wall_s = wall_s if ran_s is None else ran_s  # the Job's own times count waiting for nodes and images
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
-    endings = [each for pod in pods if (each := _pod_ending(pod)) is not None]
+    endings = [each for pod in pods if (each := pod_ending(pod)) is not None]
     if endings:
         return replace(endings[0], wall_s=wall_s)
     if not failed:
         return Ending(reason="lost", wall_s=wall_s, error="the job's pods are gone, and so is their output")
     message = ": ".join(filter(None, (failed.get("reason"), failed.get("message"))))[:500]
     return Ending(reason="terminated", wall_s=wall_s, error=f"Kubernetes ended the job: {message}")
-
-
-def _pod_ending(pod: Object) -> Ending | None:
-    status = pod.get("status") or {}
-    if status.get("reason") == "DeadlineExceeded":
-        return Ending(reason="timeout")
-    disruptions = [each for each in status.get("conditions") or [] if each.get("type") == "DisruptionTarget"]
-    if status.get("reason") in ("Evicted", "NodeLost", "Shutdown", "Terminated") or disruptions:
-        reason = status.get("reason") or disruptions[0].get("reason", "")
-        return Ending(reason="terminated", error=f"Kubernetes ended the job: {reason}")
-    for container in status.get("containerStatuses") or []:
-        waiting, terminated = (container.get("state", {}).get(state) or {} for state in ("waiting", "terminated"))
-        if waiting.get("reason") in _NEVER_STARTS:
-            return Ending(reason="failed_to_start", error=f"{waiting['reason']}: {waiting.get('message', '')}"[:500])
-        if terminated.get("reason") == "OOMKilled":
-            return Ending(reason="exited", exit_code=137, oom_kills=1)
-        if code := terminated.get("exitCode"):
-            message = " ".join(filter(None, (terminated.get("reason"), terminated.get("message"))))[:500]
-            error = f"the container exited with {code} before the job started: {message}"
-            return Ending(reason="failed_to_start", error=error)
-    return None
-
-
-def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None:
-    """Seconds from the start of the first container to the end of the last, or to `until`; None where no pod tells."""
-    statuses = [each.get("state") or {} for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
-    spans = [state.get("terminated") or state.get("running") or {} for state in statuses]
-    starts = [datetime.fromisoformat(span["startedAt"]) for span in spans if span.get("startedAt")]
-    ends = [datetime.fromisoformat(span["finishedAt"]) for span in spans if span.get("finishedAt")]
-    if len(ends) < len(starts) and until is not None:
-        ends.append(until)
-    return max((max(ends) - min(starts)).total_seconds(), 0.0) if starts and ends else None
-
-
-def _never_starts(pod: Object) -> bool:
-    """Whether a pod's image or container will not do; a first pull that failed is tried again."""
-    return any(reason in _NEVER_STARTS and reason != "ErrImagePull" for reason, _ in _waits(pod))
-
-
-def _why_waiting(pod: Object) -> str | None:
-    """What Kubernetes says of a pod that is not ready."""
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))[:300]
-    return next((": ".join(filter(None, each))[:300] for each in _waits(pod)), None)
-
-
-def _waits(pod: Object) -> list[tuple[str, str]]:
-    """(reason, message) of each container that waits."""
-    states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
-    waiting = [state.get("waiting") or {} for state in states]
-    return [(each["reason"], each.get("message", "")) for each in waiting if each.get("reason")]
 
 
 def _running_s(job: Object) -> float:

@@ -224,8 +224,13 @@ class SlurmOptions(ClusterOptions):
     gres: WordOrEmpty | None = None
     """The generic resource of a device, such as `gpu:h100`, requested as `--gres=<gres>:<number>`. By default `gpu`; an empty
     string requests none, for clusters that allocate whole nodes. Not used for `cpu`."""
-    exclusive: bool = False
-    """Share no node with other jobs, so that they cannot disturb measurements."""
+    exclusive: bool | None = None
+    """Share no node with other jobs, so that they cannot disturb measurements, and have all its memory. None: so it is on GPU
+    nodes, unless cpus_per_gpu or memory_per_gpu is given."""
+    cpus_per_gpu: Devices | None = None
+    """Cores for each GPU, on nodes that jobs share."""
+    memory_per_gpu: Annotated[str, _matching(r"[0-9]{1,9}[KMGT]?", "a size as Slurm writes it, such as 120G")] | None = None
+    """Host memory for each GPU, likewise."""
     requeue: bool = False
     """Let Slurm restart a job that was preempted or lost its node. By default such a job ends, and the search decides."""
     container: Container | None = None
@@ -240,6 +245,9 @@ class SlurmOptions(ClusterOptions):
     folder: AbsolutePath | None = None
     """Where the jobs' folders live, on a file system that the nodes see under the same path. By default HP_RUNS_DIR, else
     the user's data folder."""
+    inherit: tuple[Word, ...] = ()
+    """Variables of the process that submits which jobs take over, such as LD_LIBRARY_PATH. None of them otherwise, but HOME,
+    LANG, PATH and USER: what is right on that host may be wrong on the nodes."""
     logs: Logs | None = None
     """For nodes that do not see `folder`: a job's files travel in its script, and its results come back in its logs."""
 

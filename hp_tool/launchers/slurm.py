@@ -16,7 +16,7 @@ from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
 from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.slurm_controller import NEVER_STARTS, Controller, ControllerAway, Job, job_state
+from hp_tool.launchers.slurm_controller import NEVER_STARTS, NODE_FAULTS, Controller, ControllerAway, Job, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
 _CANCEL_PATIENCE_S = 20.0
@@ -122,7 +122,10 @@ class SlurmLauncher:
         if job is not None and (hosts := self._controller.hosts(job.nodes)):
             hardware = replace(hardware, hosts=hosts)
         ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
-        return measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
+        measurement = measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
+        if job is not None and job.state in NODE_FAULTS:
+            measurement = replace(measurement, suspects=hardware.hosts)
+        return measurement
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         folder = self._folder(handle)
@@ -190,7 +193,11 @@ class SlurmLauncher:
                 job = self._job(folder, fresh=True)
             attempted.touch()
             script = folder / slurm_script.SCRIPT
-            job_id = job.id if job else self._controller.submit(script, environment=_environment(folder))
+            job_id = (
+                job.id
+                if job
+                else self._controller.submit(script, environment=_environment(folder, inherit=self._options.inherit))
+            )
             jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
             if (folder / CANCEL).exists():  # perhaps by a process that checked before Slurm knew the job
                 self._controller.cancel([job_id])
@@ -209,8 +216,6 @@ class SlurmLauncher:
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """The job's variables: those that jobs inherit from this process (no secrets), then the plan's."""
-    environment = torchrun.full_environment(json.loads((folder / JOB).read_text())["environment"])
-    environment.pop("CUDA_VISIBLE_DEVICES", None)  # this host's; Slurm sets the job's own
-    return environment
+def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
+    """The job's variables: the few that it inherits from this process, then the plan's."""
+    return torchrun.environment_elsewhere(json.loads((folder / JOB).read_text())["environment"], inherit=inherit)

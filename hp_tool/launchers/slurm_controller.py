@@ -31,6 +31,8 @@ _STATES: dict[JobState, tuple[str, ...]] = {
     JobState.PREEMPTED: ("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED", "RECONFIG_FAIL", "REVOKED"),
     JobState.CANCELLED: ("CANCELLED",),
 }
+NODE_FAULTS = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL")
+"""States of a job that one of its nodes ended."""
 _BY_WORD = {word: state for state, words in _STATES.items() for word in words}
 
 NEVER_STARTS = frozenset(

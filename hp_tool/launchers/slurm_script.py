@@ -108,7 +108,8 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         *_devices(options, per_node=per_node),
-        *(["--exclusive"] if options.exclusive else []),
+        *_node_share(options),
+        *([f"--exclude={','.join(plan.excluded_hosts)}"] if plan.excluded_hosts else []),
         f"--time={math.ceil(wall_s / 60)}",
         "--requeue" if options.requeue else "--no-requeue",
         f"--output={slurm_log}",
@@ -122,6 +123,19 @@ def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
         return [f"--cpus-per-task={per_node}"]
     gres = "gpu" if options.gres is None else options.gres
     return [f"--gres={gres}:{per_node}"] if gres else []
+
+
+def _node_share(options: SlurmOptions) -> list[str]:
+    """Whole nodes, or what of the host goes with each GPU. What `sbatch_arguments` say of memory stays."""
+    shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
+    shared = any(shares.values())
+    whole = (options.gpu != "cpu" and not shared) if options.exclusive is None else options.exclusive
+    says_memory = shared or any(argument.startswith("--mem") for argument in options.sbatch_arguments)
+    return [
+        *(["--exclusive"] if whole else []),
+        *(["--mem=0"] if whole and options.gpu != "cpu" and not says_memory else []),
+        *(f"{name}={value}" for name, value in shares.items() if value is not None),
+    ]
 
 
 def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:

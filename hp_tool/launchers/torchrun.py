@@ -3,7 +3,7 @@
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import hp_tool
@@ -17,6 +17,10 @@ from hp_tool.launchers.options import ClusterOptions
 # All that a job inherits. Database addresses, API keys and the like stay with the worker.
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV")
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
+_INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
+"""What is right on other hosts, too."""
+_OF_THE_FRAMEWORK = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""The run sets it as its framework wants it, whatever this process runs with."""
 _NO_PROGRAM = Program(command=("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True)
 
 
@@ -92,6 +96,13 @@ def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job: the inherited part of this process's, and over it the plan's."""
+    """The environment of a job on this host: the inherited part of this process's, and over it the plan's."""
     inherited = {k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
+    inherited.pop(_OF_THE_FRAMEWORK, None)
     return inherited | dict(environment)
+
+
+def environment_elsewhere(environment: Mapping[str, str], *, inherit: Iterable[str]) -> dict[str, str]:
+    """The same of a job on other hosts: what stands for them as well, what the operator passes on, and the plan's."""
+    names = (*_INHERITED_ELSEWHERE, *inherit)
+    return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

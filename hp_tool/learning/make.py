@@ -1,5 +1,6 @@
 """Calibrations from stored measurements: each as the next version of its series, with its error before and after."""
 
+import importlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -182,6 +183,12 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
         step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[timed[fold]] = step.median_s
     return predicted
+
+
+def prepare() -> None:
+    """Load what fits need: without it the first one of a process takes a second longer than others."""
+    for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
+        importlib.import_module(name)
 
 
 def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:

@@ -40,12 +40,20 @@ class ReportedMeasurement(Measurement):
     """How the run ended."""
     step_s: Seconds | None = None
     """Median seconds of an optimizer step."""
+    step_s_spread: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
     step_times_s: tuple[Seconds, ...] = ()
+    warmup_times_s: tuple[Seconds, ...] = ()
+    extrapolated_step_s: Seconds | None = None
+    extrapolated_step_s_interval: tuple[Seconds, Seconds] | None = None
     tokens_per_second_per_gpu: Throughput | None = None
     peak_memory_bytes: Bytes | None = None
     """Largest allocated memory over the ranks."""
     peak_reserved_bytes: Bytes | None = None
+    peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
+    losses: tuple[Annotated[float, Interval(ge=-1e9, le=1e9)], ...] = ()
+    breakdown_s: dict[str, Annotated[float, Interval(ge=0.0, le=1e7)]] | None = None
     wall_s: Seconds | None = None
+    exit_code: Annotated[int, Interval(ge=-(1 << 31), le=1 << 31)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import socket
 import statistics
 import sys
 import time
@@ -11,13 +13,14 @@ import traceback
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
 from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
 from hp_tool.domain.steps import RUN
+from hp_tool.domain.switches import device_connections
 from hp_tool.profiler import support
 
 if TYPE_CHECKING:
@@ -25,6 +28,12 @@ if TYPE_CHECKING:
 
 _REQUEST: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
+_BROKEN_DEVICE = re.compile(
+    r"uncorrectable|ECC error|hardware (stack )?error|fallen off the bus|\bXid\b|CUDA-capable device\(s\) is/are busy"
+    r"|device (is )?unavailable|system not yet initialized",
+    re.IGNORECASE,
+)
+"""Errors of a GPU that will not run anything else either."""
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
 
@@ -49,7 +58,10 @@ def main() -> int:
 
 def profile(request: RunRequest) -> Measurement:
     """Run the request. Every rank calls it and gets the same answer; raises whatever went wrong on this rank."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron overlaps TP communication only under this setting
+    if isinstance(request, ProfileRequest):
+        connections = device_connections(workload=request.training, parallel=request.parallel)
+        if connections is not None:
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", connections)
     warnings.simplefilter("ignore")  # Megatron's warnings on every rank would push a failure out of the log's tail
     started = time.monotonic()
     match request:
@@ -66,7 +78,7 @@ def profile(request: RunRequest) -> Measurement:
 
     device = backend.start(request)
     switched_off = isinstance(request, ProfileRequest) and request.training.framework == "megatron-core"
-    known = {
+    known: dict[str, Any] = {
         "hardware": backend.hardware(request, device=device),
         "versions": backend.versions(),
         "differences": support.switched(request)[1] if switched_off else {},
@@ -82,7 +94,8 @@ def profile(request: RunRequest) -> Measurement:
             from hp_tool.profiler import operations
 
             measurement = Measurement(status="ok", operations=operations.time_all(request, device=device))
-    return replace(measurement, **known, wall_s=time.monotonic() - started)
+    versions = known["versions"] | measurement.versions
+    return replace(measurement, **known | {"versions": versions}, wall_s=time.monotonic() - started)
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
@@ -113,6 +126,8 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
             warmup_times_s=steps.warmup_s,
             tokens_per_second_per_gpu=tokens / step_s / request.num_gpus,
             losses=steps.losses,
+            devices=steps.devices,
+            versions={} if steps.driver is None else {"driver": steps.driver},
             breakdown_s=steps.breakdown_s,
             fidelity=request.fidelity,
             cause=steps.stopped,
@@ -146,8 +161,10 @@ def failure(error: Exception, *, rank: int) -> Measurement:
 
         status = "oom" if is_out_of_memory(error) else "crashed"
     message = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
+    broken = _BROKEN_DEVICE.search(message) is not None
     return Measurement(
-        status=status,
+        status="preempted" if broken else status,  # the device's fault, not the configuration's
+        suspects=(socket.gethostname(),) if broken else (),
         cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],
     )

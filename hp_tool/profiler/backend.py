@@ -2,7 +2,9 @@
 
 import os
 import platform
+import shutil
 import socket
+import subprocess
 import time
 from datetime import timedelta
 from importlib import metadata
@@ -12,7 +14,7 @@ import psutil
 import torch
 from torch import distributed
 
-from hp_tool.domain.measurement import Hardware, ProfileRequest
+from hp_tool.domain.measurement import DeviceState, Hardware, ProfileRequest
 from hp_tool.errors import InputError
 
 
@@ -51,12 +53,75 @@ def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
     )
 
 
+class DeviceWatch:
+    """The states of a run's GPUs under load: the driver is asked beside a step that does not count."""
+
+    _FIELDS = (
+        "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total,"
+        "temperature.gpu,power.draw,power.limit,driver_version"
+    )
+
+    def __init__(self, device: torch.device) -> None:
+        first = os.environ.get("LOCAL_RANK") == "0" and device.type == "cuda" and shutil.which("nvidia-smi") is not None
+        command = ["nvidia-smi", f"--query-gpu={self._FIELDS}", "--format=csv,noheader,nounits"]
+        self._query = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if first else None
+
+    def states(self) -> tuple[tuple[DeviceState, ...], str | None]:
+        """(every GPU of every node, the driver's version); a collective call."""
+        text = ""
+        if self._query is not None:
+            try:
+                text, _ = self._query.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                self._query.kill()
+        gathered: list[tuple[tuple[DeviceState, ...], str | None]] = [((), None)] * distributed.get_world_size()
+        distributed.all_gather_object(gathered, parse_devices(text, host=socket.gethostname()))
+        drivers = [driver for _, driver in gathered if driver is not None]
+        return tuple(state for states, _ in gathered for state in states), next(iter(drivers), None)
+
+
+def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str | None]:
+    """(the GPUs in nvidia-smi's lines, the driver's version); what a GPU does not tell is None."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    rows = [row for row in rows if len(row) == 8]
+    states = []
+    for clock, most, reasons, errors, temperature, power, limit, _ in rows:
+        mask = int(reasons, 16) if reasons.startswith("0x") else 0
+        states.append(
+            DeviceState(
+                host=host,
+                sm_clock_hz=_scaled(clock, 1e6),
+                sm_clock_max_hz=_scaled(most, 1e6),
+                throttled_by=hex(mask & ~_IDLE) if mask & ~_IDLE else None,
+                uncorrected_ecc_errors=int(errors) if errors.isdecimal() else None,
+                temperature_c=_scaled(temperature),
+                power_w=_scaled(power),
+                power_limit_w=_scaled(limit),
+            )
+        )
+    return tuple(states), rows[0][7] if rows else None
+
+
+_IDLE = 0x1
+"""The driver's reason of a clock that is low because nothing runs."""
+
+
+def _scaled(text: str, unit: float = 1.0) -> float | None:
+    try:
+        return float(text) * unit
+    except ValueError:  # [N/A]
+        return None
+
+
 def versions() -> dict[str, str]:
     """The versions of the software that determines speed and memory, by package."""
     versions_by_package = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         versions_by_package["cuda"] = torch.version.cuda
-    for package in ("megatron-core", "transformer-engine", "hp-tool"):
+        versions_by_package["cudnn"] = str(torch.backends.cudnn.version())
+        versions_by_package["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    packages = ("megatron-core", "transformer-engine", "apex", "deep-ep", "flash-attn", "triton", "hp-tool")
+    for package in packages:
         try:
             versions_by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

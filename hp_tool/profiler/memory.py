@@ -66,10 +66,16 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a CUDA or CPU allocator gave up; torch's CPU allocator says so only in the text of a RuntimeError."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    """Whether the device's allocator gave up; of a run on GPUs not the host's, whose memory is not what a search looks for.
+
+    torch's CPU allocator says so only in the text of a RuntimeError.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    on_host = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    if on_host:
+        return not torch.cuda.is_initialized()
+    return isinstance(error, RuntimeError) and "out of memory" in str(error)
 
 
 def _resident(kind: str) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import DeviceState, ProfileRequest
 from hp_tool.domain.steps import step_line, warmup_of
-from hp_tool.profiler.backend import now, slowest, synchronize
+from hp_tool.profiler.backend import DeviceWatch, now, slowest, synchronize
 
 MIN_STEPS = 4
 """The median lies between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7 in 8 for four."""
@@ -44,6 +44,10 @@ class Steps:
     """Of all: mean over the global batch."""
     stopped: str | None
     """Why there are fewer steps than requested."""
+    devices: tuple[DeviceState, ...]
+    """The GPUs during a step that does not count."""
+    driver: str | None
+    """Version of theirs."""
     breakdown_s: dict[str, float] | None
     """Where the seconds of one more step went, if requested."""
 
@@ -53,24 +57,32 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     times: list[float] = []
     losses: list[float] = []
     stopped = None
-    while stopped is None and len(times) - warmup_of(times, least=request.least_warmup) < request.steps:
+    devices: tuple[DeviceState, ...] = ()
+    driver: str | None = None
+    least, most = request.warmup
+    while stopped is None and len(times) - warmup_of(times, least=least, most=most) < request.steps:
+        watch = DeviceWatch(device) if len(times) == least - 1 else None
         distributed.barrier()
         started = now(device)
         loss, norm = step()
         times.append(slowest(now(device) - started, device=device))
         losses.append(_mean(loss, device=device))
+        if watch is not None:
+            devices, driver = watch.states()
         if distributed.get_rank() == 0:
-            about = {"least_warmup": request.least_warmup, "time_s": times[-1], "loss": losses[-1], "norm": norm}
-            print(step_line(len(times), **about), flush=True)
+            line = step_line(len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm)
+            print(line, flush=True)
         stopped = why_stop(request, times)
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
     parts_s = _of_one_step(step, device=device) if request.breakdown else None
-    warmup = warmup_of(times, least=request.least_warmup)
+    warmup = warmup_of(times, least=least, most=most)
     return Steps(
         warmup_s=tuple(times[:warmup]),
         times_s=tuple(times[warmup:]),
         losses=tuple(losses),
+        devices=devices,
+        driver=driver,
         stopped=stopped,
         breakdown_s=parts_s,
     )
@@ -81,7 +93,8 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
     Every rank calls it with the same times, those of the slowest rank, so that all stop together.
     """
-    measured = times_s[warmup_of(times_s, least=request.least_warmup) :]
+    least, most = request.warmup
+    measured = times_s[warmup_of(times_s, least=least, most=most) :]
     if not measured or len(measured) >= request.steps:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"

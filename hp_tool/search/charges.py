@@ -2,13 +2,18 @@
 figure of its own."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import JobState, Launcher, Store
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
+from hp_tool.errors import LauncherError
 from hp_tool.search.fidelity import num_gpus
+
+FAILURES_TO_EXCLUDE = 2
+"""Runs that a node may spoil before it is avoided."""
 
 
 class Charges:
@@ -76,6 +81,23 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
     store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account)
 
 
+def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
+    """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its log, but no result."""
+    cause = f"the engine ended the job: {state}"
+    try:
+        known = launcher.fetch(handle)
+    except (LauncherError, OSError):
+        return Measurement(status="preempted", cause=cause)
+    return Measurement(
+        status="preempted",
+        cause=known.cause if known.status == "preempted" and known.cause else cause,
+        hardware=known.hardware,
+        wall_s=known.wall_s,
+        log_tail=known.log_tail,
+        suspects=known.suspects,
+    )
+
+
 def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
     """The account of a run that is given up, whose nodes and log no measurement keeps."""
     traces: RunAccount = {}
@@ -83,7 +105,15 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
         traces["hosts"] = list(measurement.hardware.hosts)
     if measurement.log_tail:
         traces["log_tail"] = measurement.log_tail
+    if measurement.suspects:
+        traces["suspects"] = list(measurement.suspects)
     return {**account, **traces}
+
+
+def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Nodes that were at fault, or may have been, in two runs or more: others are not to meet them."""
+    suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
+    return tuple(sorted(host for host, count in suspected.items() if count >= FAILURES_TO_EXCLUDE))
 
 
 def submitted_ago_s(run: RunRecord) -> float:

@@ -16,7 +16,7 @@ from hp_tool.domain.ports import JobState, Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import open_runs, progress_of
-from hp_tool.search.charges import Charges, end_run, with_traces
+from hp_tool.search.charges import Charges, end_run, failed_hosts, taken_off, with_traces
 from hp_tool.search.fidelity import extrapolated, leader
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
@@ -214,28 +214,13 @@ class Coordinator:
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
         """Store what an ended job brought."""
-        measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else self._taken_off(handle, state)
+        measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
         elif measurement.status == "preempted":
             self._give_back(run, measurement)
         else:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
-
-    def _taken_off(self, handle: str, state: JobState) -> Measurement:
-        """What is known of a job that the engine ended, cancelled or lost: its time, its nodes and its log, but no result."""
-        cause = f"the engine ended the job: {state}"
-        try:
-            known = self._launcher.fetch(handle)
-        except (LauncherError, OSError):
-            return Measurement(status="preempted", cause=cause)
-        return Measurement(
-            status="preempted",
-            cause=known.cause if known.status == "preempted" and known.cause else cause,
-            hardware=known.hardware,
-            wall_s=known.wall_s,
-            log_tail=known.log_tail,
-        )
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
         """Give up the run, and with it the search: others would be refused as well. A site that has run jobs of this search
@@ -277,6 +262,8 @@ class Coordinator:
         _, best_step_s = leader(runs) or (None, None)
         request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
         plan = self._launcher.plan(request, job_name=run.job_name)
+        if excluded := failed_hosts(runs):
+            plan = replace(plan, excluded_hosts=excluded)
         handle = self._launcher.submit(plan)
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
@@ -320,10 +307,14 @@ class Coordinator:
         pending = None if not queued else {"runs": len(queued), **({} if said is None else asdict(said))}
         if pending == self._pending:
             return
+        reason, before = (None if each is None else each.get("reason") for each in (pending, self._pending))
         self._pending = pending
         self._progress(self._runs())
-        if pending is not None and said is not None:
-            self._report("pending", {**_about(handles[queued[0]]), **pending})
+        if pending is not None and reason != before:  # the expected start changes all the time
+            run = handles[queued[0]]
+            payload = {"run_id": run.id, "number": run.number, **pending}
+            self._store.append_event(lease=self._lease, kind="pending", payload=payload)
+            self._report("pending", payload)
 
     def _enforce_queue_timeout(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
         """Take back a run that has waited for devices as long as it may, and end the search.

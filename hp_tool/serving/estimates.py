@@ -23,7 +23,7 @@ OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
 CONFIDENCE = 0.9
 _Z90 = 1.645
-_UNMEASURED = 2.0
+UNMEASURED = 2.0
 """Intervals widen by this if the GPU's or the engine version's constants are borrowed from another."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 PLACES = (np.arange(200) + 0.5) / 200
@@ -135,12 +135,19 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
 
+def widened(*factors: float) -> float:
+    """Doubts that each make an interval so many times as wide, together: their variances add up."""
+    return math.sqrt(1.0 + sum(factor**2 - 1.0 for factor in factors))
+
+
 def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
     engine, gpu = problem.engine, problem.profile.gpu
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures are those of other versions' groups.
     scatter = problem.experts if mixture else engine
-    width = _Z90 * (1.0 if (mixture or engine.measured) and gpu.measured else _UNMEASURED)
+    familiar = mixture or engine.covers(model=problem.model.name, silicon=problem.cluster.gpu.silicon)
+    borrowed = not ((mixture or engine.measured) and gpu.measured)
+    width = _Z90 * widened(1.0 if familiar else engine.unfamiliar_factor, UNMEASURED if borrowed else 1.0)
 
     def interval(value: float, log_sd: float) -> tuple[float, float]:
         return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
@@ -163,9 +170,7 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "gpu_efficiency_measured": problem.profile.gpu.measured,
         "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
         "engine_efficiency_measured": problem.engine.measured,
-        "load": f"closed, {problem.concurrency} requests in flight, equal lengths"
-        if problem.concurrency is not None
-        else f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths",
+        "load": _load_words(problem),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,
         **(
@@ -177,6 +182,15 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "price_per_gpu_hour": problem.cluster.price_per_gpu_hour,
         **simplified(problem.model),
     }
+
+
+def _load_words(problem: ServingProblem) -> str:
+    if problem.offline:
+        how_many = "more requests than run at once" if problem.num_prompts is None else f"{problem.num_prompts} requests"
+        return f"offline, {how_many} queued at once, latencies from admission, equal lengths"
+    if problem.concurrency is not None:
+        return f"closed, {problem.concurrency} requests in flight, equal lengths"
+    return f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths"
 
 
 def quantiles(rows: CostedRows, share: float) -> Quantiles:

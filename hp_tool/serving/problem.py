@@ -10,7 +10,7 @@ from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_eff
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
-from hp_tool.cost.serving.load import costs_at_rate
+from hp_tool.cost.serving.load import costs_at_rate, offline_costs
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
@@ -35,8 +35,12 @@ class ServingProblem(ServingCase):
     """A query's case, its load and its limits."""
 
     concurrency: int | None
-    """Requests in flight over all GPUs; None if request_rate_per_second is set."""
+    """Requests in flight over all GPUs; None if request_rate_per_second is set, or all requests are queued at once."""
     request_rate_per_second: float | None
+    offline: bool
+    """Whether all requests are queued at once, without a front end."""
+    num_prompts: int | None
+    """Of an offline load; None: more than run at once."""
     constraints: Constraints
     targets: Targets
 
@@ -48,7 +52,11 @@ class ServingProblem(ServingCase):
     def costed(self, candidates: ServingCandidates) -> CostedRows:
         """Legal candidates with their latency, throughput and memory."""
         headroom, rate = self.constraints.memory_headroom_fraction, self.request_rate_per_second
-        if rate is None:
+        if self.offline:
+            costs = offline_costs(
+                case=self, candidates=candidates, num_prompts=self.num_prompts, memory_headroom_fraction=headroom
+            )
+        elif rate is None:
             costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
         else:
             costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate, memory_headroom_fraction=headroom)
@@ -80,9 +88,12 @@ def resolve_serving(query: Query) -> ServingProblem:
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
     concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
-    if (concurrency is None) == (rate is None):
+    load = query.inference.load
+    offline = load is not None and load.arrival == "offline"
+    if (concurrency is None) == (rate is None) and not offline:
         raise InputError(
-            "give inference.concurrency (requests in flight over all GPUs) or inference.request_rate_per_second, and not both",
+            "give inference.concurrency (requests in flight over all GPUs) or inference.request_rate_per_second, and not both; "
+            "or inference.load with arrival: offline",
             field="inference.concurrency",
             code="missing_field" if rate is None else "invalid_value",
         )
@@ -98,6 +109,8 @@ def resolve_serving(query: Query) -> ServingProblem:
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
         concurrency=concurrency,
         request_rate_per_second=rate,
+        offline=offline,
+        num_prompts=load.num_prompts if load is not None else None,
         constraints=query.constraints,
         targets=query.targets or Targets(),
     )
@@ -139,12 +152,28 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     """Refuse by name what would otherwise be ignored."""
-    load = workload.load
-    arrival = "closed" if workload.concurrency is not None else "poisson"
-    if load is not None and (load.arrival != arrival or load.num_prompts is not None or load.warmup is not None):
+    load, given = workload.load, {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)}
+    if load is not None and load.arrival == "offline" and given:
+        raise InputError(
+            "an offline load queues all requests at once (inference.load.num_prompts): leave concurrency and request rate out",
+            field=f"inference.{min(given)}",
+        )
+    if load is not None and load.arrival == "offline" and workload.disaggregated is not None:
         raise UnsupportedError(
-            "inference.load is modelled as arrival closed with a concurrency and as arrival poisson with a request rate, "
-            "both in the long run: leave num_prompts and warmup out",
+            "pools are modelled under a concurrency or a request rate; leave inference.load or disaggregated out",
+            field="inference.load.arrival",
+        )
+    arrivals: dict[str, set[str] | None] = {
+        "offline": set(),
+        "closed": {"concurrency"},
+        "poisson": {"request_rate_per_second"},
+        "burst": None,
+    }
+    finite = load is not None and (load.warmup is not None or (load.num_prompts is not None and load.arrival != "offline"))
+    if load is not None and (arrivals[load.arrival] != given or finite):
+        raise UnsupportedError(
+            "inference.load is modelled as arrival closed with a concurrency, as arrival poisson with a request rate, both in "
+            "the long run (leave num_prompts and warmup out), and as arrival offline with neither",
             field="inference.load",
         )
     for name in _TRAINING_ONLY:

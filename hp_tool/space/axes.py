@@ -103,14 +103,14 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
-    """Of these numbers of model chunks per rank, those the schedule runs: interleaving two or more, ZB-V two, the others
-    one; None runs any.
+    """Of these numbers of model chunks per rank, those the schedule runs: interleaving two or more, those of a V two, the
+    others one; None runs any.
 
     Raises InputError where none is left.
     """
     if schedule is None:
         return chunks
-    fixed = 2 if schedule == "zbv" else 1
+    fixed = 2 if schedule in ("zbv", "dualpipe-v") else 1
     interleaved = schedule == "interleaved"
     kept = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
     if not kept:

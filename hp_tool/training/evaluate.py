@@ -119,7 +119,7 @@ def resolve_config(parallel: ParallelQuery, *, num_gpus: int, framework: str = "
         elif v is None:
             values["virtual_pipeline_parallel_size"] = max(laid_out // p, 1)
     schedule = values.get("pipeline_schedule")
-    chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule == "zbv" else 1)
+    chunks = values.setdefault("virtual_pipeline_parallel_size", 2 if schedule in ("zbv", "dualpipe-v") else 1)
     if schedule is not None:
         scheduled_chunks((chunks,), schedule=schedule)
     if schedule in ("1f1b", "interleaved"):  # the number of chunks already says which

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ from hp_tool.domain.pipeline_layout import (
 )
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import GraphModule, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training, first_case
@@ -48,6 +49,9 @@ from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
 Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
+"""Releases since which recipes record whole iterations although no token is dropped."""
+ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 TODAY = "26.02.01"
 """What runs where a query names no release: software as new as this, at least."""
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
@@ -123,7 +127,8 @@ class TrainingProblem(TrainingCase):
         """A lower bound of the step time: its model FLOPs at BEYOND_PEAK times the devices' datasheet peak."""
         cluster, workload = self.cluster, self.workload
         work = token_flops(self.model, workload).model * step_tokens(workload)
-        peak = max(peak_flops(kind.gpu, precision=workload.precision) for kind in cluster.kinds or (cluster,))
+        precisions = {workload.precision, workload.of_experts.precision}
+        peak = max(peak_flops(kind.gpu, precision=each) for kind in cluster.kinds or (cluster,) for each in precisions)
         return work / (BEYOND_PEAK * peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
@@ -156,6 +161,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
+    if query.training.expert_precision is not None:
+        peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
     workload, rows = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
@@ -209,11 +216,22 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_SINCE on; alltoall, which runs everywhere, before them and for unknown releases."""
-    numbers = _release(framework_version or "")
-    if not numbers:
-        return "alltoall"
-    since = FLEX_SINCE["container" if numbers[0] >= FIRST_CONTAINER else "core"]
-    return "flex" if numbers >= since else "alltoall"
+    return "flex" if _has_come(framework_version or "", since=FLEX_SINCE) else "alltoall"
+
+
+def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
+    """What CUDA graphs hold where a query names no modules: the whole iteration (None), but before ITERATIONS_SINCE not the
+    kernels of experts that keep every token, whose shapes follow the tokens.
+    """
+    named = workload.cuda_graph_modules
+    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
+        return named
+    return None if _has_come(workload.framework_version or TODAY, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
+
+
+def _has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
+    numbers = _release(release)
+    return bool(numbers) and numbers >= since["container" if numbers[0] >= FIRST_CONTAINER else "core"]
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
@@ -326,6 +344,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         framework=workload.framework,
         overlap=workload.overlap,
         cuda_graphs=bool(workload.cuda_graphs),
+        cuda_graph_modules=recorded_modules(workload, model),
         narrow=workload.precision in QUANTIZED_BYTES,
         cluster=name,
     )

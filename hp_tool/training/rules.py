@@ -36,6 +36,9 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     _check_lengths(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
+    for name in ("expert_precision", "dispatch_precision"):
+        foreign = getattr(workload, name) is not None and not model.num_experts
+        _refuse(f"training.{name}", (foreign, f"{model.name} has no experts, so no {name}; leave it out"))
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
@@ -154,6 +157,13 @@ def _check_states(workload: TrainingWorkload) -> None:
     precision = workload.precision
     foreign = workload.fp8_recipe is not None and precision != "fp8"
     _refuse("training.fp8_recipe", (foreign, f"fp8_recipe belongs to precision fp8, not {precision}; leave it out"))
+    _refuse(
+        "training.cuda_graph_modules",
+        (
+            workload.cuda_graph_modules is not None and not (workload.cuda_graphs and workload.cuda_graph_modules),
+            "cuda_graph_modules names what cuda_graphs: true records; set that and name some, or leave it out",
+        ),
+    )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
     kept = "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want them, and all are trained"
     _refuse("training.parameter_precision", (workload.parameter_precision == "fp8" and not trained_narrow, kept))

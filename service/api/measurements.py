@@ -65,7 +65,7 @@ async def _body(request: Request) -> bytes | list[bytes]:
     "",
     status_code=status.HTTP_201_CREATED,
     openapi_extra=openapi.body(MeasurementReport, example=EXAMPLE, or_list=True),
-    responses=openapi.conflict(KEY_REUSED),
+    responses=openapi.conflict(KEY_REUSED) | {200: {"model": ImportView, "description": "A list of which nothing was stored"}},
 )
 def report(
     body: Annotated[bytes | list[bytes], Depends(_body)],

@@ -135,6 +135,9 @@ class TrialView(View):
     gpu_seconds: float | None
     cause: str | None
     """Why it was abandoned."""
+    account: dict[str, Any] | None
+    """What the engine said of its job: seconds that it waited (queue_s) and held its devices (wall_s); of one that was given up
+    its nodes (hosts) and the end of its log."""
     created_at: datetime
     submitted_at: datetime | None
     finished_at: datetime | None
@@ -243,7 +246,8 @@ class CalibrationView(View):
     @staticmethod
     def computed(record: CalibrationRecord) -> dict[str, Any]:
         empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "models": {}, "accuracy": {}}
-        return {name: record.payload.get(name, default) for name, default in empty.items()}
+        told = {name: record.payload.get(name, default) for name, default in empty.items()}
+        return told | {"summary": told["summary"] | record.applied}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,7 @@ def groups() -> tuple[Section, ...]:
         "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
         "Framework and kernels": ("framework", "framework_version", "cross_entropy", "cuda_graphs", "kernel_fusion"),
         "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
+        "Precision of experts": ("expert_precision", "dispatch_precision"),
     }
     sections = {title: [f"training.{name}" for name in names] for title, names in titled.items()} | {
         "Schedule and experts": [

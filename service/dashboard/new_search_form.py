@@ -92,6 +92,8 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
+    ("training.expert_precision", "Experts' matmuls", "as all matmuls"),
+    ("training.dispatch_precision", "Tokens sent to experts", "16 bits"),
     ("training.kernel_fusion", "Fused kernels"),
 )
 FINE_TUNING: tuple[Spec, ...] = (
@@ -113,6 +115,7 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("inference.input_length", "Input tokens", "4000"),
         ("inference.output_length", "Output tokens", "1000"),
         ("inference.concurrency", "Concurrent requests", "64"),
+        ("inference.load.arrival", "Load", "closed"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
         ("inference.expert_imbalance", "Expert imbalance", "expected"),

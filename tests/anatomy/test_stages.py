@@ -26,6 +26,19 @@ CASES: dict[str, dict[str, Any]] = {
     "zb-h1": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "zb-h1"}},
     "zbv": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "zbv"}},
     "dualpipe": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "dualpipe"}},
+    "dualpipe-v": {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 8, "pipeline_schedule": "dualpipe-v"}},
+    "dualpipe, ends shorter": {
+        "model": "llama-3.1-405b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
+        "training": {"sequence_length": 8192, "global_batch_size": 512},
+        "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "pipeline_schedule": "dualpipe"},
+    },
+    "dualpipe-v, first and last chunks shorter": {
+        "model": "llama-3.1-405b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
+        "training": {"sequence_length": 8192, "global_batch_size": 512},
+        "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "pipeline_schedule": "dualpipe-v"},
+    },
     "without a pipeline": {"parallel": {"tensor_parallel_size": 8, "recompute": "full"}},
     "experts": {
         "model": "mixtral-8x7b",

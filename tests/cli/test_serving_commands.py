@@ -68,3 +68,13 @@ def test_pools_of_experts_are_sized_and_shown() -> None:
     rows = json.loads(run("recommend", "-", "--json", *flags, query=EXPERTS).stdout)["disaggregated"]
     assert {row["decode"]["expert_parallel_size"] for row in rows} == {64}
     assert all(row["prefill"]["tensor_parallel_size"] == 1 for row in rows)
+
+
+def test_an_offline_load_needs_no_concurrency() -> None:
+    offline = QUERY.replace("concurrency: 32", "load: {arrival: offline}")
+    assert offline != QUERY
+    table = run("estimate", "-", query=offline)
+    found = json.loads(run("estimate", "-", "--json", query=offline).stdout)["estimate"]
+    closed = json.loads(run("estimate", "-", "--json", query=QUERY).stdout)["estimate"]
+    assert table.returncode == 0 and found["output_tokens_per_second_per_gpu"] > closed["output_tokens_per_second_per_gpu"]
+    assert run("estimate", "-", "--set", "inference.concurrency=8", query=offline).returncode == 2

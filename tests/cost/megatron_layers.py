@@ -130,15 +130,16 @@ class Storages(TorchDispatchMode):
 def kept_bytes(case: dict[str, Any]) -> float:
     """Bytes a layer of one case."""
     t, sharded, ep = case["tensor_parallel_size"], case["sequence_parallel"], case.get("expert_parallel_size", 1)
-    distributed.init_process_group("fake", rank=0, world_size=t * ep, store=FakeStore())
+    etp = case.get("expert_tensor_parallel_size", 1)
+    distributed.init_process_group("fake", rank=0, world_size=max(t, etp) * ep, store=FakeStore())
     parallel_state.initialize_model_parallel(
-        t, expert_model_parallel_size=ep, expert_tensor_parallel_size=1, create_gloo_process_groups=False
+        t, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp, create_gloo_process_groups=False
     )
     random.model_parallel_cuda_manual_seed(0)
     latent = case.get("latent", False)
     config = (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=LAYERS, perform_initialization=False, tensor_model_parallel_size=t, sequence_parallel=sharded, bf16=True,
-        expert_model_parallel_size=ep, expert_tensor_parallel_size=1,
+        expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
         params_dtype=torch.bfloat16, attention_softmax_in_fp32=False, masked_softmax_fusion=False,
         bias_activation_fusion=True, bias_dropout_fusion=False, apply_rope_fusion=False, gradient_accumulation_fusion=False,
         activation_func=functional.silu if case["config"].get("gated_linear_unit") else functional.gelu,

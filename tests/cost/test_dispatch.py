@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.moe import travelling_copies, used_share
-from hp_tool.cost.network import neighbours
+from hp_tool.cost.network import group_ring, neighbours
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
@@ -58,6 +59,82 @@ def test_copies_by_hand() -> None:
     near, away = travelling_copies(case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES), group=group, dispatcher="flex")
     assert away == pytest.approx(1 - 0.0031, abs=1e-4)
     assert near == pytest.approx(2 * 7 * (1 - np.prod([(120 - i) / (128 - i) for i in range(8)])))
+
+
+def routed(generator: np.random.Generator, *, tokens: int, experts: int, chosen: int, groups: int, kept: int) -> Any:
+    """The experts of each token as DeepSeek-V3 picks them, the best of the best groups, by even scores; (tokens, chosen)."""
+    scores = generator.random((tokens, groups, experts // groups))
+    best_groups = np.argsort(generator.random((tokens, groups)), axis=1)[:, :kept]
+    allowed = np.zeros((tokens, groups, 1), dtype=bool)
+    np.put_along_axis(allowed[:, :, 0], best_groups, values=True, axis=1)
+    return np.argsort(-np.where(allowed, scores, -1.0).reshape(tokens, experts), axis=1)[:, :chosen]
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen", "groups", "kept", "size"),
+    [(256, 8, 8, 4, 64), (256, 8, 8, 4, 16), (128, 8, 1, 1, 16), (128, 4, 1, 1, 64), (512, 10, 1, 1, 32), (64, 6, 1, 1, 8)],
+)
+@pytest.mark.parametrize("dispatcher", ["alltoall", "flex"])
+def test_copies_of_simulated_tokens(experts: int, chosen: int, groups: int, kept: int, size: int, dispatcher: Any) -> None:
+    """Tokens routed one by one: what leaves the first rank, by link; from a forwarded copy the node's other ranks get theirs
+    over NVLink.
+    """
+    tokens, domain = 4000, 8
+    picks = routed(np.random.default_rng(7), tokens=tokens, experts=experts, chosen=chosen, groups=groups, kept=kept)
+    ranks = picks // (experts // size)
+    near = away = 0
+    for one in ranks.tolist():
+        if dispatcher == "alltoall":
+            near += sum(0 < rank < domain for rank in one)
+            away += sum(rank >= domain for rank in one)
+            continue
+        nodes = {rank // domain for rank in one}
+        away += len(nodes - {0})
+        # In each node the copy arrives at the rank with the sender's place, the node's first.
+        near += sum(rank % domain != 0 for rank in set(one))
+    shape = replace(QWEN, num_experts=experts, num_experts_per_tok=chosen, n_group=groups, topk_group=kept)
+    said = travelling_copies(
+        case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
+        group=neighbours(size, cluster=NODES),
+        dispatcher=dispatcher,
+    )
+    assert (near / tokens, away / tokens) == pytest.approx(said, rel=0.03, abs=0.02)
+
+
+def test_what_travels_in_8_bits_goes_there_and_not_back() -> None:
+    """One of a pass's two exchanges takes 1 + 4/128 bytes an element instead of 2."""
+    config = ParallelConfig(expert_parallel_size=64, data_parallel_size=64)
+    profile = case_of(model=QWEN, workload=WORKLOAD, cluster=NODES).profile
+    quick = replace(profile.framework.network, latency_s=0.0)
+    free = replace(
+        profile, framework=replace(profile.framework, network=quick),
+        gpu=replace(profile.gpu, all_to_all=replace(profile.gpu.all_to_all, latency_s=0.0)),
+    )  # fmt: skip
+    still = replace(NODES, inter_node_latency_s=0.0)
+    wide, narrow = (
+        training_costs(
+            case=replace(case_of(model=QWEN, workload=replace(WORKLOAD, dispatch_precision=kind), cluster=still), profile=free),
+            candidates=Candidates.alone(config),
+        ).parts["expert_parallel"]
+        for kind in ("bf16", "fp8")
+    )
+    assert narrow / wide == pytest.approx((2.0 + 1.0 + 4.0 / 128.0) / 4.0)
+
+
+def test_an_all_gather_sends_every_token_to_every_rank() -> None:
+    config = ParallelConfig(expert_parallel_size=8, data_parallel_size=64)
+    found = {
+        kind: training_costs(
+            case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES, strategy=Strategy(moe_token_dispatcher_type=kind)),
+            candidates=Candidates.alone(config),
+        ).parts["expert_parallel"]
+        for kind in ("alltoall", "allgather")
+    }  # fmt: skip
+    group = neighbours(8, cluster=NODES)
+    case = case_of(model=QWEN, workload=WORKLOAD, cluster=NODES)
+    each = group_ring(machine=case, group=group).seconds(4096 * 2048 * 2.0 * 7)
+    assert found["allgather"] == pytest.approx(8 * 48 * 4 * each), "8 micro-batches, 48 layers, two exchanges a pass"
+    assert found["allgather"] != found["alltoall"]
 
 
 @settings(max_examples=100, deadline=None)

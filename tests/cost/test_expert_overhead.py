@@ -1,4 +1,4 @@
-"""The host's share of dispatching tokens: once for each layer with experts and micro-batch, and nowhere else."""
+"""The host's share of dispatching tokens, once for each layer with experts and micro-batch, and what experts launch singly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import pytest
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.moe import expert_time
+from hp_tool.cost.roofline import elementwise_seconds, matmul_seconds
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.queries.schema import parse_query
+from hp_tool.training import estimate
 
 NODE = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8))
 
@@ -45,3 +51,106 @@ def test_it_is_paid_by_layer_and_micro_batch(name: str, sparse_layers: int, reco
     assert more["compute"] + more["recompute"] == pytest.approx(8 * sparse_layers * passes * 1e-3, rel=1e-6, abs=1e-12)
     assert more.pop("data_parallel") <= 0  # there is more to hide behind
     assert all(seconds == 0 for part, seconds in more.items() if part not in ("compute", "recompute"))
+
+
+def experts_time(name: str = "qwen3-30b-a3b", *, ranks: int = 8, launch_s: float = 0.0, **training: object) -> BlockTime:
+    """The experts' block of one micro-batch."""
+    profile = efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True)
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, **training)  # type: ignore[arg-type]
+    case = TrainingCase(
+        model=model(name), cluster=NODE, workload=workload,
+        profile=replace(profile, framework=replace(profile.framework, expert_launch_s=launch_s)),
+    )  # fmt: skip
+    candidates = Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=ranks))
+    return expert_time(case=case, candidates=candidates, s=shapes(case=case, candidates=candidates))
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "forward", "backward"),
+    [
+        ("qwen3-30b-a3b", {}, 2, 4),
+        ("qwen3-30b-a3b", {"precision": "fp8"}, 6, 8),  # each input and each gradient is reduced and cast
+        ("qwen3-30b-a3b", {"expert_precision": "fp8"}, 6, 8),
+        ("gpt-oss-120b", {}, 4, 12),  # the second bias times the weight, added; backward the gradients of both
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_each_expert_of_a_rank_is_launched_on_its_own(
+    name: str, training: dict[str, object], forward: int, backward: int, ranks: int
+) -> None:
+    free, host = (experts_time(name, ranks=ranks, launch_s=launch_s, **training) for launch_s in (0.0, 1e-5))
+    assert host.elementwise - free.elementwise == pytest.approx(128 / ranks * forward * 1e-5)
+    assert host.elementwise_backward - free.elementwise_backward == pytest.approx(128 / ranks * backward * 1e-5)
+
+
+def test_small_groups_fill_their_last_tile() -> None:
+    """128 experts on one rank: each computes 64 rows more than it gets, half a tile."""
+    plain = model("qwen3-30b-a3b")
+    one = experts_time(ranks=1).matmul
+    machine = TrainingCase(
+        model=plain, cluster=NODE, workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
+        profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
+    )  # fmt: skip
+    rows = 4096 * 8 / 128 + 64
+    expected = sum(
+        matmul_seconds(rows, n, k, machine=machine, precision="bf16", batch=128.0) for n, k in ((2 * 768, 2048), (2048, 768))
+    )
+    assert one == pytest.approx(expected)
+
+
+def test_biases_of_experts_pass_over_memory_in_32_bits() -> None:
+    bare = replace(model("gpt-oss-120b"), expert_bias=False)
+    case = TrainingCase(
+        model=bare, cluster=NODE, workload=TrainingWorkload(sequence_length=4096, global_batch_size=64),
+        profile=efficiency(gpu=NODE.gpu, framework="megatron-core", cuda_graphs=True),
+    )  # fmt: skip
+    candidates = Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=8))
+    without = expert_time(case=case, candidates=candidates, s=shapes(case=case, candidates=candidates))
+    biased = experts_time("gpt-oss-120b")
+    copies = 4096 * 4
+    assert biased.elementwise - without.elementwise == pytest.approx(
+        elementwise_seconds(copies * 2880 * 28.0, kernels=0.0, machine=case)
+    )
+    assert biased.matmul == without.matmul and biased.expert == without.expert
+
+
+def test_experts_in_8_bits_alone() -> None:
+    wide, narrow = experts_time(), experts_time(expert_precision="fp8")
+    assert narrow.matmul < 0.8 * wide.matmul and narrow.weight_gradient < wide.weight_gradient
+    assert narrow.elementwise > wide.elementwise, "their inputs are cast"
+    sizes = [
+        training_costs(
+            case=TrainingCase(
+                model=model("qwen3-30b-a3b"), cluster=NODE,
+                workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, expert_precision=precision),
+                profile=efficiency(gpu=NODE.gpu, framework="megatron-core"),
+            ),
+            candidates=Candidates.alone(ParallelConfig(data_parallel_size=8, expert_parallel_size=8)),
+        )
+        for precision in (None, "fp8")
+    ]  # fmt: skip
+    assert sizes[1].layer_activations_bytes < sizes[0].layer_activations_bytes
+    assert sizes[1].memory_parts["weights"] == sizes[0].memory_parts["weights"]
+    shared = [experts_time("deepseek-v2-lite", expert_precision=precision).matmul for precision in (None, "fp8")]
+    both = experts_time("deepseek-v2-lite", precision="fp8").matmul
+    assert both < shared[1] < shared[0], "shared experts multiply as all other layers do"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "training", "field"),
+    [
+        ("llama-3-8b", "h100-sxm-80gb", {"expert_precision": "fp8"}, "training.expert_precision"),
+        ("llama-3-8b", "h100-sxm-80gb", {"dispatch_precision": "fp8"}, "training.dispatch_precision"),
+        ("qwen3-30b-a3b", "h100-sxm-80gb", {"expert_precision": "mxfp8"}, "training.expert_precision"),
+        ("qwen3-30b-a3b", "b200-sxm-180gb", {"cuda_graph_modules": ["attn"]}, "training.cuda_graph_modules"),
+        ("qwen3-30b-a3b", "b200-sxm-180gb", {"cuda_graphs": True, "cuda_graph_modules": []}, "training.cuda_graph_modules"),
+    ],
+)
+def test_what_no_training_of_experts_has_is_refused(name: str, gpu: str, training: dict[str, object], field: str) -> None:
+    query = {
+        "kind": "training", "model": name, "cluster": {"gpu": gpu, "num_gpus": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 64} | training, "parallel": {"micro_batch_size": 1},
+    }  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        estimate(query=parse_query(query))
+    assert caught.value.field == field

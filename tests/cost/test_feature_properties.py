@@ -34,6 +34,17 @@ TWO_KINDS = {"stages": [{"gpu": "h100-sxm-80gb", "num_gpus": 8}, {"gpu": "a100-s
 FEATURES: dict[str, dict[str, Any]] = {
     "experts": {"model": MOE, "parallel": {"expert_parallel_size": [1, 4, 8]}},
     "experts by flex": {"model": MOE, "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "flex"}},
+    "experts by all-gather": {"model": MOE, "parallel": {"expert_parallel_size": 8, "moe_token_dispatcher_type": "allgather"}},
+    "experts with biases, sent in 8 bits": {
+        "model": MOE | {"expert_bias": True},
+        "training": {"dispatch_precision": "fp8"},
+        "parallel": {"expert_parallel_size": [1, 8]},
+    },
+    "graphs of modules": {
+        "model": MOE,
+        "training": {"cuda_graphs": True, "cuda_graph_modules": ["attn", "moe_router", "moe_preprocess"]},
+        "parallel": {"expert_parallel_size": [1, 8]},
+    },
     "latent attention": {"model": LATENT},
     "encoder-decoder": {"model": "t5-3b"},
     "encoder": {"model": "bert-large"},
@@ -45,6 +56,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "zb-h1": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "zb-h1"}},
     "zbv": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "zbv"}},
     "dualpipe": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe"}},
+    "dualpipe of experts": {
+        "model": MOE,
+        "parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe", "expert_parallel_size": [1, 2, 4]},
+    },
+    "dualpipe-v": {"parallel": {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe-v"}},
     "two kinds": {"cluster": TWO_KINDS, "parallel": {"pipeline_parallel_size": 4}},
     "context by all-gather": {"parallel": {"context_parallel_size": [2, 4], "context_parallel_communication": "all_gather"}},
 }

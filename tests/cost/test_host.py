@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.training import estimate
+from hp_tool.training.problem import ALL_BUT_EXPERTS, recorded_modules
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:
@@ -60,7 +62,39 @@ def test_graphs_change_nothing_else_in_the_profile() -> None:
     plain, graphs = (
         efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core", cuda_graphs=on).framework for on in (False, True)
     )
-    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
+    assert graphs == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0, expert_launch_s=0.0)
+
+
+def test_graphs_of_modules_leave_the_experts_to_the_host() -> None:
+    card = gpu("h100-sxm-80gb")
+    plain, layers, routers = (
+        efficiency(gpu=card, framework="megatron-core", cuda_graphs=bool(modules), cuda_graph_modules=modules).framework
+        for modules in (None, ("attn", "moe_router", "moe_preprocess"), ("moe_router", "moe_preprocess"))
+    )
+    assert plain.expert_launch_s > 0.0
+    assert layers == dataclasses.replace(plain, host_launch_s=0.0, expert_overhead_s=0.0)
+    assert routers == dataclasses.replace(plain, expert_overhead_s=0.0)
+    only_router = efficiency(gpu=card, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=("moe_router",))
+    assert only_router.framework == plain, "the host still reads the counts"
+
+
+@pytest.mark.parametrize(
+    ("training", "modules"),
+    [
+        ({"framework_version": "26.04"}, ALL_BUT_EXPERTS),
+        ({"framework_version": "0.17.1"}, ALL_BUT_EXPERTS),
+        ({}, ALL_BUT_EXPERTS),
+        ({"framework_version": "26.06"}, None),
+        ({"framework_version": "core_v0.18.0"}, None),
+        ({"framework_version": "25.09", "expert_capacity_factor": 1.0}, None),  # fixed shapes
+        ({"framework_version": "26.06", "cuda_graph_modules": ("attn",)}, ("attn",)),
+        ({"cuda_graphs": None}, None),
+    ],
+)
+def test_what_graphs_hold_of_experts_follows_the_release(training: dict[str, Any], modules: tuple[str, ...] | None) -> None:
+    workload = TrainingWorkload(**{"sequence_length": 4096, "global_batch_size": 8, "cuda_graphs": True} | training)
+    assert recorded_modules(workload, model("qwen3-30b-a3b")) == modules
+    assert recorded_modules(workload, model("llama-3-8b")) == workload.cuda_graph_modules
 
 
 def test_experts_recomputation_collectives_and_adapters_launch_more() -> None:

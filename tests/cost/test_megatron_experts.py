@@ -25,22 +25,22 @@ FAMILIES = {
     "mixtral": MIXTRAL,
     "shared": replace(MIXTRAL, num_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408, num_shared_experts=2),
 }
-DIVISIONS = ((1, 1), (1, 4), (2, 1), (2, 4), (4, 8))
-"""(tensor parallel, expert parallel); with the former Megatron Core wants sequence parallelism."""
+DIVISIONS = ((1, 1, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 8, 1), (2, 4, 2), (1, 2, 2), (2, 1, 4))
+"""(tensor parallel, expert parallel, experts' own tensor parallel); with the first Megatron Core wants sequence parallelism."""
 MODULES = {
     "mixtral": (("moe",), ("layernorm",)),
     "shared": (("shared_experts",), ("moe",), ("layernorm", "shared_experts"), ("core_attn", "layernorm", "moe")),
 }
 """Not moe_act: Megatron Core has it for grouped matmuls alone, which run on a GPU."""
-CASES: list[tuple[str, tuple[int, int], Any]] = [
+CASES: list[tuple[str, tuple[int, int, int], Any]] = [
     *itertools.product(FAMILIES, DIVISIONS, ("none", "selective", "full")),
-    *((family, (2, 4), modules) for family, several in MODULES.items() for modules in several),
+    *((family, (2, 4, 1), modules) for family, several in MODULES.items() for modules in several),
 ]
 
 
-def in_megatrons_words(family: str, division: tuple[int, int], recompute: str | tuple[str, ...]) -> dict[str, Any]:
+def in_megatrons_words(family: str, division: tuple[int, int, int], recompute: str | tuple[str, ...]) -> dict[str, Any]:
     """With a capacity of the mean load, padded: the shapes of a balanced router, which fake tensors cannot show otherwise."""
-    model, (t, ep) = FAMILIES[family], division
+    model, (t, ep, etp) = FAMILIES[family], division
     named = isinstance(recompute, tuple)
     case = megatron_case(model, workload(family, "flash"), t=t, sharded=t > 1, recompute="none" if named else recompute)
     if named:
@@ -57,7 +57,7 @@ def in_megatrons_words(family: str, division: tuple[int, int], recompute: str | 
         "moe_expert_capacity_factor": 1.0,
         "moe_pad_expert_input_to_capacity": True,
     }
-    return case | {"expert_parallel_size": ep}
+    return case | {"expert_parallel_size": ep, "expert_tensor_parallel_size": etp}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
     formulas count 8E, what the fused permutation's map from tokens to rows takes, and nothing under full recomputation nor
     where the module moe is recomputed. A norm whose output is discarded has no statistics either.
     """
-    family, (t, ep), recompute = case
+    family, (t, ep, etp), recompute = case
     model, modules = FAMILIES[family], recompute if isinstance(recompute, tuple) else ()
     config = ParallelConfig(
         tensor_parallel_size=t, sequence_parallel=t > 1, micro_batch_size=MICRO_BATCH,
-        data_parallel_size=ep, expert_parallel_size=ep,
+        data_parallel_size=max(t, etp) * ep // t, expert_parallel_size=ep, expert_tensor_parallel_size=etp,
         recompute=Recompute(granularity="selective", modules=modules) if modules else recompute,
     )  # fmt: skip
     found = layer_bytes(
@@ -87,8 +87,9 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
     )
     saved = {"none": found.saved, "full": found.saved_full}.get(recompute, found.saved_selective)
     tokens, experts, chosen = SEQUENCE * MICRO_BATCH / t, model.num_experts or 0, model.num_experts_per_tok or 0
-    held = tokens * (5 * experts + 8 * chosen) + 8 * experts  # and how many tokens each expert gets
+    held = tokens * (5 * experts + 8 * chosen) + 8 * experts * etp  # and how many tokens each expert gets from each rank
     norms, angles = 2 * 4 * tokens * ("layernorm" not in modules), 2 * 4 * SEQUENCE * model.head_size
-    routing = tokens * (24 * chosen - 8 * experts) * ("moe" not in modules)
+    # The ranks that share an expert gather one another's copies, and 4 bytes of probability with each.
+    routing = tokens * (24 * chosen - 8 * experts + 4 * chosen * (etp - 1)) * ("moe" not in modules)
     left_out = held + (0 if recompute == "full" else norms + angles + routing)
     assert counted[case] == pytest.approx(float(saved) + left_out, abs=SLACK_BYTES)

@@ -14,7 +14,7 @@ from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
 
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
 BASE: dict[str, Any] = {
     "kind": "training",
     "model": "gpt3-175b",
@@ -88,11 +88,11 @@ def test_split_backward_passes_gain_little_memory_from_full_recomputation() -> N
 def test_a_list_of_schedules_is_searched_and_each_runs_its_chunks() -> None:
     result = recommend(query=query(pipeline_schedule=list(SCHEDULES)), top=100)
     names = {row.parallel.pipeline_schedule for row in result.recommendations}
-    assert names == {None, "gpipe", "zb-h1", "zbv", "dualpipe"}
+    assert names == {None, "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v"}
     for row in result.recommendations:
-        assert row.parallel.virtual_pipeline_parallel_size == {"zbv": 2}.get(row.parallel.pipeline_schedule or "", 1) or (
-            row.parallel.pipeline_schedule is None
-        )
+        schedule = row.parallel.pipeline_schedule
+        chunks = 2 if schedule in ("zbv", "dualpipe-v") else 1
+        assert row.parallel.virtual_pipeline_parallel_size == chunks or schedule is None
     only = recommend(query=query(pipeline_schedule=["1f1b", "zbv"]), top=100)
     assert {(r.parallel.pipeline_schedule, r.parallel.virtual_pipeline_parallel_size) for r in only.recommendations} == {
         (None, 1), ("zbv", 2)
@@ -104,9 +104,10 @@ def test_one_and_many_agree() -> None:
     configs = [
         ParallelConfig(
             tensor_parallel_size=8, pipeline_parallel_size=8, data_parallel_size=8, sequence_parallel=True,
-            virtual_pipeline_parallel_size=2 if name == "zbv" else 1, pipeline_schedule=name, recompute=recompute,  # type: ignore[arg-type]
+            virtual_pipeline_parallel_size=2 if name in ("zbv", "dualpipe-v") else 1,
+            pipeline_schedule=name, recompute=recompute,  # type: ignore[arg-type]
         )
-        for name in (None, "gpipe", "zb-h1", "zbv", "dualpipe")
+        for name in (None, "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
         for recompute in ("none", "selective", "full")
     ]  # fmt: skip
     many = problem.costs(Candidates.from_configs(configs))

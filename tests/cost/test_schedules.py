@@ -14,13 +14,26 @@ from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import schedule_broken
+from hp_tool.cost.moe import merged_share
 from hp_tool.cost.schedules.bubble import chunks_in_flight, split_bubble_share, waiting_in_flight
-from hp_tool.cost.schedules.execution import Operation, Order, dualpipe, gpipe, interleaved, one_f_one_b, timeline, zb_h1, zbv
+from hp_tool.cost.schedules.execution import (
+    Operation,
+    Order,
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    timeline,
+    zb_h1,
+    zbv,
+)  # fmt: skip
 from hp_tool.domain.parallel import ParallelConfig
 from tests.conftest import skip_or_fail
 
 ORDERS: dict[str, Callable[..., list[Order]]] = {
-    "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe
+    "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zb_h1, "zbv": zbv, "dualpipe": dualpipe,
+    "dualpipe-v": dualpipe_v,
 }  # fmt: skip
 few = settings(max_examples=80, deadline=None)
 seconds = st.floats(0.3, 2.0)
@@ -30,13 +43,13 @@ seconds = st.floats(0.3, 2.0)
 def legal(draw: st.DrawFn, name: str) -> tuple[ParallelConfig, int]:
     """A pipeline on which the schedule runs, and its micro-batches."""
     p = draw(st.sampled_from((2, 4, 6))) if name == "dualpipe" else draw(st.integers(2, 6))
-    v = {"zbv": 2, "interleaved": draw(st.integers(2, 4))}.get(name, 1)
+    v = {"zbv": 2, "dualpipe-v": 2, "interleaved": draw(st.integers(2, 4))}.get(name, 1)
     if name == "interleaved":
         m = p * draw(st.integers(1, 4))
     elif name == "dualpipe":
         m = 2 * draw(st.integers(p, 2 * p))
     else:
-        m = draw(st.integers({"zbv": 2 * p - 1, "zb-h1": p}.get(name, 1), 4 * p))
+        m = draw(st.integers({"zbv": 2 * p - 1, "zb-h1": p, "dualpipe-v": 2 * p}.get(name, 1), 4 * p))
     schedule: Any = name if name not in ("1f1b", "interleaved") else None
     return ParallelConfig(pipeline_parallel_size=p, virtual_pipeline_parallel_size=v, pipeline_schedule=schedule), m
 
@@ -80,14 +93,14 @@ def test_every_micro_batch_passes_every_stage_once(name: str, data: st.DataObjec
 @few
 @given(st.data(), seconds, seconds, seconds)
 def test_bubble(name: str, data: st.DataObject, t_f: float, t_b: float, t_w: float) -> None:
-    if name in ("zbv", "dualpipe"):  # the formulas hold in the order that kernels have; elsewhere ZB-V's is a bound
+    if name in ("zbv", "dualpipe", "dualpipe-v"):  # formulas hold in the order that kernels have; elsewhere ZB-V's is a bound
         t_w, t_f, t_b = sorted((t_f, t_b, t_w))
     config, m = data.draw(legal(name))
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     found = makespan(orders(name, config, m), chunks=v, t_f=t_f, t_b=t_b, t_w=t_w) - m * (t_f + t_b + t_w)
     whole = (p - 1) * (t_f + t_b + t_w)
     expected = whole / v
-    if name in ("zb-h1", "zbv", "dualpipe"):
+    if name in ("zb-h1", "zbv", "dualpipe", "dualpipe-v"):
         share = split_bubble_share(Candidates.alone(config), forward=t_f, whole=t_f + t_b + t_w, weight_gradient=t_w)
         expected = whole * share
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -126,7 +139,20 @@ def test_activations_held(name: str, data: st.DataObject, waiting_share: float) 
         assert held(order, waiting_share=waiting_share) == pytest.approx(float(expected))
 
 
-@pytest.mark.parametrize("name", ["gpipe", "zb-h1", "zbv", "dualpipe"])
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+@few
+@given(st.data())
+def test_passes_that_run_together(name: str, data: st.DataObject) -> None:
+    """The fewest forward passes that any rank runs in one block with a backward pass."""
+    config, m = data.draw(legal(name))
+    together = min(sum(len(block) == 2 for block in order) for order in orders(name, config, m))
+    passes = m * config.virtual_pipeline_parallel_size
+    share = merged_share(Candidates.alone(config), micro_batches=float(m), asked=False)
+    first_in_the_middle = config.pipeline_parallel_size == 2 and name == "dualpipe"  # that rank starts with one pair apart
+    assert together == pytest.approx(max(share * passes - first_in_the_middle, 0.0), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v"])
 def test_legality_is_the_same_for_one_and_for_many(name: Any) -> None:
     configs = [
         ParallelConfig(pipeline_parallel_size=p, virtual_pipeline_parallel_size=v, pipeline_schedule=name)
@@ -174,6 +200,7 @@ def chunkwise(order: Order) -> list[Operation]:
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 24)])
 def test_orders_are_torchs(torchs: Any, p: int, m: int) -> None:
     assert zbv(p=p, m=m) == of_torch(torchs, "ScheduleZBVZeroBubble", p=p, stages=2 * p, m=m)
+    assert dualpipe_v(p=p, m=m) == of_torch(torchs, "ScheduleDualPipeV", p=p, stages=2 * p, m=m)
     ours, theirs = interleaved(p=p, v=2, m=m), of_torch(torchs, "ScheduleInterleaved1F1B", p=p, stages=2 * p, m=m)
     assert [chunkwise(order) for order in ours] == [chunkwise(order) for order in theirs]
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hp_tool import anatomy
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.pipeline_layout import chunk_layers, layout_text, parse_layout, splits_unevenly, stage_layers
+from hp_tool.domain.pipeline_layout import (
+    chunk_layers,
+    layout_text,
+    parse_layout,
+    splits_unevenly,
+    stage_layers,
+    v_stage_layers,
+)
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.queries.schema import parse_query
+from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space import default_axes
-from hp_tool.training import estimate
+from hp_tool.training import config_query, estimate
 from hp_tool.training.problem import resolve_training
 from tests.cost.cases import case_of
 
@@ -147,8 +156,77 @@ def test_they_are_tried_where_a_query_says_nothing(name: str, num_gpus: int, sta
         ("gpt-22b", {"pipeline_parallel_size": 64}),
         ("gpt-22b", {"virtual_pipeline_parallel_size": 7}),
         ("gpt-22b", {"pipeline_parallel_size": 10, "pipeline_schedule": "zbv"}),
-        ("llama-3.1-405b", {"pipeline_parallel_size": 4, "pipeline_schedule": "dualpipe"}),
     ],
 )
 def test_stages_without_layers_and_folded_schedules_stay_illegal(name: str, parallel: dict[str, Any]) -> None:
     assert "layers_not_divisible" in {reason.code for reason in asked(name, **parallel).reasons}
+
+
+DEEPSEEK = {
+    "kind": "training",
+    "model": "deepseek-v3",
+    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": 2048},
+    "training": {"sequence_length": 4096, "global_batch_size": 15360, "precision": "fp8", "optimizer_precision": "bf16"},
+    "parallel": {
+        "pipeline_parallel_size": 16, "expert_parallel_size": 64, "micro_batch_size": 1, "moe_token_dispatcher_type": "flex",
+        "recompute": {"granularity": "selective", "modules": ["mla_up_proj", "moe_act"]},
+    },
+}  # fmt: skip
+
+
+def scheduled(
+    schedule: str | None, *, num_hidden_layers: int = 61, num_nextn_predict_layers: int = 1, **parallel: Any
+) -> Estimate:
+    """DeepSeek-V3 with this schedule, and with so many layers."""
+    shape = replace(
+        model("deepseek-v3"), num_hidden_layers=num_hidden_layers, num_nextn_predict_layers=num_nextn_predict_layers
+    )
+    query = DEEPSEEK | {
+        "model": to_dict(shape),
+        "parallel": DEEPSEEK["parallel"] | {"pipeline_schedule": schedule} | parallel,  # type: ignore[operator]
+    }
+    return estimate(query=parse_query(query), with_fixes=False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "parallel"),
+    [("dualpipe", {}), ("dualpipe-v", {"pipeline_parallel_size": 8, "virtual_pipeline_parallel_size": 2})],
+)
+def test_dualpipe_takes_uneven_stages_and_hides_the_exchange(schedule: str, parallel: dict[str, Any]) -> None:
+    plain, dual = scheduled("zb-h1", **parallel | {"virtual_pipeline_parallel_size": 1}), scheduled(schedule, **parallel)
+    for one in (plain, dual):
+        assert one.time is not None and {reason.code for reason in one.reasons} <= {"memory"}
+        assert sum(one.time.parts_s.values()) == pytest.approx(one.time.step_s)
+    assert dual.time is not None and plain.time is not None and dual.parallel is not None
+    assert dual.time.parts_s["expert_parallel"] < 0.5 * plain.time.parts_s["expert_parallel"]
+    again = DEEPSEEK | {"parallel": to_dict(config_query(dual.parallel))}
+    assert estimate(query=parse_query(again), with_fixes=False).time == dual.time, "the answer is valid input"
+
+
+def test_dualpipe_keeps_two_stages_of_each_rank() -> None:
+    plain, dual = scheduled("zb-h1"), scheduled("dualpipe")
+    assert plain.parallel is not None and dual.memory is not None
+    inner = anatomy.stages(problem=resolve_training(parse_query(DEEPSEEK)), config=plain.parallel)[5]
+    assert inner.layers == 4 and dual.memory.worst_stage == 1, "four layers each, where no end of the model is"
+    assert dual.memory.weights_bytes == pytest.approx(2 * inner.memory_bytes["weights"])
+
+
+def test_ends_of_a_folded_pipeline_wait_as_far_as_they_lack_layers() -> None:
+    """Predicting another token takes no longer on ranks that lack layers, and it does where all stages are full."""
+    for layers, longer in ((61, False), (64, True)):
+        seconds = []
+        for depths in (0, 1):
+            found = scheduled("dualpipe", num_hidden_layers=layers, num_nextn_predict_layers=depths)
+            assert found.time is not None
+            seconds.append(found.time.parts_s["compute"])
+        assert (seconds[1] > 1.05 * seconds[0]) == longer
+        assert longer or seconds[1] == pytest.approx(seconds[0])
+
+
+@given(layers=st.integers(4, 130), p=st.integers(2, 16))
+def test_stages_of_a_v_are_its_chunks(layers: int, p: int) -> None:
+    if not splits_unevenly(num_layers=layers, stages=p, chunks=2) and layers % (2 * p):
+        return
+    sizes = chunk_layers(num_layers=layers, stages=p, chunks=2)
+    each = [sizes[rank] + sizes[2 * p - 1 - rank] for rank in range(p)]
+    assert v_stage_layers(num_layers=layers, stages=p, chunks=2) == (each[0], each[-1], max(each))

@@ -99,7 +99,7 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
     if model.get("num_experts"):
         parallel["expert_parallel_size"] = draw(st.sampled_from([e for e in (1, 2, 4) if t * c * d % e == 0]))
         parallel["expert_tensor_parallel_size"] = 1
-        parallel["moe_token_dispatcher_type"] = draw(st.sampled_from(("alltoall", "flex")))
+        parallel["moe_token_dispatcher_type"] = draw(st.sampled_from(("alltoall", "flex", "allgather")))
     training: dict[str, Any] = {
         "sequence_length": 4096,
         "global_batch_size": 64,
@@ -113,6 +113,8 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
         training |= {"parameter_precision": draw(st.sampled_from((None, "fp8")))}
     if draw(st.booleans()):
         training["cuda_graphs"] = True
+        modules = draw(st.sampled_from((None, ["attn"], ["attn", "moe_router", "moe_preprocess"])))
+        training |= {"cuda_graph_modules": modules} if modules else {}
     if draw(st.booleans()):
         training |= {"optimizer_precision": "bf16", "exp_avg_sq_precision": draw(st.sampled_from(("fp32", "fp8")))}
     hidden = {name: False for name in ("pipeline_parallel", "data_parallel") if draw(st.booleans())}

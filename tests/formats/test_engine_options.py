@@ -23,9 +23,7 @@ VLLM_0_12_0: dict[str, Values] = {
     "--enable-expert-parallel": SWITCH,
     "--enable-eplb": SWITCH,
     "--eplb-config": "a mapping",
-    "--all2all-backend": frozenset(
-        {"naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "allgather_reducescatter"}
-    ),
+    "--all2all-backend": frozenset({"naive", "pplx", "deepep_high_throughput", "deepep_low_latency"}),
     "--enable-dbo": SWITCH,
     "--max-num-seqs": NUMBER,
     "--max-num-batched-tokens": NUMBER,

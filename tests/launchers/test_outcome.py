@@ -51,7 +51,7 @@ def test_without_a_result(tmp_path: Path, ending: Ending, log: str, status: str,
 def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(tmp_path: Path, reason: str, status: str) -> None:
     versions = Measurement(status="ok", versions={"torch": "2.13"}, differences={"apply_rope_fusion": ("transformer-engine",)})
     times = ((1, 9.0), (2, 1.0), (3, 1.2))
-    lines = [step_line(number, least_warmup=1, time_s=time_s, loss=5.0, norm=1.0) for number, time_s in times]
+    lines = [step_line(number, warmup=(1, 5), time_s=time_s, loss=5.0, norm=1.0) for number, time_s in times]
     header = RUN + TypeAdapter(Measurement).dump_json(versions).decode()
     (tmp_path / "job.log").write_text("\n".join(("NCCL says", header, *lines[:2], "a rank speaks", lines[2], "")))
     ending = Ending(reason=reason, exit_code=1, wall_s=60.0)
@@ -61,6 +61,16 @@ def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(tmp_path: Path, reaso
         assert (found.step_s, found.step_times_s, found.warmup_times_s) == (1.1, (1.0, 1.2), (9.0,))
         assert (found.versions, found.differences, found.wall_s) == (versions.versions, versions.differences, 60.0)
         assert found.cause is not None and found.cause.startswith("2 steps measured: ")
+
+
+def test_a_host_out_of_memory_is_no_device_out_of_memory(tmp_path: Path) -> None:
+    ending = Ending(reason="exited", exit_code=137, oom_kills=1)
+    statuses = {}
+    for gpu in ("cpu", "h100-sxm-80gb"):
+        found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu=gpu))
+        assert found.cause is not None and "lack of host memory" in found.cause
+        statuses[gpu] = found.status
+    assert statuses == {"cpu": "oom", "h100-sxm-80gb": "crashed"}
 
 
 def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:

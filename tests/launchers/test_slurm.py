@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.steps import step_line
 from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 from tests.launchers.slurm_cluster import SlurmCluster, until
@@ -94,6 +95,32 @@ class TestSlurmLauncher(LauncherContract):
         assert "before the job started" in (measurement.cause or "")
         assert "/no/such/environment: No such file" in (measurement.cause or "")
 
+    def test_nothing_of_this_process_is_in_a_jobs_environment(
+        self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in (
+            "LD_LIBRARY_PATH",
+            "NCCL_DEBUG",
+            "TORCH_LOGS",
+            "VIRTUAL_ENV",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "TRITON_HOME",
+        ):
+            monkeypatch.setenv(name, "/of/the/worker")
+        script = GOOD.replace('"ok"', '"ok", "versions": dict(os.environ)')
+        for inherit in ((), ("NCCL_DEBUG",)):
+            launcher = slurm.launcher(root=tmp_path, inherit=list(inherit))
+            handle = launcher.submit(plan(script, job_name=f"job-{len(inherit)}"))
+            wait(launcher, handle, until={JobState.FINISHED})
+            seen = launcher.fetch(handle).versions
+            assert tuple(name for name, value in seen.items() if value == "/of/the/worker") == inherit
+
+    def test_a_job_stays_away_from_nodes_that_failed(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path)
+        handle = launcher.submit(replace(plan(GOOD), excluded_hosts=("n1",)))
+        wait(launcher, handle, until={JobState.FINISHED})
+        assert "NodeList=n2" in slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "job-1"))
+
     def test_gpus_are_slurms_to_give(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6")  # of this host; the job's are others
         launcher = slurm.launcher(root=tmp_path, gpu="h100-sxm-80gb", gpus_per_node=8)
@@ -165,6 +192,22 @@ class TestPreemption:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
         assert processes("job-1") == []
+        assert measurement.wall_s is not None and measurement.wall_s < 60.0
+        assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
+        assert measurement.suspects == ()  # nodes that are wanted elsewhere are sound
+
+    def test_a_preempted_job_keeps_the_steps_it_measured(self, slurm: SlurmCluster, tmp_path: Path) -> None:
+        launcher = slurm.launcher(root=tmp_path)
+        lines = [step_line(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)]
+        handle = launcher.submit(
+            plan("\n".join(f"print({line!r}, flush=True)" for line in lines) + "\nimport time; time.sleep(300)")
+        )
+        until(lambda: "step 3" in (tmp_path / "job-1" / "job.log").read_text())
+        with _urgent_job(slurm):
+            assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.step_times_s) == ("ok", (1.0, 1.0))
+        assert measurement.cause == "2 steps measured: Slurm ended the job: PREEMPTED"
 
     def test_a_job_that_slurm_requeues_waits_and_runs_again(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, requeue=True)
@@ -200,6 +243,7 @@ class TestOutages:
             whole.start_node("n2")
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
+        assert measurement.suspects == ("n2",)
 
     @pytest.mark.long
     def test_a_running_job_outlives_its_controller(self, whole: SlurmCluster, tmp_path: Path) -> None:

@@ -237,3 +237,23 @@ def test_without_a_file_the_message_says_what_to_write(tmp_path: Path, monkeypat
     with pytest.raises(InputError, match="write gpu, gpus_per_node") as refused:
         create("slurm")
     assert refused.value.field == "search.launcher"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"--exclusive", "--mem=0"}),
+        ({"sbatch_arguments": ("--mem=900G",)}, {"--exclusive", "--mem=900G"}),
+        ({"exclusive": False}, set()),
+        ({"cpus_per_gpu": 12, "memory_per_gpu": "120G"}, {"--cpus-per-gpu=12", "--mem-per-gpu=120G"}),
+    ],
+)
+def test_gpu_jobs_have_whole_nodes_or_their_share_of_one(options: dict[str, Any], expected: set[str]) -> None:
+    header = _header(render(SlurmOptions(gpu="h100-sxm-80gb", gpus_per_node=8, **options), plan=_plan("train", num_gpus=8)))
+    said = {line for line in header if line.startswith(("--exclusive", "--mem", "--cpus-per-gpu"))}
+    assert said == expected
+
+
+def test_nodes_to_avoid_are_named() -> None:
+    planned = replace(_plan("train"), excluded_hosts=("n1", "n7"))
+    assert "--exclude=n1,n7" in _header(render(SlurmOptions(gpu="cpu", gpus_per_node=1), plan=planned))

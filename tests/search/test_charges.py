@@ -174,3 +174,22 @@ def test_a_job_that_waits_too_long_is_taken_back_and_ends_the_search(bench, cloc
     last = b.runs()[-1]
     assert last.state is RunState.ABANDONED and last.gpu_seconds == 0.0
     assert last.job_name in b.engine.cancelled
+
+
+def test_a_node_that_failed_twice_is_avoided(bench, clock):
+    b = bench(budget_runs=1)
+    b.engine.polls, plans = 0, []
+    submit = b.engine.submit
+
+    def noted(plan):
+        plans.append(plan)
+        return submit(plan)
+
+    def fetch(handle):
+        return Measurement(status="preempted", cause="NODE_FAIL", wall_s=1.0, suspects=("n7", f"n{len(plans)}"))
+
+    b.engine.submit, original = noted, b.engine.fetch
+    b.engine.outcome = lambda request: JobState.PREEMPTED if len(plans) < 3 else None
+    b.engine.fetch = lambda handle: fetch(handle) if len(plans) < 3 else original(handle)
+    b.coordinator(clock=clock).run()
+    assert [plan.excluded_hosts for plan in plans] == [(), (), ("n7",)]

@@ -33,6 +33,7 @@ WITHOUT = frozenset(
     {
         *("/v1/searches/{search_id}", "/v1/keys", "/v1/calibrations"),
         *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
+        *("/v1/measurements/{measurement_id}", "/measurements/{measurement_id}"),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
     }
@@ -105,7 +106,9 @@ def _lines(place: str, value: str) -> Iterator[Json]:
 
 
 def _report(place: str, value: str) -> Iterator[Json]:
-    yield {"json": measurements.EXAMPLE | {"query": asked(place, value)}}
+    one = measurements.EXAMPLE | {"query": asked(place, value)}
+    yield {"json": one}
+    yield {"json": [one]}
 
 
 def _export(place: str, value: str) -> Iterator[Json]:

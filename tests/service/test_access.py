@@ -50,7 +50,7 @@ def key(store: SqlStore, scope: Scope, *, owner: str = "ada", **limits: float) -
 
 def addresses(app: FastAPI) -> list[tuple[str, str]]:
     """(method, path) of every route, with ids that name nothing."""
-    nothing = {"search_id": "nope", "action": "cancel", "key_id": "nope", "name": "nope", "run_id": "nope"}
+    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id"), "nope") | {"action": "cancel"}
     return [(address.method, address.at(**nothing)) for address in every_route(app)]
 
 

@@ -31,7 +31,7 @@ def test_a_chunked_body_past_the_limit(tmp_path_factory: pytest.TempPathFactory,
     settings = Settings(database_url=f"sqlite:///{database}", max_body_bytes=LIMIT, max_batch_bytes=LIMIT)
     app = create_app(settings)
     routes = [route for route in every_route(app) if route.method != "GET"]
-    values = dict.fromkeys(("search_id", "key_id", "name", "run_id"), "x")
+    values = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id"), "x")
     with served(app) as url, httpx.Client(base_url=url, timeout=30) as http, caplog.at_level(logging.ERROR):
         for route in routes:
             answer = http.request(route.method, route.at(**values), content=chunks())

@@ -54,6 +54,7 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
     assert known["parallel.recompute"].several
     assert known["parallel.recompute"].options == ("none", "selective", "full", "per_op", "per_layer")
     assert known["search.reuse"].options == ("true", "false")
+    assert fields("inference")["inference.load.arrival"].options == ("closed", "burst", "poisson", "offline")
     assert "Sequences per optimizer step" in known["training.global_batch_size"].help
 
 
@@ -83,6 +84,9 @@ SOFTWARE = {
     "gradient_precision": PRECISIONS,
     "cross_entropy": st.sampled_from(["unfused", "fused", "in_place", "chunked"]),
     "cuda_graphs": st.booleans(),
+    "cuda_graph_modules": st.sampled_from([["attn", "moe_router"], ["mlp"]]),
+    "expert_precision": PRECISIONS,
+    "dispatch_precision": st.sampled_from(["bf16", "fp8", None]),
     "kernel_fusion": st.booleans(),
     "activation_func_fp8_input_store": st.sampled_from([True, False, None]),
     "task": st.sampled_from(["pretrain", "sft", "lora"]),

@@ -63,3 +63,14 @@ def test_experts_and_pools_of_them_are_asked_for_over_http(http: TestClient) -> 
     apart = asked | {"inference": load | {"disaggregated": pools}, "parallel": {}}
     rows = http.post("/v1/recommendations", json=apart).json()["disaggregated"]
     assert rows and {row["decode"]["attention_data_parallel_size"] for row in rows} == {32}
+
+
+def test_an_offline_load_is_asked_for_over_http_and_refused_beside_a_concurrency(http: TestClient) -> None:
+    load = {"input_length": 1024, "output_length": 256, "engine": "trtllm", "load": {"arrival": "offline", "num_prompts": 5000}}
+    found = http.post("/v1/estimates", json=QUERY | {"inference": load}).json()["estimate"]
+    assert found["feasible"] and found["parts_s"]["front_end"] == 0.0 and "offline" in found["provenance"]["load"]
+    refused = http.post("/v1/estimates", json=QUERY | {"inference": load | {"concurrency": 8}})
+    assert refused.status_code == 422 and refused.json()["field"] == "inference.concurrency"
+    schema_of = http.get("/openapi.json").json()["components"]["schemas"]
+    (arrival,) = [value["properties"]["arrival"] for name, value in schema_of.items() if name.startswith("LoadSpec")]
+    assert "offline" in arrival["enum"]

@@ -48,7 +48,9 @@ TRAINED = {"step_s": 7.5, "step_times_s": [2.0, 2.2]}
 PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
-MEASURED = sa.select(*(column for column in measurements.c if column.name != "state"))
+MEASURED, RUN = (
+    sa.select(*(column for column in table.c if column.name not in ("state", "account"))) for table in (measurements, runs)
+)
 """What a row of every revision here has."""
 
 
@@ -56,15 +58,24 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
     """The columns that differ between the two ways, as they lie in the database."""
     engine = create_engine(url)
     with engine.begin() as connection:
-        run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
+        run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
     engine.dispose()
-    return {
-        "run": (run.parallel, run.digest),
-        "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
-        "search": (search.progress, search.result),
-    }
+    return _then(
+        {
+            "run": (run.parallel, run.digest),
+            "measurement": (measured.parallel, measured.digest, measured.step_s, measured.measurement),
+            "search": (search.progress, search.result),
+        }
+    )
+
+
+def _then(value: Any) -> Any:
+    """Without the keys of a configuration that came later, which are read as their defaults."""
+    if isinstance(value, dict):
+        return {name: _then(each) for name, each in value.items() if name != "redundant_experts"}
+    return type(value)(map(_then, value)) if isinstance(value, list | tuple) else value
 
 
 def write_as_before(url: str, search_id: str) -> None:
@@ -72,7 +83,7 @@ def write_as_before(url: str, search_id: str) -> None:
     schema.downgrade(url, to="0008")
     engine = create_engine(url)
     with engine.begin() as connection:
-        run = connection.execute(sa.select(runs).where(runs.c.search_id == search_id)).one()
+        run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
         search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
         trained = {name: value for name, value in measured.measurement.items() if name != "load"} | TRAINED

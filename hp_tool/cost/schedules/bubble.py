@@ -6,7 +6,7 @@ the optimizer step with it.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
-from hp_tool.cost.candidates import DUALPIPE, GPIPE, ZB_H1, ZBV, Candidates
+from hp_tool.cost.candidates import DUALPIPE, DUALPIPE_V, GPIPE, ZB_H1, ZBV, Candidates
 from hp_tool.cost.network import Axis, Group, dense_group
 from hp_tool.domain.hardware import ClusterSpec
 
@@ -20,15 +20,17 @@ def split_bubble_share(c: Candidates, *, forward: Floats, whole: Floats, weight_
       section 2.3.
     - ZB-V: max(t_b, 2(t_b - t_w)) / 2 if t_w <= t_f <= t_b; otherwise an upper bound.
     - DualPipe, with q = p/2 - 1: q max(t_b - t_w, 0) + max(2 q t_f, (q-1) t_f + q t_b) in total. If t_f = t_b this is q (F&B +
-      B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes); otherwise it is at most one t_f less. That DualPipe
-      hides one pass's communication behind the other's arithmetic is not counted.
+      B - 3W) of arXiv 2412.19437 table 2 (whose B is both backward passes); otherwise it is at most one t_f less. DualPipeV is
+      the same of 2p stages, each half as long.
     """
     p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
     f, w = forward, weight_gradient
     b = whole - f - w
     h1 = f + b - minimum(minimum(f, b), w)
     v = 0.5 * maximum(maximum(b, 2.0 * (maximum(f, b) - w)), maximum(2.0 * f - b, w))
-    q = maximum(0.5 * p - 1.0, 0.0)
+    two = 1.0 + (schedule == DUALPIPE_V)
+    f, b, w = f / two, b / two, w / two
+    q = maximum(0.5 * two * p - 1.0, 0.0)
     dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(p - 1, 1)
     share: Floats = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
     return share
@@ -39,7 +41,7 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
 
     1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1, m v), Megatron's warm-up count plus the running one;
     on rank 0 with many micro-batches this is arXiv 2205.05198's L(1 + (p-1)/(pv)) layers. GPipe: m. ZB-V: 2p on every rank, as
-    many layers as on 1F1B's first. DualPipe: p + 1.
+    many layers as on 1F1B's first. DualPipe: p + 1. DualPipeV: 2p + 1.
     """
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, micro_batches
     plain = from_end + 1
@@ -49,7 +51,8 @@ def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: F
     if not c.names_schedules:
         return chunks
     chunks = where(schedule == GPIPE, m, chunks)
-    return where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, chunks))
+    chunks = where(schedule == ZBV, 2 * p, where(schedule == DUALPIPE, p + 1, chunks))
+    return where(schedule == DUALPIPE_V, 2 * p + 1, chunks)
 
 
 def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
@@ -62,7 +65,7 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
     return waiting
 
 
-# Folded pipelines: ZB-V's first rank holds the first and the last stage, DualPipe's rank r the stages r and p - 1 - r.
+# Folded pipelines: a V's first rank holds the first and the last stage, DualPipe's rank r the stages r and p - 1 - r.
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
@@ -81,6 +84,6 @@ def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) ->
 def share_of_ends(c: Candidates) -> Floats:
     """Share of the micro-batches for which the critical rank runs embedding and output layer.
 
-    ZB-V's first rank runs them for all, DualPipe's first and last rank for half each.
+    A V's first rank runs them for all, DualPipe's first and last rank for half each.
     """
-    return where(c.pipeline_schedule == ZBV, 1.0, 0.5)
+    return where(c.pipeline_schedule == DUALPIPE, 0.5, 1.0)

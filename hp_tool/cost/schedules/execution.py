@@ -109,25 +109,33 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
     2p. A forward and a backward pass that overlap are one block, except the first one in the middle of the pipeline, as in the
     published code.
     """
-    orders = []
-    for r in range(p):
-        near = min(r, p - 1 - r)
-        far = p // 2 - near - 1
-        # Chunk 0 serves the micro-batches that enter at the nearer end.
-        rank = _Rank(stages=(near, p - 1 - near), first=(0, m // 2) if r < p // 2 else (m // 2, 0))
-        rank.run("F0", times=2 * far)
-        rank.run("F0", "F1", times=near + 1)
-        rank.run("B1", "W", "F1", times=far)
-        for i in range(m // 2 - p + near + 1):
-            rank.run(*("F0", "BW1") if far == 0 and i == 0 else ("F0+BW1",), "F1+BW0")
-        rank.run("BW1", "F1+BW0", times=far)
-        whole = near + 1  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
-        for i in range(2 * (near + 1)):
-            rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))
-        rank.run("W", "B0", times=far)
-        rank.run("W", times=len(rank.waiting))
-        orders.append(rank.order)
-    return orders
+    # Chunk 0 serves the micro-batches that enter at the nearer end.
+    return [
+        _dual(near=min(r, p - 1 - r), stages=p, each=m // 2, first=(0, m // 2) if r < p // 2 else (m // 2, 0)) for r in range(p)
+    ]
+
+
+def dualpipe_v(*, p: int, m: int) -> list[Order]:
+    """Orders of DualPipe's first half of 2p ranks, each of which has the mirrored rank's stage too: m >= 2p."""
+    return [_dual(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
+
+
+def _dual(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
+    """The order of a rank with the stages near and stages - 1 - near, `each` micro-batches on either."""
+    far = stages // 2 - near - 1
+    rank = _Rank(stages=(near, stages - 1 - near), first=first)
+    rank.run("F0", times=2 * far)
+    rank.run("F0", "F1", times=near + 1)
+    rank.run("B1", "W", "F1", times=far)
+    for i in range(each - stages + near + 1):
+        rank.run(*("F0", "BW1") if far == 0 and i == 0 else ("F0+BW1",), "F1+BW0")
+    rank.run("BW1", "F1+BW0", times=far)
+    whole = near + 1  # of the 2 (near + 1) backward passes left; the weight gradients of the rest fill the drain
+    for i in range(2 * (near + 1)):
+        rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))
+    rank.run("W", "B0", times=far)
+    rank.run("W", times=len(rank.waiting))
+    return rank.order
 
 
 def _one_by_one(operations: Iterable[Operation]) -> Order:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,10 @@ class ServingCandidates:
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
         """The chosen rows in the order of `indices`."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+
+    def loaded(self, concurrency: FloatArray) -> ServingCandidates:
+        """The same configurations under other loads. Formulas take any number of requests; only a query's is a whole one."""
+        return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
         """One row as a configuration."""

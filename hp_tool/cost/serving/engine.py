@@ -5,6 +5,7 @@ independent at each position, it yields (1 - a^(k+1)) / (1 - a) tokens on averag
 c times as long, with c the seconds of a draft token over those of a pass.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,34 +90,32 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     memory = serving_bytes(case, c, memory_fraction=min(engine.memory_fraction, 1.0 - memory_headroom_fraction))
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
-    # A full cache holds requests of all ages: on average a share of their output.
-    cached = seen_tokens(case.model, length + engine.kv_reserved_output_fraction * output)
-    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
-    fits = rooms >= seen_tokens(case.model, length + output)
-    by_cache = np.maximum(rooms / cached, 1.0)
-    most = np.minimum(by_cache, c.max_num_seqs)
+    most, by_cache, fits = _room(case, c, memory)
     running = np.minimum(in_flight, most)
 
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    group = np.minimum(engine.prefill_group, running)
+    # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
+    refill = np.maximum(running / output, 1.0)
+    group = np.minimum(engine.prefill_group, running) if engine.prefill_group < math.inf else refill
     computed = case.computed_length
-    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - 1.0, 1.0))
-    prompts = chunk / computed
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
     rows = share * (1 + k)
+    beside = rows if engine.schedule == "mixed" else 1.0
+    chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
+    prompts = chunk / computed
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context)
     if engine.schedule == "mixed":
         both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
-        together = _iteration(case, c, both, context)
+        mixed = _iteration(case, c, both, context)
         # Chunks beyond the iterations of a request's life find nothing to ride along with.
         riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0)
-        extra = riding * (together - verify) + (1.0 - riding) * extra
+        extra = riding * (mixed - verify) + (1.0 - riding) * extra
     around = prompt_overhead(case)
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
@@ -161,6 +160,22 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     )  # fmt: skip
 
 
+def most_running(*, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0) -> FloatArray:
+    """Requests that one scheduler can run at once; shape of the candidates."""
+    memory = serving_bytes(case, candidates, memory_fraction=min(case.engine.memory_fraction, 1.0 - memory_headroom_fraction))
+    return _room(case, candidates, memory)[0]
+
+
+def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """(requests that run at once, those that the cache alone would hold, whether one whole request fits)."""
+    length, output = float(case.input_length), float(case.output_length)
+    # A full cache holds requests of all ages: on average a share of their output.
+    cached = seen_tokens(case.model, length + case.engine.kv_reserved_output_fraction * output)
+    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    by_cache = np.maximum(rooms / cached, 1.0)
+    return np.minimum(by_cache, c.max_num_seqs), by_cache, rooms >= seen_tokens(case.model, length + output)
+
+
 def prompt_overhead(case: ServingCase) -> float:
     """Seconds of the engine's own work around one prompt, over all layers."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
@@ -176,4 +191,7 @@ def _before_first_token(engine: EngineEfficiency, output: float) -> float:
 def _iteration(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
     """Seconds of a forward pass and of the host's work around it."""
     host = case.engine.iteration_overhead_s + case.engine.sequence_overhead_s * batch.decoding
-    return forward_seconds(case, candidates, batch, context=context) + host
+    device = forward_seconds(case, candidates, batch, context=context)
+    # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
+    launches = case.engine.eager_layer_s * case.model.num_hidden_layers
+    return np.where(batch.prefill_requests > 0.0, np.maximum(device, launches), device) + host

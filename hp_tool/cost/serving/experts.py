@@ -177,8 +177,8 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
 # Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where
 # the experts multiply in 8 or 4, results in 16 bits.
 #
-# low latency (a pass that only decodes): one copy for each of a token's k experts, all of them through the network where the
-# experts span NVLink domains.
+# low latency (a pass that only decodes, whole experts on each rank): one copy for each of a token's k experts, all of them
+# through the network where the experts span NVLink domains.
 # normal (a pass with prompts): one copy through the network to each other domain with any of the experts, and from there over
 # NVLink to each rank with any; results are summed on the way back. What also decodes takes at least its own low latency.
 
@@ -188,32 +188,36 @@ SENDING_SHARE = 20.0 / 132.0
 """SMs that send and receive while prompts' tokens travel beside compute: 20 of an H800's 132 (arXiv 2412.19437, 3.2.2)."""
 
 
-def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Mean copies of a token that leave a rank: (low latency, normal over NVLink, normal through the network)."""
+Copies = tuple[FloatArray, FloatArray]
+"""Mean copies of a token that leave a rank: inside its NVLink domain, and through the network."""
+
+
+def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[Copies, Copies]:
+    """Copies in a pass that only decodes, and in one with prompts."""
     n = _ranks(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
-    # Every rank that shares an expert gets its tokens.
-    each = float(case.model.num_experts_per_tok or 1) * _split(candidates) * (1.0 - 1.0 / n)
-    near = (n - domains) * _used(case, candidates.expert_parallel_size)
-    return each, near, (domains - 1.0) * _used(case, domains)
+    near: FloatArray = (n - domains) * _used(case, candidates.expert_parallel_size)
+    far: FloatArray = (domains - 1.0) * _used(case, np.minimum(domains, candidates.expert_parallel_size))
+    whole, crosses = candidates.expert_parallel_size == n, domains > 1
+    each = float(case.model.num_experts_per_tok or 1) * (1.0 - 1.0 / n)
+    low = np.where(whole, np.where(crosses, 0.0, each), near), np.where(whole, np.where(crosses, each, 0.0), far)
+    return low, (near, far)
 
 
 def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> tuple[FloatArray, FloatArray]:
     """(dispatch, combine) seconds of one layer's tokens; zero for one attention group."""
     n = _ranks(candidates)
-    crosses = n > case.cluster.nvlink_domain_size
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
-    each, near, far = travelling_copies(case, candidates)
+    low, normal = travelling_copies(case, candidates)
 
     def seconds(width: float) -> FloatArray:
         row = width * case.model.hidden_size / candidates.tensor_parallel_size
-        quick = row * decoding * each
-        low = exchange_seconds(case, np.where(crosses, 0.0, quick), np.where(crosses, quick, 0.0), group_size=n)
+        found = exchange_seconds(case, row * decoding * low[0], row * decoding * low[1], group_size=n)
         if np.any(prompts):
-            normal = exchange_seconds(case, row * batch.tokens * near, row * batch.tokens * far, group_size=n)
-            low = np.where(prompts, np.maximum(normal, low), low)
-        return np.where(candidates.attention_data_parallel_size > 1, low, 0.0)
+            both = exchange_seconds(case, row * batch.tokens * normal[0], row * batch.tokens * normal[1], group_size=n)
+            found = np.where(prompts, np.maximum(both, found), found)
+        return np.where(candidates.attention_data_parallel_size > 1, found, 0.0)
 
     narrow = ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES
     return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)

@@ -7,15 +7,20 @@ Ornstein-Uhlenbeck process that relaxes at the rate X'(c); its variance, and tha
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
 e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full. A quantile q of TPOT is its
-mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v), and prompts that arrive
-together, each P seconds of work, wait as in M/D/1 at utilisation r = l P:
+mean under the load c + z sqrt(v_S), with z the normal quantile; that of TTFT uses c + z sqrt(v).
 
-    W_q = P / (2 (1 - r)) max(ln(r / (1 - q)), 0),    mean W = r P / (2 (1 - r))
+Passes of mean length T follow each other, and each takes the prompts that arrived during the one before, P seconds of work
+each, so their length has the variance r P T / (1 - r^2) with r = l P. A request that comes at any moment meets a pass that is
+longer than the mean, waits for its other half R, and then for the prompts that it shares its own pass with:
 
-W_q - W is added, but at most the mean's own wait for other prompts is subtracted. Not counted are bursts beyond independence,
-lengths that differ, and a queue that has not settled.
+    W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
+
+Of this wait the quantile q is taken as 2 q W, even over what is met, and beyond it the tail of M/D/1,
+P / (2 (1 - r)) ln(r / (1 - q)) where that is above zero. Not counted are bursts beyond independence, lengths that differ, and a
+queue that has not settled.
 """
 
+import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -23,7 +28,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import ServingCosts, serving_costs
+from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_costs, tokens_per_pass
 
 STEP = 0.05
 """Share of the load for the difference quotient of X'(c), below c: above it a full cache would show."""
@@ -41,8 +46,16 @@ class Quantiles:
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The case without a common start: independent arrivals make no wave."""
-    return replace(case, engine=replace(case.engine, wave_share=0.0))
+    """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
+    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
+
+
+def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
+    """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own work; and prompts' share r."""
+    prompt = costs.prompt_s
+    busy = np.minimum(costs.running / costs.request_latency_s * prompt, 1.0 - LEAST_ELASTICITY)
+    step = costs.tpot_s * tokens_per_pass(case.speculative)
+    return 0.5 * (step + busy * prompt / (1.0 - busy**2)) * (1.0 + 2.0 * busy), busy
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -64,8 +77,7 @@ def open_quantiles(
     calm, z = steady(case), np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
 
     def at(concurrency: FloatArray) -> ServingCosts:
-        # Formulas take any number of requests; only a query's load is a whole one.
-        loaded = replace(candidates, concurrency=np.maximum(concurrency, 0.0))
+        loaded = candidates.loaded(np.maximum(concurrency, 0.0))
         return serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
     mean, below = at(load), at((1.0 - STEP) * load)
@@ -75,11 +87,10 @@ def open_quantiles(
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
     later = at(candidates.schedulers * (each + z * stay)).tpot_s
-    others = np.maximum(np.minimum(case.engine.prefill_group, now.running) - 1.0, 0.0) * now.prompt_s
-    busy = np.minimum(each / mean.request_latency_s * mean.prompt_s, 1.0 - LEAST_ELASTICITY)
-    scale = mean.prompt_s / (2.0 * (1.0 - busy))
-    waits = scale * np.maximum(np.log(np.maximum(busy, 1e-300) / (1.0 - share)), 0.0) - scale * busy
-    ttft = now.ttft_s + np.maximum(waits, -others)
+    wait, busy = prompt_wait(case, mean)
+    tail = mean.prompt_s / (2.0 * (1.0 - busy)) * np.log(np.maximum(busy, 1e-300) / (1.0 - share))
+    waits = 2.0 * share * wait + np.maximum(tail, 0.0)
+    ttft = now.ttft_s + waits
     return Quantiles(ttft_s=ttft, tpot_s=later, request_latency_s=ttft + (case.output_length - 1.0) * later)
 
 
@@ -112,7 +123,43 @@ def costs_at_rate(
     costs, reached = at(high)
     sustained = reached >= requests_per_second
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    return replace(costs, sustained=sustained, output_tokens_per_second_per_gpu=served)
+    wait = prompt_wait(case, costs)[0]
+    return replace(
+        costs,
+        sustained=sustained,
+        output_tokens_per_second_per_gpu=served,
+        ttft_s=costs.ttft_s + wait,
+        request_latency_s=costs.request_latency_s + wait,
+        parts=costs.parts | {"queue": costs.parts["queue"] + wait},
+    )
+
+
+# All requests queued at once, in the process that runs the engine: full batches from start to end, and no front end.
+
+
+def without_front_end(case: ServingCase) -> ServingCase:
+    """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
+    engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0, prefill_group=math.inf)
+    return replace(case, engine=engine)
+
+
+def offline_costs(
+    *,
+    case: ServingCase,
+    candidates: ServingCandidates,
+    num_prompts: int | FloatArray | None = None,
+    memory_headroom_fraction: float = 0.0,
+) -> ServingCosts:
+    """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count from admission.
+
+    Requests that are queued outnumber those that run: the rate is that of full batches, without the end when they empty.
+    """
+    alone = without_front_end(case)
+
+    full = most_running(case=alone, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    running = full * candidates.schedulers
+    loaded = candidates.loaded(running if num_prompts is None else np.minimum(running, num_prompts))
+    return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
 
 # Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.

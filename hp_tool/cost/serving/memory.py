@@ -33,20 +33,26 @@ class ServingBytes:
 
 
 def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fraction: float) -> ServingBytes:
-    """Memory before any request; the engine uses `memory_fraction` of the device."""
+    """Memory before any request; the engine uses `memory_fraction` of the device, or of what it leaves free."""
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     layers = np.ceil(case.model.num_hidden_layers / p)
     weights, working = weight_bytes(case, candidates), activation_bytes(case, candidates)
     logits = LOGIT_BYTES * candidates.max_num_seqs * case.model.vocab_size / t
     overhead = np.full(len(candidates), case.engine.reserve_bytes)
-    capacity = memory_fraction * case.cluster.gpu.memory_bytes
+    fixed = weights + working + logits + overhead
+    capacity = float(case.cluster.gpu.memory_bytes)
+    if case.engine.memory_fraction_of == "device":
+        capacity = memory_fraction * capacity
+        room = capacity - fixed
+    else:
+        room = memory_fraction * (capacity - fixed)
     return ServingBytes(
         weights=cast(FloatArray, weights),
         activations=working,
         logits=logits,
         overhead=overhead,
         kv_per_token=layers * cached_width(case.model, t) * case.kv_element_bytes,
-        kv_capacity=capacity - weights - working - logits - overhead,
+        kv_capacity=room,
         capacity=capacity,
     )
 

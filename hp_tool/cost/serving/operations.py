@@ -13,7 +13,7 @@ from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
-from hp_tool.domain.efficiency import Roofline
+from hp_tool.domain.efficiency import Roofline, ThinRoofline
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 
@@ -73,16 +73,34 @@ def matmuls_seconds(
 ) -> FloatArray:
     """Seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    2 tokens n k FLOPs; weights in their stored width are read once.
+    2 tokens n k FLOPs; weights in their stored width are read once. Below 16 bits a kernel quantises x before it, as far as the
+    engine does not fuse that into another.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
     roof, peak, element = thin_roof(case, compute), peak_flops(gpu, precision=compute), ELEMENT_BYTES[compute]
+    per_flop = 1.0 / (roof.peak_fraction * peak)
+    per_byte = 1.0 / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
     seconds = np.zeros(np.shape(tokens))
+    if not isinstance(roof, ThinRoofline):
+        for n, k in matrices:
+            traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
+            seconds = seconds + roof.overhead_s + np.maximum(2.0 * per_flop * n * k * tokens, per_byte * traffic)
+        return case.engine.matmul_slowdown * seconds
+    p, depth_s, overhead_s = roof.sharpness, roof.depth_s, roof.overhead_s
+    if element < OUTPUT_BYTES:
+        overhead_s += case.engine.cast_share * roof.cast_s
+        passes = case.engine.cast_share * roof.cast_passes * (OUTPUT_BYTES + element) * per_byte
+    else:
+        passes = 0.0
     for n, k in matrices:
-        traffic = stored * n * k + tokens * (element * k + OUTPUT_BYTES * n)
-        seconds = seconds + roofline_seconds(2.0 * tokens * n * k, traffic, roof, gpu=gpu, peak=peak)
+        arithmetic = 2.0 * per_flop * n * k * tokens
+        memory = per_byte * stored * n * k + tokens * (per_byte * (element * k + OUTPUT_BYTES * n))
+        both = (arithmetic**p + memory**p) ** (1.0 / p)
+        seconds = seconds + both + (overhead_s + depth_s * k)
+        if passes:
+            seconds = seconds + tokens * (passes * k)
     return case.engine.matmul_slowdown * seconds
 
 

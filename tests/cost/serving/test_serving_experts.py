@@ -100,7 +100,8 @@ def test_256_experts_on_144_ranks_need_32_second_copies() -> None:
 def test_travelling_copies_are_those_of_routed_tokens(name: str, e: int) -> None:
     case = case_of(name, num_gpus=e)
     experts = case.model.num_experts or 1
-    each, near, far = (float(np.broadcast_to(value, 1)[0]) for value in travelling_copies(case, wide(e)))
+    low, normal = travelling_copies(case, wide(e))
+    each, near, far = (float(np.sum(value)) for value in (low, *normal))
     ranks = routed(case, tokens=4000) // (experts // e)  # of tokens that start on any rank alike
     own = np.random.default_rng(1).integers(e, size=4000)
     quick = np.mean((ranks != own[:, None]).sum(axis=1))
@@ -115,6 +116,13 @@ def test_travelling_copies_are_those_of_routed_tokens(name: str, e: int) -> None
     assert each == pytest.approx(quick, rel=0.02)
     assert far == pytest.approx(through, rel=0.03, abs=1e-9)
     assert near == pytest.approx(inside, rel=0.03)
+
+
+def test_ranks_that_share_experts_get_a_token_once() -> None:
+    case = case_of(num_gpus=16)
+    config = ServingConfig(tensor_parallel_size=8, attention_data_parallel_size=2, data_parallel_size=2)
+    low, normal = travelling_copies(case, ServingCandidates.from_configs([config], concurrency=[1]))
+    assert [float(value[0]) for value in low] == [float(value[0]) for value in normal] == [14.0, 1.0]
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 32, 256])
@@ -152,7 +160,7 @@ def test_two_batches_hide_what_travels_and_are_taken_where_they_are_faster() -> 
             float(forward_seconds(case_of(num_gpus=e, two_batch_overlap=overlap), wide(e), batch, context=4096.0)[0])
             for overlap in (False, True, None)
         )
-        assert both < 0.85 * plain and free == pytest.approx(both)
+        assert both < 0.87 * plain and free == pytest.approx(both)
     small = of(decoding=1.0)
     plain, both, free = (
         float(forward_seconds(case_of(num_gpus=128, two_batch_overlap=overlap), wide(128), small, context=4096.0)[0])

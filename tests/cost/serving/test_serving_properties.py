@@ -36,7 +36,9 @@ def test_parts_sum_to_totals_and_everything_is_finite(setup: Serving) -> None:
 @given(servings())
 def test_memory_adds_up(setup: Serving) -> None:
     memory = setup.costs(concurrency=[1]).bytes
-    parts = memory.weights + memory.activations + memory.logits + memory.overhead + memory.kv_capacity
+    engine = setup.case.engine
+    free = memory.kv_capacity / (engine.memory_fraction if engine.memory_fraction_of == "free" else 1.0)
+    parts = memory.weights + memory.activations + memory.logits + memory.overhead + free
     np.testing.assert_allclose(parts, memory.capacity, rtol=EXACT)
 
 

@@ -1,0 +1,162 @@
+"""`python -m benchmarks.accuracy.published_experts [--json]`: published trainings of large mixtures of experts, which no
+constant saw, beside what the cost model says of them. Needs no folder of measured figures.
+
+What a publication does not tell is assumed, and each line names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelQuery, Recompute
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.training import estimate
+
+SOFTWARE = "26.04"
+"""Megatron Core's constants stand for both trainers; a release says that its dispatchers are today's."""
+DEEPSEEK_TOKENS_S = 1543.0
+"""14.8T tokens in 2.664 million H800-hours."""
+TORCHTITAN_TOKENS_S = {"bf16": 651.0, "DeepEP": 859.0, "DeepEP, mxfp8 on grouped matmuls": 918.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """One figure beside ours."""
+
+    what: str
+    source: str
+    assumed: str
+    unit: str
+    published: float
+    predicted: float
+    tolerance: str
+    within: bool
+    feasible: bool = True
+    factor: float | None = None
+    """Of the 90 % interval, either way."""
+
+
+def deepseek_v3() -> list[Published]:
+    """DeepSeek-V3's pre-training on 2,048 H800."""
+    query = Query(
+        kind="training", model="deepseek-v3", cluster=ClusterQuery(gpu="h800-sxm-80gb", num_gpus=2048),
+        training=TrainingWorkload(
+            sequence_length=4096, global_batch_size=15360, precision="fp8", fp8_recipe="blockwise", dispatch_precision="fp8",
+            optimizer_precision="bf16", activation_func_fp8_input_store=True, cross_entropy="fused",
+            framework_version=SOFTWARE,
+        ),
+        parallel=ParallelQuery(
+            tensor_parallel_size=1, pipeline_parallel_size=16, expert_parallel_size=64, micro_batch_size=1, zero_stage=1,
+            pipeline_schedule="dualpipe", moe_token_dispatcher_type="flex",
+            recompute=Recompute(granularity="selective", modules=("layernorm", "mla_up_proj", "moe_act")),
+        ),
+    )  # fmt: skip
+    found = _estimate(query)
+    rate = _tokens_s(query, found)
+    assert found.intervals is not None and found.time is not None and found.memory is not None and found.parallel is not None
+    factor = found.intervals.step_s[1] / found.time.step_s
+    return [
+        Published(
+            what="DeepSeek-V3 on 2,048 H800, DualPipe, PP 16, EP 64, ZeRO 1, 15,360 x 4,096, blockwise fp8",
+            source="arXiv 2412.19437, table 1 and sections 3.2 and 3.3",
+            assumed=f"layers by stage as {found.parallel.pipeline_layout}, micro-batches of one sequence, norms, MLA "
+            "up-projections and SwiGLU recomputed, its input kept in 8 bits, tokens sent in 8 bits, moments in bf16, an even "
+            "router, no CUDA graphs",
+            unit="tokens/s per GPU", published=DEEPSEEK_TOKENS_S, predicted=rate, tolerance="20 %, factor of the interval 1.6",
+            within=abs(rate / DEEPSEEK_TOKENS_S - 1.0) <= 0.2 and factor <= 1.6, feasible=found.feasible, factor=factor,
+        )
+    ]  # fmt: skip
+
+
+def torchtitan() -> list[Published]:
+    """What DeepEP and mxfp8 experts gained for DeepSeek-V3 on 256 B200; the level is that of another trainer."""
+    rates = {
+        name: _tokens_s(query, _estimate(query))
+        for name, query in (
+            ("bf16", _on_b200("alltoall")),
+            ("DeepEP", _on_b200("flex")),
+            ("DeepEP, mxfp8 on grouped matmuls", _on_b200("flex", expert_precision="mxfp8")),
+        )
+    }
+    published = TORCHTITAN_TOKENS_S
+    found = []
+    for before, after in zip(list(rates), list(rates)[1:], strict=False):
+        gain, said = (100.0 * (each[after] / each[before] - 1.0) for each in (rates, published))
+        found.append(
+            Published(
+                what=f"DeepSeek-V3 on 256 B200: {after}, over {before}",
+                source="pytorch.org/blog, MXFP8 and DeepEP for DeepSeek-V3 on B200 with TorchTitan, March 2026",
+                assumed="FSDP over all ranks and selective recomputation as in torchtitan's configuration of this model, EP "
+                "64 and a sequence of 4,096 a GPU, which hide as much of FSDP's gathers as fits (EP 32 gains a third as much); "
+                f"level: predicted {rates[after]:,.0f} tokens/s, published {published[after]:,.0f}",
+                unit="% gained", published=said, predicted=gain, tolerance="8 points", within=abs(gain - said) <= 8.0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _on_b200(dispatcher: str, *, expert_precision: str | None = None) -> Query:
+    return Query(
+        kind="training", model="deepseek-v3", cluster=ClusterQuery(gpu="b200-sxm-180gb", num_gpus=256),
+        training=TrainingWorkload(
+            sequence_length=4096, global_batch_size=256, cross_entropy="fused", framework_version=SOFTWARE,
+            expert_precision=expert_precision,  # type: ignore[arg-type]
+        ),
+        parallel=ParallelQuery(
+            tensor_parallel_size=1, pipeline_parallel_size=1, expert_parallel_size=64, micro_batch_size=1, zero_stage=3,
+            recompute="selective", moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+
+
+def _estimate(query: Query) -> Estimate:
+    found = estimate(query=query, with_fixes=False)
+    assert found.time is not None, found.reasons
+    return found
+
+
+def _tokens_s(query: Query, found: Estimate) -> float:
+    assert query.training is not None and found.time is not None and isinstance(query.cluster, ClusterQuery)
+    tokens = query.training.global_batch_size * query.training.sequence_length
+    return tokens / found.time.step_s / float(query.cluster.num_gpus or 1)
+
+
+def evaluate() -> list[Published]:
+    """All of them."""
+    return [*deepseek_v3(), *torchtitan()]
+
+
+def as_text(found: list[Published]) -> str:
+    """Three lines a figure."""
+    lines = []
+    for one in found:
+        interval = "" if one.factor is None else f", 90 % interval a factor {one.factor:.2f} either way"
+        fits = "" if one.feasible else ", said not to fit"
+        lines += [
+            f"{'holds' if one.within and one.feasible else 'MISSED'}  {one.what}",
+            f"  published {one.published:,.4g}, predicted {one.predicted:,.4g} {one.unit}{interval}{fits} ({one.tolerance})",
+            f"  {one.source}; assumed: {one.assumed}",
+        ]
+    return "\n".join(lines)
+
+
+def as_dict(found: list[Published]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(one) for one in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.published_experts", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    arguments = parser.parse_args()
+    found = evaluate()
+    print(json.dumps(as_dict(found), indent=2) if arguments.json else as_text(found))
+
+
+if __name__ == "__main__":
+    main()

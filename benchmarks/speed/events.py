@@ -1,0 +1,122 @@
+"""`python -m benchmarks.speed.events [--json]`: single events and the fluid of serving, their time, and how far they disagree.
+
+A discrete-event run has 10,000 requests of lengths uniform up to twice the mean; the fluid screens 200 configurations under
+100,000 arrivals. Both then see the same arrivals, Poisson at three shares of a configuration's capacity and equal lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import serving_costs
+from hp_tool.cost.serving.events import serve
+from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.load import steady
+from hp_tool.cost.serving.passes import pass_table
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.queries.schema import parse_query
+from hp_tool.serving.problem import ServingProblem, resolve_serving
+
+REQUESTS, SCREENED, ARRIVALS, STEPS = 10_000, 200, 100_000, 4_000
+LIMITS = {"events_s": 2.0, "fluid_s": 10.0}
+ENGINES = ("vllm", "sglang", "trtllm")
+LENGTHS = ((1024, 128), (1024, 1024), (8192, 1024))
+SHARES = (0.3, 0.6, 0.85)
+
+
+def problem(engine: str, inputs: int, outputs: int, *, tensor: int) -> tuple[ServingProblem, ServingCandidates]:
+    """One replica of a 70B model, and its configuration."""
+    load = {"input_length": inputs, "output_length": outputs, "concurrency": 1, "precision": "fp8", "engine": engine}
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": tensor}
+    found = resolve_serving(parse_query({"kind": "inference", "model": "llama-3-70b", "cluster": cluster, "inference": load}))
+    config = ServingConfig(tensor_parallel_size=tensor, max_num_seqs=256)
+    return found, ServingCandidates.from_configs([config], concurrency=[1])
+
+
+def event_seconds() -> dict[str, float]:
+    """The slowest of runs of REQUESTS, closed at several concurrencies and open."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for engine in ENGINES:
+        case, one = problem(engine, 2000, 500, tensor=4)
+        inputs, outputs = rng.integers(1, 4000, REQUESTS), rng.integers(1, 1000, REQUESTS)
+        for concurrency in (4, 64, 256):
+            start = time.perf_counter()
+            table = pass_table(case=case, candidates=one)
+            serve(table=table, input_tokens=inputs, output_tokens=outputs, concurrency=concurrency)
+            found[f"{engine}, {concurrency} at once"] = time.perf_counter() - start
+    return found
+
+
+def fluid_seconds() -> float:
+    """SCREENED configurations, of sizes and batch limits, under ARRIVALS."""
+    case, _ = problem("vllm", 2000, 500, tensor=8)
+    configs = [
+        ServingConfig(tensor_parallel_size=t, data_parallel_size=8 // t, max_num_seqs=8 * n)
+        for t in (1, 2, 4, 8)
+        for n in range(1, 51)
+    ]
+    rows = ServingCandidates.from_configs(configs[:SCREENED], concurrency=[1] * SCREENED)
+    arrivals = np.random.default_rng(1).poisson(ARRIVALS / STEPS, STEPS).astype(np.float64)
+    start = time.perf_counter()
+    flow(case=case, candidates=rows, arrivals=arrivals, step_s=1.0)
+    return time.perf_counter() - start
+
+
+def disagreements() -> dict[str, dict[str, float]]:
+    """{figure: {median, worst}} of |fluid / events - 1| over engines, lengths, sizes and shares of the capacity."""
+    found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": [], "in_flight": []}
+    rng, n = np.random.default_rng(2), 5000
+    for engine in ENGINES:
+        for inputs, outputs in LENGTHS:
+            for tensor in (2, 8):
+                case, one = problem(engine, inputs, outputs, tensor=tensor)
+                full = serving_costs(case=steady(case), candidates=one.loaded(np.array([256.0])))
+                capacity = 256.0 / float(full.request_latency_s[0])
+                table = pass_table(case=case, candidates=one)
+                for share in SHARES:
+                    arrivals = np.cumsum(rng.exponential(1.0 / (share * capacity), n))
+                    events = serve(
+                        table=table, input_tokens=np.full(n, inputs), output_tokens=np.full(n, outputs), arrival_s=arrivals
+                    )
+                    counts = np.histogram(arrivals, bins=STEPS, range=(0.0, arrivals[-1]))[0].astype(np.float64)
+                    fluid = flow(case=case, candidates=one, arrivals=counts, step_s=arrivals[-1] / STEPS)
+                    before_end = np.minimum(events.finish_s, arrivals[-1]) - events.arrival_s
+                    exact = {"ttft_s": events.ttft_s.mean(), "tpot_s": events.tpot_s.mean(),
+                             "in_flight": before_end.sum() / arrivals[-1]}  # fmt: skip
+                    for name, value in exact.items():
+                        found[name].append(abs(float(getattr(fluid, name)[0]) / float(value) - 1.0))
+    return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in found.items()}
+
+
+def evaluate() -> dict[str, Any]:
+    """Every measurement, and whether the limits hold."""
+    events, fluid = event_seconds(), fluid_seconds()
+    within = max(events.values()) <= LIMITS["events_s"] and fluid <= LIMITS["fluid_s"]
+    return {"events_s": events, "fluid_s": fluid, "within_limits": within, "disagreement": disagreements()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.events", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    found = evaluate()
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return
+    slowest, longest = max(found["events_s"].items(), key=lambda item: item[1])
+    print(f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit {LIMITS['events_s']:.0f}")
+    seconds = found["fluid_s"]
+    print(f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit {LIMITS['fluid_s']:.0f}")
+    for name, row in found["disagreement"].items():
+        print(f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""One scheduler of a continuous-batching engine, event by event: chunked prefill, staggered requests, paging, preemption.
+
+Between an arrival, the end of a prompt and a last token nothing changes but the length of what is cached, by one token a
+sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such passes take
+
+    n (base(B) + c K) + c B n (n - 1) / 2
+
+so a request costs a few events, however many tokens it has. The front end is a server of its own that works in order of arrival
+beside the device.
+"""
+
+import heapq
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.serving.passes import PassTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What became of n requests; shape (n,), seconds since the first could arrive."""
+
+    arrival_s: FloatArray
+    first_token_s: FloatArray
+    finish_s: FloatArray
+    output_tokens: IntArray
+    preemptions: int
+    """How often a full cache put a request back, to be computed again."""
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Seconds per output token after the first; 0 where there is none."""
+        seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(self.output_tokens - 1, 1)
+        return seconds
+
+
+def serve(
+    *,
+    table: PassTable,
+    input_tokens: IntArray,
+    output_tokens: IntArray,
+    arrival_s: FloatArray | None = None,
+    concurrency: int | None = None,
+    think_s: float = 0.0,
+    cached_tokens: IntArray | None = None,
+) -> Served:
+    """What becomes of requests that come at their arrivals (ascending), or `concurrency` at a time, `think_s` after an end.
+
+    `cached_tokens` of a prompt are found in the prefix cache. A request that alone outgrows the cache is served all the same.
+    """
+    found = np.zeros_like(input_tokens) if cached_tokens is None else np.minimum(cached_tokens, input_tokens - 1)
+    run = _Scheduler(table, input_tokens, output_tokens, found)
+    run.begin(arrival_s, concurrency, think_s)
+    while run.served < len(input_tokens):
+        run.enter()
+        run.admit()
+        run.step()
+    return Served(
+        arrival_s=np.array(run.arrival), first_token_s=np.array(run.first), finish_s=np.array(run.finish),
+        output_tokens=output_tokens, preemptions=run.preemptions,
+    )  # fmt: skip
+
+
+class _Scheduler:
+    """The state between two events. Requests are numbers, their columns lists."""
+
+    def __init__(self, table: PassTable, inputs: IntArray, outputs: IntArray, found: IntArray) -> None:
+        self.table = table
+        self.prompt: list[int] = inputs.tolist()
+        """Tokens that prefill leaves in the cache; after a preemption with those generated before it."""
+        self.done: list[int] = found.tolist()
+        """Of these, already in the cache."""
+        self.left: list[int] = outputs.tolist()
+        """Tokens to generate from there."""
+        self.first = [math.nan] * len(self.prompt)
+        self.finish = [math.nan] * len(self.prompt)
+        self.now = self.front = 0.0  # the front end has work until then
+        self.passes = self.served = self.preemptions = 0
+        self.cached = 0  # tokens that decoding sequences attend to
+        self.used = 0  # tokens in the cache, prompts being computed included
+        self.promised = 0  # the same with all answers at full length
+        self.entering: deque[tuple[float, int]] = deque()  # when the front end hands it over
+        self.waiting: deque[int] = deque()
+        self.prefilling: deque[int] = deque()
+        self.decoding: dict[int, int] = {}  # the pass of its last token, by request, oldest first
+        self.ends: list[tuple[int, int]] = []  # the same as a heap, with those that were put back
+        self.rows: dict[int, list[float]] = {}
+        self.places: list[float] = table.prompt.tolist()
+
+    def begin(self, arrival_s: FloatArray | None, concurrency: int | None, think_s: float) -> None:
+        n = len(self.prompt)
+        self.think_s = think_s
+        self.arrival = [0.0] * n if arrival_s is None else arrival_s.tolist()
+        self.issued = n if arrival_s is not None else min(concurrency or n, n)
+        self.coming = [(self.arrival[i], i) for i in range(self.issued)]  # a heap, as they ascend
+
+    def enter(self) -> None:
+        """Arrivals pass the front end, one after the other."""
+        while self.coming and self.coming[0][0] <= self.now:
+            at, request = heapq.heappop(self.coming)
+            self.front = max(self.front, at) + self.table.request_s
+            self.entering.append((self.front, request))
+        while self.entering and self.entering[0][0] <= self.now:
+            self.waiting.append(self.entering.popleft()[1])
+
+    def admit(self) -> None:
+        """Waiting requests get a slot and room for their prompt, or for the whole answer where the engine promises it."""
+        table = self.table
+        while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
+            request = self.waiting[0]
+            prompt, left = self.prompt[request], self.left[request]
+            after = self.promised + prompt + left if table.promises_output else self.used + prompt
+            if after > table.cache_tokens and (self.decoding or self.prefilling):
+                return
+            self.prefilling.append(self.waiting.popleft())
+            self.used += prompt
+            self.promised += prompt + left
+
+    def step(self) -> None:
+        """The passes until the next event, or the wait for it."""
+        if self.prefilling:
+            self._prefill()
+        elif self.decoding:
+            self._decode()
+        else:
+            self.now = self._next_arrival()
+
+    def _prefill(self) -> None:
+        """One pass with as many prompt tokens as it may hold, beside decoding or, with prefill_first, instead of it."""
+        table = self.table
+        beside = 0 if table.prefill_first else len(self.decoding)
+        space, tokens, keys = max(table.max_num_batched_tokens - beside, 1), 0, 0.0
+        ended: list[int] = []
+        while self.prefilling and space > 0:
+            request = self.prefilling[0]
+            take = min(self.prompt[request] - self.done[request], space)
+            keys += take * (self.done[request] + 0.5 * take)
+            self.done[request] += take
+            tokens, space = tokens + take, space - take
+            if self.done[request] < self.prompt[request]:
+                break
+            ended.append(self.prefilling.popleft())
+        seconds = self._base(beside, tokens) + table.key_s * keys + table.prompt_s * len(ended)
+        self._advance(seconds, sequences=beside, count=1, firsts=len(ended))
+        for request in ended:
+            self._first_token(request)
+        self._make_room()
+
+    def _decode(self) -> None:
+        """Passes that only decode: until a last token, an arrival or a full cache."""
+        table, sequences = self.table, len(self.decoding)
+        while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
+            heapq.heappop(self.ends)  # put back since
+        count = self.ends[0][0] - self.passes
+        if not table.promises_output:
+            count = min(count, int((table.cache_tokens - self.used) // sequences))
+        base, growth = self._base(sequences, 0), 0.5 * table.cached_token_s * sequences
+        wait = self._next_arrival() - self.now
+        if wait < math.inf:
+            linear = base + table.cached_token_s * self.cached - growth
+            root = math.sqrt(linear * linear + 4.0 * growth * wait)
+            count = min(count, math.ceil(2.0 * wait / (linear + root)))
+        count = max(count, 1)
+        self._advance(count * base + growth * count * (count - 1), sequences=sequences, count=count, firsts=0)
+        self._make_room()
+
+    def _advance(self, seconds: float, *, sequences: int, count: int, firsts: int) -> None:
+        """Let `count` passes go by, in which `sequences` decode, and requests that are through leave."""
+        table = self.table
+        streamed = (sequences * count + firsts) * table.stream_s
+        if sequences:
+            seconds += table.cached_token_s * self.cached * count
+            self.passes += count
+            self.cached += sequences * count
+            self.used += sequences * count
+        self.now += seconds
+        if streamed:
+            self.front = max(self.front + streamed, self.now + (sequences + firsts) * table.stream_s)
+        while self.ends and self.ends[0][0] <= self.passes:
+            last, request = heapq.heappop(self.ends)
+            if self.decoding.get(request) == last:
+                del self.decoding[request]
+                self.cached -= self.prompt[request] + self.left[request]
+                self._leave(request, self.prompt[request] + self.left[request])
+
+    def _first_token(self, request: int) -> None:
+        if math.isnan(self.first[request]):
+            self.first[request] = max(self.now, self.front)
+        prompt, left = self.prompt[request] + 1, self.left[request] - 1
+        self.prompt[request], self.left[request] = prompt, left
+        self.used += 1
+        if left == 0:
+            self._leave(request, prompt)
+            return
+        self.cached += prompt
+        self.decoding[request] = self.passes + left
+        heapq.heappush(self.ends, (self.passes + left, request))
+
+    def _leave(self, request: int, tokens: int) -> None:
+        """The last token is out; of a closed load the next request comes."""
+        self.finish[request] = max(self.now, self.front)
+        self.served += 1
+        self.used -= tokens
+        self.promised -= tokens
+        if self.issued < len(self.prompt):
+            self.arrival[self.issued] = self.finish[request] + self.think_s
+            heapq.heappush(self.coming, (self.arrival[self.issued], self.issued))
+            self.issued += 1
+
+    def _make_room(self) -> None:
+        """While the next pass would outgrow the cache, the youngest goes back to the queue's head, to be computed again."""
+        if self.table.promises_output:
+            return
+        while len(self.decoding) > 1 and self.used + len(self.decoding) > self.table.cache_tokens:
+            request, last = self.decoding.popitem()
+            left = last - self.passes
+            tokens = self.prompt[request] + self.left[request] - left
+            self.cached -= tokens
+            self.used -= tokens
+            self.promised -= tokens + left
+            self.prompt[request], self.left[request], self.done[request] = tokens, left, 0
+            self.waiting.appendleft(request)
+            self.preemptions += 1
+
+    def _next_arrival(self) -> float:
+        coming = self.coming[0][0] if self.coming else math.inf
+        return min(coming, self.entering[0][0]) if self.entering else coming
+
+    def _base(self, decoding: int, prompt: int) -> float:
+        """Seconds of a pass without its attention to cached tokens: lines between the table's places."""
+        row = self.rows.get(decoding)
+        if row is None:
+            row = self.rows[decoding] = self.table.row(decoding)
+        if prompt == 0:
+            return row[0]
+        at = bisect_left(self.places, prompt, 1)
+        low, high = self.places[at - 1], self.places[at]
+        return row[at - 1] + (row[at] - row[at - 1]) * (prompt - low) / (high - low)

@@ -1,0 +1,77 @@
+"""Many configurations under one long series of arrivals, as a fluid: no requests, only how many are in flight.
+
+The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in load.py), so over a short time t, in
+which a requests arrive, n grows by a - X(n) t. Latencies are those of a closed load of n at the moment of arrival, and of what
+finds no room, the wait for those before it. What single events show beyond that, lengths that meet and prompts that come
+together, is missing: events.py has it, of one configuration at a time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.engine import serving_costs
+from hp_tool.cost.serving.load import prompt_wait, steady
+
+LOADS = 24
+"""Closed loads that X(n) and the latencies are computed for; between them lie lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Means over the arrivals, of n configurations; shape (n,)."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    in_flight: FloatArray
+    """Requests over all schedulers, mean over time."""
+    completed: FloatArray
+    """Requests that left until the last arrival."""
+
+
+def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float) -> Flow:
+    """What becomes of `arrivals` requests in each of the consecutive steps; shape of the candidates.
+
+    All requests have the case's lengths, and each scheduler gets its share of them.
+    """
+    most, rates, ttfts, tpots = _closed_loads(case, candidates)
+    schedulers = candidates.schedulers
+    rows, ratio = np.arange(len(candidates)), (LOADS - 1) / np.log(most)
+    n = np.zeros(len(candidates))
+    ttft, tpot, in_flight, completed = (np.zeros(len(candidates)) for _ in range(4))
+    for arrived in arrivals:
+        at = np.log(np.clip(n, 1.0, most)) * ratio
+        low = np.minimum(at.astype(np.intp), LOADS - 2)
+        share = at - low
+        rate, first, token = ((1.0 - share) * f[rows, low] + share * f[rows, low + 1] for f in (rates, ttfts, tpots))
+        ttft += arrived * (first + np.maximum(n - most, 0.0) / rate)
+        tpot += arrived * token
+        # Those in the middle of the step leave at its rate; fewer than one request at that of one, in proportion.
+        there = n + 0.5 * arrived / schedulers
+        left = there * -np.expm1(-rate * step_s / np.maximum(there, 1.0))
+        in_flight += there - 0.5 * left
+        completed += left
+        n += arrived / schedulers - left
+    total = max(float(arrivals.sum()), 1.0)
+    return Flow(
+        ttft_s=ttft / total,
+        tpot_s=tpot / total,
+        in_flight=in_flight / len(arrivals) * schedulers,
+        completed=completed * schedulers,
+    )
+
+
+def _closed_loads(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(most requests that a scheduler runs, (n,); requests per second, TTFT and TPOT, (n, LOADS)) from one request to the most,
+    geometrically."""
+    calm, n = steady(case), len(candidates)
+    alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))
+    most = np.maximum(alone.max_running, 1.0 + 1e-9)
+    loads = np.exp(np.log(most)[:, None] * np.linspace(0.0, 1.0, LOADS))
+    every = candidates.take(np.repeat(np.arange(n), LOADS))
+    costs = serving_costs(case=calm, candidates=every.loaded(loads.ravel() * every.schedulers))
+    rates = loads / costs.request_latency_s.reshape(n, LOADS)
+    ttft = costs.ttft_s + prompt_wait(case, costs)[0]
+    return most, rates, ttft.reshape(n, LOADS), costs.tpot_s.reshape(n, LOADS)

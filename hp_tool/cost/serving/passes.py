@@ -1,0 +1,111 @@
+"""Seconds of one pass of a configuration, by what is in it: a table that single events can read at little cost."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
+from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
+from hp_tool.cost.serving.forward import forward_seconds
+from hp_tool.cost.serving.memory import serving_bytes
+from hp_tool.cost.serving.operations import seen_tokens
+
+_FEW_ROWS = 16
+"""Counts up to which every one has its own place in the table; beyond, geometrically fewer, with lines between."""
+_PROMPT = 1024.0
+"""Tokens of the prompt that prefill passes are timed with; the keys they attend to are counted apart."""
+_LONG = 1e5
+"""Cached tokens of a sequence that the slope by cached tokens is taken from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTable:
+    """What a scheduler's passes take: device and host, of one configuration.
+
+    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens they attend to)
+              + key_s (keys that the prompt tokens attend to) + prompt_s (prompts that end)
+    """
+
+    decoding: FloatArray
+    """Numbers of decoding sequences; shape (d,)."""
+    prompt: FloatArray
+    """Numbers of prompt tokens; shape (q,)."""
+    base: FloatArray
+    """Shape (d, q)."""
+    cached_token_s: float
+    key_s: float
+    prompt_s: float
+    request_s: float
+    """Front end's serial work per request."""
+    stream_s: float
+    """The same per streamed token."""
+    cache_tokens: float
+    """Room for keys and values."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_first: bool
+    promises_output: bool
+    """Whether a request is admitted only where its whole output has room."""
+
+    def row(self, decoding: int) -> list[float]:
+        """`base` for this number of decoding sequences, by `prompt`."""
+        at = int(np.clip(np.searchsorted(self.decoding, decoding), 1, len(self.decoding) - 1))
+        low, high = self.decoding[at - 1], self.decoding[at]
+        share = (decoding - low) / (high - low)
+        seconds: list[float] = ((1.0 - share) * self.base[at - 1] + share * self.base[at]).tolist()
+        return seconds
+
+
+def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0) -> PassTable:
+    """The table of one candidate on one scheduler; of a pipeline, what one more pass adds to it.
+
+    Layers with a window count as in the closed form, by the mean of what they see at the case's lengths.
+    """
+    one = candidates.take(slice(row, row + 1))
+    engine, stages = case.engine, int(one.pipeline_parallel_size[0])
+    decoding, prompt = (_places(int(limit[0])) for limit in (one.max_num_seqs, one.max_num_batched_tokens))
+    k, factor = drafted_tokens(case.speculative), drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
+
+    def seconds(sequences: FloatArray, tokens: FloatArray, *, context: float = 0.0, length: float = _PROMPT) -> FloatArray:
+        timed = replace(case, input_length=int(length), prefix_cache_hit_rate=0.0)
+        batch = Pass(tokens=sequences * (1 + k) + tokens, decoding=sequences, prefill_requests=tokens / length, drafted=k)
+        found: FloatArray = forward_seconds(timed, one.take(np.zeros(len(tokens), dtype=np.intp)), batch, context=context)
+        return found
+
+    d, q = (axis.ravel() for axis in np.meshgrid(decoding / stages, prompt, indexing="ij"))
+    nothing, whole = np.zeros(1), np.array([_PROMPT])
+    key_s = (seconds(nothing, whole, length=2 * _PROMPT) - seconds(nothing, whole))[0] / (0.5 * _PROMPT**2)
+    few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
+    device = seconds(d, q)
+    device = np.where(q > 0.0, np.maximum(device, engine.eager_layer_s * case.model.num_hidden_layers), device)
+    base = (device + engine.iteration_overhead_s + engine.sequence_overhead_s * d).reshape(len(decoding), len(prompt))
+    added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
+    base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
+    # A pass that decodes nothing has no decoding to add to.
+    base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
+    length = float(case.input_length + case.output_length)
+    seen = seen_tokens(case.model, length) / length / seen_tokens(case.model, _LONG)
+    memory = serving_bytes(case, one, memory_fraction=engine.memory_fraction)
+    return PassTable(
+        decoding=decoding,
+        prompt=prompt,
+        base=base,
+        cached_token_s=float(many - few) * seen / stages * factor,
+        key_s=float(key_s) / stages,
+        prompt_s=prompt_overhead(case) / stages,
+        request_s=engine.request_overhead_s,
+        stream_s=engine.stream_overhead_s,
+        cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),
+        max_num_seqs=int(one.max_num_seqs[0]),
+        max_num_batched_tokens=int(one.max_num_batched_tokens[0]),
+        prefill_first=engine.schedule == "prefill_first",
+        promises_output=engine.kv_reserved_output_fraction >= 1.0,
+    )
+
+
+def _places(most: int) -> FloatArray:
+    """0, the first few counts, and then geometrically up to `most`."""
+    few = np.arange(0.0, min(_FEW_ROWS, most) + 1.0)
+    more = np.geomspace(_FEW_ROWS, most, 48) if most > _FEW_ROWS else np.array([])
+    return np.unique(np.concatenate([few, more]))

@@ -1,0 +1,115 @@
+"""A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines' own short names."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.reading import Reading, Setting, sort, table
+
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "ep": "expert-parallel-size",
+}
+_NAMES = {f"{short}{end}": name for short, name in _SHORT.items() for end in ("", "-size")} | {
+    "context-length": "max-model-len"
+}
+_SIZES = {
+    "tensor-parallel-size": "tensor_parallel_size",
+    "pipeline-parallel-size": "pipeline_parallel_size",
+    "data-parallel-size": "attention_data_parallel_size",
+    "expert-parallel-size": "expert_parallel_size",
+    "max-num-seqs": "max_num_seqs",
+    "max-running-requests": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "chunked-prefill-size": "max_num_batched_tokens",
+    "ep-num-redundant-experts": "redundant_experts",
+    "num-redundant-experts": "redundant_experts",
+}
+_PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
+_QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
+_CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+
+
+def read(
+    settings: Iterable[Setting],
+    *,
+    engine: str,
+    model: str | None,
+    reading: Reading,
+    num_experts_of: Callable[[str], int | None],
+    spare: Iterable[str] = (),
+) -> None:
+    """Fill `reading` with the query of a command; `model` stands before the options of `vllm serve`. The GPUs are those of one
+    deployment as it is started.
+    """
+    found = sort(settings, table=table(engine), reading=reading, spare=spare)
+    flags = {_NAMES.get(name, name): list(each.values) for name, each in found.items() if not each.unknown}
+    for name, each in found.items():
+        if each.unknown and table(engine)[name].fate == "read":
+            field = table(engine)[name].why
+            reading.lack(field, f"{each.written} is {', '.join(each.unknown)}, which nothing sets here; add --set {field}=...")
+    parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
+    model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
+    groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
+    replicas = 1
+    if engine == "sglang" and groups > 1:
+        if "enable-dp-attention" in flags:  # all ranks are TP's, and limits are those of all groups
+            parallel["tensor_parallel_size"] = t = max(t // groups, 1)
+            for name in ("max_num_seqs", "max_num_batched_tokens"):
+                if name in parallel:
+                    parallel[name] = max(parallel[name] // groups, 1)
+        else:
+            replicas = parallel.pop("attention_data_parallel_size")
+    elif groups > 1 and model is not None and num_experts_of(model) is None:
+        replicas = parallel.pop("attention_data_parallel_size")
+    if "enable-expert-parallel" in flags:
+        parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
+    if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
+        parallel["redundant_experts"] = copies
+    devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
+    inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
+    if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
+        inference["two_batch_overlap"] = True
+    query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
+    if model is not None:
+        query["model"] = model
+    reading.num_gpus = reading.num_gpus or devices
+    bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
+    for name, example in (("input_length", 4000), ("output_length", 1000)):
+        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add --set inference.{name}={example}")
+    used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
+    if used:
+        query["constraints"] = {"memory_headroom_fraction": round(1.0 - float(used[0]), 6)}
+    reading.query = query
+
+
+def _number(flags: Mapping[str, list[str]], name: str) -> int:
+    words = flags[name]
+    if len(words) != 1 or not words[0].isdecimal():
+        raise InputError(f"--{name} wants a whole number", field=f"--{name}")
+    return int(words[0])
+
+
+def _redundant(words: list[str]) -> int:
+    try:
+        found = json.loads(" ".join(words)).get("num_redundant_experts", 0)
+    except (ValueError, AttributeError):
+        raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
+    return int(found)
+
+
+def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
+    """Precision and the cache's, where the command says them: a quantised checkpoint says by itself what it is."""
+
+    def said(name: str, values: Mapping[str, str]) -> str | None:
+        word = (flags.get(name) or ["auto"])[0]
+        if word != "auto" and word not in values:
+            raise UnsupportedError(f"--{name} {word} is not modelled; choose {', '.join(values)}", field=f"--{name}")
+        return values.get(word)
+
+    precision = said("quantization", _QUANTIZED) or said("dtype", _PRECISIONS)
+    found = {"precision": precision, "kv_cache_precision": said("kv-cache-dtype", _CACHES)}
+    return {name: word for name, word in found.items() if word is not None}

@@ -1,0 +1,230 @@
+"""The discrete-event core: against sums by hand, against one pass at a time, and against the closed form and the fluid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.cost.parameters import total_parameters
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import serving_costs
+from hp_tool.cost.serving.events import Served, serve
+from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.load import costs_at_rate
+from hp_tool.cost.serving.passes import PassTable, pass_table
+from tests.cost.serving.serving_cases import Serving, serving
+
+EXACT = 1e-9
+TABLE = PassTable(
+    decoding=np.array([0.0, 1.0, 64.0]),
+    prompt=np.array([0.0, 512.0]),
+    base=np.array([[0.001, 0.011], [0.002, 0.012], [0.065, 0.075]]),
+    cached_token_s=1e-7,
+    key_s=1e-9,
+    prompt_s=1e-4,
+    request_s=0.0,
+    stream_s=0.0,
+    cache_tokens=1e9,
+    max_num_seqs=64,
+    max_num_batched_tokens=512,
+    prefill_first=False,
+    promises_output=False,
+)  # fmt: skip
+"""Decoding takes 1 ms and 1 ms a sequence, a prompt token 10/512 ms."""
+
+
+def row(setup: Serving, load: float = 1.0) -> ServingCandidates:
+    return ServingCandidates.from_configs([setup.config], concurrency=[1]).loaded(np.array([load]))
+
+
+def equal(n: int, tokens: int) -> np.ndarray:
+    return np.full(n, tokens)
+
+
+def test_one_request_takes_the_sum_of_its_passes() -> None:
+    found = serve(table=TABLE, input_tokens=equal(1, 512), output_tokens=equal(1, 11), concurrency=1)
+    first = 0.011 + 1e-9 * 512 * 256 + 1e-4
+    assert found.first_token_s[0] == pytest.approx(first, rel=EXACT)
+    tokens = sum(0.002 + 1e-7 * (513 + i) for i in range(10))
+    assert found.finish_s[0] == pytest.approx(first + tokens, rel=EXACT)
+
+
+def test_a_long_prompt_goes_in_chunks_beside_decoding() -> None:
+    """The second prompt is two chunks, less the token that the first request decodes beside each."""
+    found = serve(table=TABLE, input_tokens=np.array([512, 1000]), output_tokens=np.array([50, 2]), concurrency=2)
+    keys, last = 511 * 255.5, 489 * (511 + 244.5)
+    whole = 0.012 + (0.010 * 511 / 512) - 0.010 + 1e-9 * keys + 1e-7 * 513
+    rest = 0.002 + 0.010 * 489 / 512 + 1e-9 * last + 1e-7 * 514 + 1e-4
+    assert found.first_token_s[1] - found.first_token_s[0] == pytest.approx(whole + rest, rel=EXACT)
+
+
+def test_prefill_first_stops_decoding() -> None:
+    table = replace(TABLE, prefill_first=True)
+    arrivals = np.array([0.0, 0.02])
+    alone = serve(table=table, input_tokens=equal(1, 512), output_tokens=equal(1, 100), concurrency=1)
+    both = serve(table=table, input_tokens=equal(2, 512), output_tokens=np.array([100, 1]), arrival_s=arrivals)
+    assert both.finish_s[0] - alone.finish_s[0] == pytest.approx(0.011 + 1e-9 * 512 * 256 + 1e-4, rel=1e-6)
+
+
+def one_by_one(
+    table: PassTable, inputs: list[int], outputs: list[int], arrivals: list[float]
+) -> tuple[list[float], list[float]]:
+    """The same engine, without a front end or a full cache, a pass at a time."""
+    first, finish = [0.0] * len(inputs), [0.0] * len(inputs)
+    done, made = [0] * len(inputs), [0] * len(inputs)
+    waiting, running, now = list(range(len(inputs))), [], 0.0
+    while waiting or running:
+        decoding = [i for i in running if made[i] > 0]
+        space, tokens, keys, ended = table.max_num_batched_tokens - len(decoding), 0, 0.0, []
+        for i in [i for i in running if made[i] == 0] + [i for i in waiting if arrivals[i] <= now]:
+            if (i not in running and len(running) == table.max_num_seqs) or space == 0:
+                break
+            if i in waiting:
+                waiting.remove(i)
+                running.append(i)
+            take = min(space, inputs[i] - done[i])
+            keys += take * (done[i] + take / 2)
+            done[i], tokens, space = done[i] + take, tokens + take, space - take
+            ended += [i] if done[i] == inputs[i] else []
+        if not running:
+            now = arrivals[waiting[0]]
+            continue
+        rows = [np.interp(len(decoding), table.decoding, column) for column in table.base.T]
+        cached = sum(inputs[i] + made[i] for i in decoding)
+        now += np.interp(tokens, table.prompt, rows) + table.cached_token_s * cached + table.key_s * keys
+        now += table.prompt_s * len(ended)
+        for i in decoding + ended:
+            made[i] += 1
+            first[i] = first[i] or now
+            if made[i] == outputs[i]:
+                finish[i] = now
+                running.remove(i)
+    return first, finish
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 1500), st.integers(1, 60), st.floats(0.0, 0.05)), min_size=1, max_size=25),
+    st.sampled_from((1, 3, 64)),
+)
+def test_many_passes_at_once_are_as_many_one_by_one(requests: list[tuple[int, int, float]], most: int) -> None:
+    table = replace(TABLE, max_num_seqs=most)
+    inputs, outputs, gaps = (list(column) for column in zip(*requests, strict=True))
+    arrivals = np.cumsum(gaps)
+    found = serve(table=table, input_tokens=np.array(inputs), output_tokens=np.array(outputs), arrival_s=arrivals)
+    first, finish = one_by_one(table, inputs, outputs, arrivals.tolist())
+    np.testing.assert_allclose(found.first_token_s, first, rtol=EXACT)
+    np.testing.assert_allclose(found.finish_s, finish, rtol=EXACT)
+
+
+def test_a_full_cache_puts_the_youngest_back_and_loses_no_token() -> None:
+    table = replace(TABLE, cache_tokens=2000.0)
+    found = serve(table=table, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8)
+    assert found.preemptions > 0
+    assert np.all(found.finish_s > found.first_token_s) and np.all(np.isfinite(found.finish_s))
+    promised = serve(
+        table=replace(table, promises_output=True), input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
+    )
+    assert promised.preemptions == 0
+    roomy = serve(table=TABLE, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8)
+    assert roomy.finish_s.max() < min(found.finish_s.max(), promised.finish_s.max())
+
+
+def in_flight(found: Served) -> float:
+    """Requests between arrival and end, mean over time, counted at every change."""
+    times = np.concatenate([found.arrival_s, found.finish_s])
+    order = np.argsort(times, kind="stable")
+    steps = np.concatenate([np.ones(len(found.arrival_s)), -np.ones(len(found.finish_s))])[order]
+    times = times[order]
+    return float((np.cumsum(steps)[:-1] * np.diff(times)).sum() / times[-1])
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 32])
+def test_littles_law(concurrency: int) -> None:
+    """Requests in flight are the rate times the mean latency; a closed load keeps them at its concurrency until the end."""
+    n = 40 * concurrency
+    found = serve(table=TABLE, input_tokens=equal(n, 300), output_tokens=equal(n, 40), concurrency=concurrency)
+    rate, latency = n / found.finish_s.max(), (found.finish_s - found.arrival_s).mean()
+    assert in_flight(found) == pytest.approx(rate * latency, rel=EXACT)
+    assert rate * latency == pytest.approx(concurrency, rel=0.05)
+
+
+def test_more_load_never_serves_faster_nor_fewer() -> None:
+    rng = np.random.default_rng(7)
+    inputs, outputs = rng.integers(50, 500, 600), rng.integers(10, 100, 600)
+    runs = [serve(table=TABLE, input_tokens=inputs, output_tokens=outputs, concurrency=c) for c in (1, 2, 4, 8, 16, 32, 64)]
+    assert np.all(np.diff([run.finish_s.max() for run in runs]) <= 0)
+    assert np.all(np.diff([(run.finish_s - run.arrival_s).mean() for run in runs]) >= 0)
+
+
+def test_a_slow_front_end_bounds_the_rate() -> None:
+    table = replace(TABLE, request_s=0.05)
+    found = serve(table=table, input_tokens=equal(200, 16), output_tokens=equal(200, 2), concurrency=64)
+    assert 200 / found.finish_s.max() == pytest.approx(1 / 0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("load", [1, 8, 64])
+def test_requests_in_step_are_the_closed_form(load: int) -> None:
+    """Equal requests whose prompts fit one pass together stay together: nothing is approximate but a pass's rounding."""
+    setup = serving(input_length=128, output_length=256)
+    engine = replace(setup.case.engine, prefill_group=float(load), wave_share=0.0, schedule="prefill_first",
+                     request_overhead_s=0.0, stream_overhead_s=0.0)  # fmt: skip
+    case = replace(setup.case, engine=engine)
+    closed = serving_costs(case=case, candidates=row(setup, load))
+    table = pass_table(case=case, candidates=row(setup, load))
+    found = serve(table=table, input_tokens=equal(4 * load, 128), output_tokens=equal(4 * load, 256), concurrency=load)
+    assert found.tpot_s.mean() == pytest.approx(closed.tpot_s[0], rel=2e-3)
+    # The closed form also counts the pass in which a request arrives.
+    assert found.ttft_s.mean() + closed.tpot_s[0] == pytest.approx(closed.ttft_s[0], rel=0.02)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("load", [1, 16, 256])
+def test_decoding_never_beats_bytes_over_bandwidth(tensor: int, load: int) -> None:
+    setup = serving(input_length=512, output_length=64, precision="fp8")
+    setup = replace(setup, config=replace(setup.config, tensor_parallel_size=tensor))
+    model, device = setup.case.model, setup.case.cluster.gpu
+    weights = (total_parameters(model) - 2 * model.vocab_size * model.hidden_size) * setup.case.weight_bytes / tensor
+    keys = 2 * model.num_hidden_layers * model.kv_heads * model.head_size * setup.case.kv_element_bytes * 512 * load / tensor
+    least = (weights + keys) / device.memory_bandwidth_bytes_per_second
+    table = pass_table(case=setup.case, candidates=row(setup))
+    n = 2 * load
+    found = serve(
+        table=replace(table, cache_tokens=1e12), input_tokens=equal(n, 512), output_tokens=equal(n, 64), concurrency=load
+    )
+    assert found.tpot_s.min() > 0.999 * least or load == 1  # the last requests of the run decode beside fewer
+    assert (
+        serving_costs(case=setup.case, candidates=row(setup, load)).tpot_s[0]
+        > weights / device.memory_bandwidth_bytes_per_second
+    )
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_arrivals_by_events_by_the_closed_form_and_as_a_fluid_agree(share: float) -> None:
+    setup = serving(input_length=1024, output_length=256)
+    one = row(setup)
+    full = serving_costs(case=setup.case, candidates=row(setup, 256.0))
+    rate = share * 256.0 / full.request_latency_s[0]
+    rng = np.random.default_rng(3)
+    arrivals = np.cumsum(rng.exponential(1.0 / rate, 4000))
+    events = serve(
+        table=pass_table(case=setup.case, candidates=one),
+        input_tokens=equal(4000, 1024),
+        output_tokens=equal(4000, 256),
+        arrival_s=arrivals,
+    )
+    closed = costs_at_rate(
+        case=replace(setup.case, cluster=setup.case.cluster.with_num_gpus(2)), candidates=one, requests_per_second=rate
+    )
+    counts = np.histogram(arrivals, bins=2000, range=(0.0, arrivals[-1]))[0].astype(float)
+    fluid = flow(case=setup.case, candidates=one, arrivals=counts, step_s=arrivals[-1] / 2000)
+    middle = events.tpot_s[500:].mean()
+    assert closed.tpot_s[0] == pytest.approx(middle, rel=0.1) and fluid.tpot_s[0] == pytest.approx(middle, rel=0.1)
+    assert fluid.in_flight[0] == pytest.approx(in_flight(events), rel=0.15)
+    wait = events.ttft_s[500:].mean()
+    assert closed.ttft_s[0] == pytest.approx(wait, rel=0.35) and fluid.ttft_s[0] == pytest.approx(wait, rel=0.35)
+    assert fluid.completed[0] <= 4000 and fluid.completed[0] == pytest.approx(4000, abs=2 * fluid.in_flight[0])

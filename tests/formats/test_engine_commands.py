@@ -1,0 +1,92 @@
+"""Commands of vLLM and SGLang as queries: what was exported comes back, and the engines' short names are understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange import assess, export, read_query
+from hp_tool.queries import schema
+from hp_tool.serving.evaluate import estimate
+
+LOAD = {"inference.input_length": 1000, "inference.output_length": 200, "inference.concurrency": 64, "cluster.gpu": "h200"}
+
+
+def served(engine: str, *, parallel: dict[str, int], **inference: Any) -> dict[str, Any]:
+    """A mixture on 16 H200."""
+    load = {"input_length": 1000, "output_length": 200, "concurrency": 64, "engine": engine, "kv_cache_precision": "fp8"}
+    return {
+        "kind": "inference",
+        "model": "qwen3-30b-a3b",
+        "cluster": {"gpu": "h200", "num_gpus": 16},
+        "inference": load | inference,
+        "parallel": parallel,
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    engine=st.sampled_from(("vllm", "sglang")),
+    t=st.sampled_from((1, 2, 4)),
+    d=st.sampled_from((1, 2, 4)),
+    divided=st.booleans(),
+    rounds=st.integers(0, 2),
+    overlap=st.sampled_from((None, True)),
+)
+def test_an_exported_deployment_comes_back_the_same(
+    engine: str, t: int, d: int, divided: bool, rounds: int, overlap: bool | None
+) -> None:
+    e = t * d if divided else 1
+    parallel = {
+        "tensor_parallel_size": t, "attention_data_parallel_size": d, "expert_parallel_size": e,
+        "redundant_experts": rounds * e if e > 1 else 0, "max_num_seqs": 128, "max_num_batched_tokens": 4096,
+    }  # fmt: skip
+    query = served(engine, parallel=parallel, precision="fp8", two_batch_overlap=overlap)
+    again = schema.parse_query(read_query(export(result=query, format=engine), num_gpus=16, overrides=LOAD))
+    assert estimate(query=again) == estimate(query=schema.parse_query(query))
+
+
+def test_short_names_and_the_devices_of_one_replica() -> None:
+    text = "vllm serve deepseek-ai/DeepSeek-V3 -tp 1 --data_parallel_size=16 --enable-expert-parallel --port 8000"
+    found = read_query(text, overrides=LOAD)
+    assert found["model"] == "deepseek-ai/DeepSeek-V3" and found["cluster"]["num_gpus"] == 16
+    assert found["parallel"] == {"tensor_parallel_size": 1, "attention_data_parallel_size": 16, "expert_parallel_size": 16}
+    text = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --dp 16 --enable-dp-attention --ep 16 "
+        "--enable-eplb --ep-num-redundant-experts 16 --enable-two-batch-overlap --max-running-requests 2048"
+    )
+    found = read_query(text, overrides=LOAD)
+    assert found["parallel"] == {
+        "tensor_parallel_size": 1, "attention_data_parallel_size": 16, "expert_parallel_size": 16, "redundant_experts": 16,
+        "max_num_seqs": 128,
+    }  # fmt: skip
+    assert found["inference"]["two_batch_overlap"] is True
+
+
+def test_replicas_of_a_dense_model_are_no_attention_groups() -> None:
+    found = read_query("vllm serve meta-llama/Llama-3.1-8B -tp 2 -dp 4", overrides=LOAD)
+    assert found["cluster"]["num_gpus"] == 8 and found["parallel"] == {"tensor_parallel_size": 2}
+
+
+def test_what_is_not_modelled_or_not_said_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError) as unknown:
+        read_query("vllm serve qwen3-32b --enforce-eager", overrides=LOAD)
+    assert unknown.value.field == "--enforce-eager"
+    with pytest.raises(InputError) as missing:
+        read_query("vllm serve qwen3-32b -tp 2", overrides={"cluster.gpu": "h200"})
+    assert missing.value.field == "inference.input_length"
+    with pytest.raises(InputError) as unreadable:
+        read_query("vllm serve qwen3-30b-a3b --eplb-config nothing", overrides=LOAD)
+    assert unreadable.value.field == "--eplb-config"
+
+
+def test_a_deployment_is_assessed_beside_the_best_one() -> None:
+    slow = read_query("vllm serve qwen3-30b-a3b -tp 8", overrides=LOAD)
+    found = assess(schema.parse_query(slow))
+    assert found.estimate.feasible and found.better is not None and (found.gain_fraction or 0.0) > 0.0
+    best = slow | {"parallel": schema.to_dict(found.better.parallel)}
+    assert assess(schema.parse_query(best)).better is None

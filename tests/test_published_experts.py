@@ -1,0 +1,21 @@
+"""Published trainings of large mixtures of experts, on which nothing was fitted."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.accuracy import published_experts
+
+
+def test_they_hold_and_name_what_they_assume() -> None:
+    found = published_experts.evaluate()
+    assert len(found) == 3
+    for one in found:
+        assert one.within and one.feasible, one
+        assert one.source and one.assumed
+    deepseek = found[0]
+    assert deepseek.factor is not None and deepseek.factor <= 1.6
+    assert "Et*3|(t*4|)*14ttmL" in deepseek.assumed, "61 layers over 16 stages"
+    text = published_experts.as_text(found)
+    assert text.count("holds") == 3 and "MISSED" not in text
+    assert json.loads(json.dumps(published_experts.as_dict(found)))[0]["published"] == 1543.0
