@@ -91,8 +91,8 @@ MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD}
-"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody measured
-any), what of it is the device's, whatever runs there; and how far memory is."""
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody
+measured any), what of it is the device's, whatever runs there; and how far memory is."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -200,6 +200,7 @@ SCALES = {
     "recompute": 1.0,
     "tensor_crosses_nodes": 0.5,
     "pipeline_crosses_nodes": 0.5,
+    "precision": 1.0,
     "latent_attention": 0.5,
     "flex_dispatcher": 0.5,
     "adapters": 0.5,
