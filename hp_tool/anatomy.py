@@ -229,8 +229,10 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
     mean one of the critical stage. Recomputation is backward.
     """
     forward = weight = 0.0
+    own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
     for name, ahead, back in (
-        ("compute", layer.forward, layer.backward),
+        ("compute", own, own_backward),
+        ("attention", layer.attention, layer.attention_backward),
         ("tensor_parallel", layer.tensor, layer.tensor_backward),
         ("context_parallel", layer.context, layer.context_backward),
         ("expert_parallel", layer.expert, layer.expert_backward),
@@ -238,8 +240,8 @@ def _passes(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
         both = float(ahead + back)
         if both:
             forward += stage.parts_s[name] * float(ahead) / both
-    if layer.forward + layer.backward:
-        weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(layer.forward + layer.backward)
+    if own + own_backward:
+        weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(own + own_backward)
     busy = sum(stage.parts_s.values())
     stretch = stage.seconds / busy if busy else 1.0
     forward_s, backward_s, weight_s = stretch * forward, stretch * (busy - forward - weight), stretch * weight

@@ -1,5 +1,7 @@
 """One error tree: `code` is stable, `field` is the dotted path of the input at fault, the message names the fix."""
 
+from typing import Any
+
 
 class HpToolError(Exception):
     """Base of everything hp_tool raises on purpose. Entry points (CLI, API, batch) catch this and nothing wider."""
@@ -10,10 +12,12 @@ class HpToolError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
+        self.details: dict[str, Any] = {}
+        """What more an answer tells: what an import read all the same, and all that it lacks."""
         if code is not None:
             self.code = code
 
-    def as_dict(self) -> dict[str, str | None]:
+    def as_dict(self) -> dict[str, Any]:
         """The `error` object of a result: {code, message, field}."""
         return {"code": self.code, "message": self.message, "field": self.field}
 

@@ -122,7 +122,7 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
     for argument in trainer.command:
         if argument == "{flags:megatron-lm}":
             assert setup is not None  # its name has a colon
-            for flag, words in megatron_lm.flags(setup).items():
+            for flag, words in (megatron_lm.flags(setup) | megatron_lm.loop_flags(setup)).items():
                 command += [f"--{flag}", *words]
         elif (word := _filled(argument, values, names_of_files=files)) is not None:
             command.append(word)

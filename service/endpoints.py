@@ -130,6 +130,19 @@ class Endpoints:
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
+    def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
+        """A script or configuration file as a query, what became of its words, its prediction, and the better configuration's
+        changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.
+        """
+        return Call(method="POST", path="/v1/imports", answer=JsonObject, json={"command": command, **options})
+
+    @Endpoint
+    def export(self, *, result: Mapping[str, Any], format: str, rank: int = 1, rerank: bool = False) -> Call[JsonObject]:
+        """{format, text}: a configuration in another tool's words; with `rerank` also what choosing it costs."""
+        body = {"result": result, "format": format, "rank": rank, "rerank": rerank}
+        return Call(method="POST", path="/v1/exports", answer=JsonObject, json=body)
+
+    @Endpoint
     def submit_search(
         self,
         *,

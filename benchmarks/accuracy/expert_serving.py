@@ -1,7 +1,8 @@
 """Served mixtures beside predictions: `python -m benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
 
 Constants of experts are fitted anew for every figure, without the load, the layout (a model's tensor parallel size) or the
-model that they are quoted on; engines' constants come from dense models. Pools apart saw no constant of experts at all.
+model that they are quoted on; engines' constants come from dense models. Pools apart and queued loads saw no constant of
+experts at all.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, with_scatter
+from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.inference import regret
-from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
-from benchmarks.accuracy.serving_runs import Predicted
+from benchmarks.accuracy.serving_rows import PoolRun, offline_runs, pool_runs
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun
 from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import engine_efficiency
+from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.disaggregated import pool_costs
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
@@ -49,6 +50,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         report[name]["best layout"] = regret(pairs)
         if name == "model left out":
             report["intervals"] = _held(parts.values())
+    report["offline"] = _offline([run for run in offline_runs(folder) if catalogue_model(run.model).num_experts])
     apart = pool_runs(folder)
     report["pools"] = _pool_figures([run for run in apart if run.replicas is not None])
     report["pools of unknown size"] = sum(run.replicas is None for run in apart)
@@ -91,6 +93,22 @@ def _held(parts: Iterable[tuple[ExpertEfficiency, list[Predicted]]]) -> dict[str
     return {what: float(np.mean(kept)) for what, kept in inside.items()}
 
 
+def _offline(found: Sequence[ServingRun]) -> dict[str, Any]:
+    """Errors of throughput with all requests queued at once, by the shipped constants, which saw none of these."""
+    if not found:
+        return {}
+    pairs = predicted(prepared(found), expert_efficiency(engine=found[0].engine))
+    parts = {"all": pairs} | {f"{run.model} {run.gpu}": [] for run in found}
+    for pair in pairs:
+        parts[f"{pair.run.model} {pair.run.gpu}"].append(pair)
+    ratios = {name: log_ratios(members, "throughput") for name, members in parts.items()}
+    rows = {
+        name: {"runs": len(z), "error": float(np.abs(np.expm1(z)).mean()), "bias": float(z.mean())}
+        for name, z in ratios.items()
+    }
+    return rows | {"best layout": regret(pairs)}
+
+
 def _pool_figures(found: Sequence[PoolRun]) -> dict[str, Any]:
     """Errors of pools apart whose numbers of replicas are told."""
     tpot, ttft = [], []
@@ -125,6 +143,11 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"  best TP by tokens/s/GPU chosen in {chosen} groups, worst loses {best['worst']:.1%}")
     held = report["intervals"]
     lines.append(f"90 % intervals of a model left out hold {held['tpot']:.0%} of TPOT, {held['ttft']:.0%} of TTFT")
+    if rows := dict(report["offline"]):
+        best = rows.pop("best layout")
+        lines.append("All requests queued at once: output tokens a second")
+        lines += [f"  {name:68} {row['runs']:4.0f} {row['error']:6.1%} {row['bias']:+.2f}" for name, row in rows.items()]
+        lines.append(f"  best TP chosen in {best['best_chosen']} of {best['groups']} groups, worst loses {best['worst']:.1%}")
     if report["pools"]:
         lines += ["Prefill and decoding apart", _line("DeepSeek-V3, pools of 8", report["pools"])]
         lines.append(f"  (of {report['pools of unknown size']} more the replicas are not told)")

@@ -3,8 +3,8 @@
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
 of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
 MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks that
-trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and what
-accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run these two first. Priors keep them physical;
+trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and
+what accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run both first. Priors keep them physical;
 `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
 """
 

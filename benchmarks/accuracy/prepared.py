@@ -103,6 +103,10 @@ class Prepared:
         return cls(case=case, problem=problem, candidate=Candidates.alone(config))
 
     @property
+    def has_experts(self) -> bool:
+        return self.problem.model.num_experts is not None
+
+    @property
     def gpu(self) -> GpuSpec:
         return self.problem.cluster.gpu
 

@@ -29,10 +29,10 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 
 SHIPPED = "shipped"
 ALTERNATIVES: dict[str, tuple[float, ...]] = {
-    "alike_log_sd": (0.08, 0.3),
-    "alike_length": (0.5, 2.0),
-    "slow_share": (0.03, 0.25),
-    "residual_log_sd": (0.03, 0.12),
+    "common_log_sd": (0.05, 0.2),
+    "model_log_sd": (0.025, 0.1),
+    "slow_share": (0.01, 0.1),
+    "residual_log_sd": (0.05, 0.2),
     "group_log_sd": (0.1, 0.4),
 }
 """Values of the prior's fields beside those that it ships with: about half and twice."""

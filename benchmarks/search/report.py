@@ -64,8 +64,8 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
 
 def memory_floor(cell: Cell, table: CandidateTable) -> float:
     """Median relative error of each peak when every other row of the cell is known: what ten of them cannot beat by much."""
-    fit = fit_memory(evidence=evidence_of(cell, table), prior=GPU_PRIOR).residual
-    return float(np.median(np.abs(np.expm1(fit.left_out())))) if fit is not None else float("nan")
+    process = fit_memory(evidence=evidence_of(cell, table), prior=GPU_PRIOR).process
+    return float("nan") if process is None else float(np.median(np.abs(np.expm1(process.values - process.left_out()[0]))))
 
 
 def _regret_after(traces: list[Trace]) -> dict[str, float]:

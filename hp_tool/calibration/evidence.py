@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
+from hp_tool.cost.uncertainty import step_log_sd
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.intp]
 _COLUMNS = ("layer_passes", "memory_bytes", "capacity_bytes", "measured_step_s", "measured_memory_bytes", "out_of_memory")
 """Arrays of Evidence with one value per row."""
 
@@ -87,8 +89,10 @@ class Evidence:
 
 MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
-STEP_LOG_SD, PAIR_LOG_SD = "step_log_sd", "pair_log_sd"
-"""No features but what the cost model says of its own errors: how far a step time is off, and the ratio of two."""
+STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
+STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD}
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody measured
+any), what of it is the device's, whatever runs there; and how far memory is."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -136,8 +140,19 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
         **{name: same * value for name, value in (_of_model(model) | _of_workload(case.workload)).items()},
         "flex_dispatcher": same * (bool(model.num_experts) and case.strategy.moe_token_dispatcher_type == "flex"),  # noqa: S105
-        STEP_LOG_SD: same * step_log_sd(case=case),
-        PAIR_LOG_SD: same * ratio_log_sd(case.profile),
+        **{name: same * value for name, value in _stated(case).items()},
+    }
+
+
+def _stated(case: TrainingCase) -> dict[str, float]:
+    """By STATED."""
+    whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
+    adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
+    return {
+        STEP_LOG_SD: whole,
+        PAIR_LOG_SD: math.sqrt(framework.pair_log_sd**2 + 2.0 * adapters) if framework.pair_log_sd else 0.0,
+        DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
+        MEMORY_LOG_SD: framework.memory_log_sd,
     }
 
 
@@ -172,6 +187,13 @@ _PRECISION = {"fp32": -1.0, "fp8": 1.0, "mxfp8": 1.5, "nvfp4": 2.0}
 """Halvings of 16 bits; block scales count half of one."""
 
 
+MODEL = (
+    "hidden_size", "layers", "feed_forward_size", "query_groups", "latent_attention", "experts", "experts_per_token",
+    "sequence_length", "precision", "adapters", "unfused_attention", "flex_dispatcher", "cuda_graphs", "release", "devices",
+)  # fmt: skip
+"""Features that tell models and workloads apart; the others tell layouts apart."""
+SHAPE = ("hidden_size", "feed_forward_size", "query_groups", "latent_attention", "experts", "experts_per_token")
+"""What two models agree in that are one, with however many layers."""
 SCALES = {
     "replicated_optimizer": 1.0,
     "sharded_weights": 1.0,
@@ -179,14 +201,14 @@ SCALES = {
     "tensor_crosses_nodes": 0.5,
     "pipeline_crosses_nodes": 0.5,
     "latent_attention": 0.5,
-    "adapters": 0.25,
-    "hidden_size": 1.5,
+    "flex_dispatcher": 0.5,
+    "adapters": 0.5,
     "layers": 3.0,
     "micro_batch": 3.0,
     MICRO_BATCHES: 4.0,
 }
 """Distance along a feature at which two configurations have lost sight of each other; two doublings for those not named.
-Guesses of physics, the same for every cluster: the fit scales them together by one factor."""
+Guesses of physics, the same for every cluster."""
 DEFAULT_SCALE = 2.0
 SAME = 1e-6
 """Distance below which two configurations are one."""
@@ -195,7 +217,7 @@ SAME = 1e-6
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
     """(n, k) points in units of the scales; a feature that is missing is zero."""
     rows = len(next(iter(features.values()), ()))
-    known = [name for name in names if name not in (STEP_LOG_SD, PAIR_LOG_SD)]
+    known = [name for name in names if name not in STATED]
     columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in known]
     return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
 

@@ -1,49 +1,49 @@
-"""What fits share: the widths of their priors, posteriors that are robust to outliers, and Gaussian processes over few points.
+"""What step time and memory share: priors, and one linear Gaussian model whose posterior has a closed form.
 
-Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12. Plain
-NumPy: to import scikit-learn takes longer than a whole estimate.
+y = J x + model + layout + noise: parameters x that all runs share, an effect of each model, one of each layout, and what runs
+of one configuration scatter by. All four are normal; the last three are Gaussian processes over features. Their variances
+are those of the interval that the cost model states, times one factor each, which the runs decide as far as there are any.
+Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.domain.hardware import Kind
 from hp_tool.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely 0."""
+    """Widths of the prior. Factors are log-normal around 1; overheads are half-normal, most likely 0.
+
+    Where the cost model states how far off a step and the ratio of two are, that is what all of it adds up to.
+    """
 
     name: str
     common_log_sd: float
     """One factor on every part: the device as a whole is faster or slower than its profile says."""
     group_log_sd: float
-    """A further factor on each group of parts (compute, communication, memory-bound)."""
+    """A further factor on each group of parts (compute, attention, communication, memory-bound)."""
     step_overhead_s: float
     """Scale of a fixed cost of each optimizer step: data loading, launch of the schedule, Python."""
     layer_overhead_s: float
     """Scale of a fixed cost of one micro-batch's forward and backward pass through one layer: kernel launches."""
+    model_log_sd: float
+    """What one model's runs have in common beyond the factors."""
     residual_log_sd: float
-    """What remains per configuration once the factors are right."""
+    """What remains per configuration."""
     memory_log_sd: float
     """One factor on the predicted bytes."""
     memory_overhead_bytes: float
     """Scale of bytes that every configuration needs on top."""
     memory_residual_log_sd: float
     """What remains of memory per configuration."""
-    degrees_of_freedom: float = 4.0
-    """Observations that the residual widths above are worth against measured residuals."""
-    alike_log_sd: float = 0.15
-    """Median of the standard deviation of what configurations alike have in common beyond the factors."""
-    alike_length: float = 1.0
-    """Median of the distance over which they have, in units of the features' scales."""
     slow_share: float = 0.1
     """Share of runs that stall; see `residual`."""
 
@@ -54,10 +54,11 @@ GPU_PRIOR = Prior(
     group_log_sd=0.20,
     step_overhead_s=5e-3,
     layer_overhead_s=50e-6,
-    residual_log_sd=0.06,
+    model_log_sd=0.05,
+    residual_log_sd=0.16,
     memory_log_sd=0.05,
     memory_overhead_bytes=0.5 * GIB,
-    memory_residual_log_sd=0.04,
+    memory_residual_log_sd=0.10,
 )
 """A device with a datasheet and an efficiency profile: predictions are within tens of per cent."""
 
@@ -67,6 +68,7 @@ CPU_PRIOR = Prior(
     group_log_sd=0.7,
     step_overhead_s=20e-3,
     layer_overhead_s=1e-3,
+    model_log_sd=0.10,
     residual_log_sd=0.15,
     memory_log_sd=0.30,
     memory_overhead_bytes=0.5 * GIB,
@@ -80,176 +82,157 @@ def prior_for(*, kind: Kind) -> Prior:
     return CPU_PRIOR if kind == "cpu" else GPU_PRIOR
 
 
-Parameters = tuple[float, float, float]
-"""Amplitude (standard deviation of the function), its correlation length, standard deviation of one observation's noise."""
-
+ALIKE = 0.7
+"""Share of a configuration's own variance that those alike have in common; the rest is one run's."""
+LENGTH = 0.7
+"""Distance over which they have, in units of the features' scales."""
+COMPONENTS = ("common", "groups", "model", "layout", "noise")
+SCALES_LOG_SD = np.array([1.5, 1.0, 0.7, 0.5, 0.5])
+"""Prior width of ln(factor) on the variance of each component, ..."""
+DOWNWARDS, UPWARDS, WIDEST = 0.4, 2.0, 0.3
+"""... and of one on all of them: what the cost model states was right about other runs, but here it may not be. Its width
+downwards, and the standard deviation of a step time that it reaches upwards."""
 NUGGET = 1e-8
-OPTIONS = {"maxiter": 15, "ftol": 1e-4}
-"""Of the search for hyperparameters: their priors are wide, the last digits of the likelihood decide nothing."""
-_BOUNDS = np.log([(1e-4, 10.0), (0.1, 10.0), (1e-4, 1.0)])
-"""Of amplitude^2, length, noise^2."""
-_POWERS = np.array([2.0, 1.0, 2.0])
-_KNEE = 1.5
-"""Standardised residual beyond which a row's pull grows only linearly (soft L1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """n configurations as the model sees them."""
+
+    jacobian: FloatArray
+    """(n, p) derivative of y by the parameters, in units of their prior standard deviations; the first is the common one."""
+    model: FloatArray
+    """(n, k) what tells models and workloads apart, in units of the features' scales."""
+    layout: FloatArray
+    """(n, l) all features."""
+    model_log_sd: FloatArray
+    """(n,) of the model's effect."""
+    layout_log_sd: FloatArray
+    """(n,) of the layout's."""
+    noise_log_sd: FloatArray
+    """(n,) of one run."""
+
+    def variances(self) -> FloatArray:
+        """(5, n) prior variance by component."""
+        squares = self.jacobian**2
+        sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
+        return np.stack([squares[:, 0], squares[:, 1:].sum(axis=1), *(sd**2 for sd in sds)])
+
+    def covariances(self, others: Rows) -> FloatArray:
+        """(4, n, m) prior covariance with other configurations by component, noise left out."""
+        one, two = self.jacobian, others.jacobian
+        return np.stack(
+            [
+                one[:, :1] @ two[:, :1].T,
+                one[:, 1:] @ two[:, 1:].T,
+                np.outer(self.model_log_sd, others.model_log_sd) * matern(self.model, others.model),
+                np.outer(self.layout_log_sd, others.layout_log_sd) * matern(self.layout, others.layout),
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """y_i = g(x_i) + e_i with g of mean 0 and covariance a^2 M(|x - x'| / l), M Matérn's of smoothness 5/2, and
-    e_i ~ N(0, noise^2 + doubt_i)."""
+    """The model given n runs."""
 
-    points: FloatArray
-    """(n, k)"""
+    rows: Rows
     values: FloatArray
     """(n,) y"""
     doubt: FloatArray
     """(n,) variance of an observation beyond the noise they all have."""
-    parameters: Parameters
+    logs: FloatArray
+    """(6,) ln of a factor on all variances, and of one on each component's."""
+
+    def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
+        """Minus the log density of `logs` a priori, and its slope."""
+        upwards = np.clip(np.log(WIDEST**2 / np.mean(self.rows.variances().sum(axis=0))), DOWNWARDS, UPWARDS)
+        widths = np.concatenate([[upwards if logs[0] > 0.0 else DOWNWARDS], SCALES_LOG_SD])
+        return 0.5 * float(np.sum((logs / widths) ** 2)), logs / widths**2
+
+    @property
+    def scales(self) -> FloatArray:
+        """(5,) factors on the components' variances."""
+        return np.asarray(np.exp(self.logs[0] + self.logs[1:]))
 
     @cached_property
-    def _inverse(self) -> FloatArray:
-        """(n, n) of the lower Cholesky factor of the observations' covariance."""
-        return np.asarray(np.linalg.inv(np.linalg.cholesky(self._covariances(self.parameters)[0])))
-
-    def _covariances(self, parameters: Parameters) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(n, n) of the observations; the part that is g's, and its derivative by ln(length)."""
-        amplitude, length, noise = parameters
-        shared, slope = (amplitude**2 * each for each in matern(self._squares, length=length))
-        return shared + np.diag(noise**2 + self.doubt + NUGGET), shared, slope
+    def _components(self) -> FloatArray:
+        return self.rows.covariances(self.rows)
 
     @cached_property
-    def _squares(self) -> FloatArray:
-        return squared_distances(self.points, self.points)
+    def _noise(self) -> FloatArray:
+        return np.asarray(self.rows.noise_log_sd**2)
 
-    def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean of g and variance of an observation without doubt, each (m,), at m points."""
-        amplitude, length, noise = self.parameters
-        covariance = amplitude**2 * matern(squared_distances(points, self.points), length=length)[0]
-        explained = covariance @ self._inverse.T
-        variance = amplitude**2 + noise**2 - np.einsum("mn,mn->m", explained, explained)
-        return explained @ (self._inverse @ self.values), variance
+    def _covariance(self, scales: FloatArray) -> FloatArray:
+        modelled: FloatArray = np.einsum("c,cnm->nm", scales[:-1], self._components)
+        return modelled + np.diag(scales[-1] * self._noise + self.doubt + NUGGET)
 
-    def leave_one_out(self) -> tuple[FloatArray, FloatArray]:
-        """The same for each observation given the others, each (n,)."""
-        variance = 1.0 / np.einsum("mn,mn->n", self._inverse, self._inverse)
-        pull = self._inverse.T @ (self._inverse @ self.values)
-        return self.values - variance * pull, np.maximum(variance - self.doubt, self.parameters[-1] ** 2)
+    @cached_property
+    def _root(self) -> FloatArray:
+        """(n, n) inverse of the lower Cholesky factor of the runs' covariance."""
+        return np.asarray(np.linalg.inv(np.linalg.cholesky(self._covariance(self.scales))))
 
-    def fitted(self, *, prior: Parameters, prior_log_sd: FloatArray) -> Process:
-        """The process under its most likely parameters, searched from its own: argmax of the marginal likelihood times
-        log-normal priors, whose medians are `prior` and whose widths are `prior_log_sd` (3,).
-        """
+    @cached_property
+    def pull(self) -> FloatArray:
+        """(n,) covariance^-1 y."""
+        return self._root.T @ (self._root @ self.values)
+
+    @cached_property
+    def parameters(self) -> FloatArray:
+        """(p,) posterior mean of x."""
+        scales = np.full(self.rows.jacobian.shape[1], self.scales[1])
+        scales[0] = self.scales[0]
+        return np.asarray(scales * (self.rows.jacobian.T @ self.pull))
+
+    @cached_property
+    def usual_effect(self) -> float:
+        """Mean effect of the models that ran: for predictions that do not say of which model they are."""
+        return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
+
+    def predict(self, rows: Rows) -> tuple[FloatArray, FloatArray]:
+        """Of m configurations, each (m,): mean of the effects of model and layout; variance of one run, parameters included."""
+        covariances = self.scales[:-1, None, None] * rows.covariances(self.rows)
+        explained = covariances.sum(axis=0) @ self._root.T
+        variance = self.scales @ rows.variances() - np.einsum("mn,mn->m", explained, explained)
+        return covariances[2:].sum(axis=0) @ self.pull, variance
+
+    def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
+        """(n,) mean and variance of each run given those of other groups; None: given all other runs."""
+        inverse = self._root.T @ self._root
+        if groups is None:
+            variance = 1.0 / np.diag(inverse)
+            return self.values - variance * self.pull, variance - self.doubt
+        mean, variance = np.empty_like(self.values), np.empty_like(self.values)
+        for group in np.unique(groups):
+            rows = np.flatnonzero(groups == group)
+            covariance = np.linalg.inv(inverse[np.ix_(rows, rows)])
+            mean[rows] = self.values[rows] - covariance @ self.pull[rows]
+            variance[rows] = np.diag(covariance) - self.doubt[rows]
+        return mean, variance
+
+    def fitted(self) -> Process:
+        """The process under its most likely scales, searched from its own: marginal likelihood times log-normal priors."""
         from scipy.optimize import minimize
 
-        centre, width = _POWERS * np.log(prior), _POWERS * prior_log_sd
+        parts = np.concatenate([self._components, np.diag(self._noise)[None]])
 
-        def posterior(theta: FloatArray) -> tuple[float, FloatArray]:
-            amplitude, length, noise = np.exp(theta / _POWERS).tolist()
-            covariance, shared, slope = self._covariances((amplitude, length, noise))
-            factor = np.linalg.cholesky(covariance)
-            inverse = np.linalg.inv(factor)
-            pull = inverse.T @ (inverse @ self.values)
-            curve = np.outer(pull, pull) - inverse.T @ inverse
-            gradient = np.array([np.vdot(curve, shared), np.vdot(curve, slope), noise**2 * np.trace(curve)])
-            z = (theta - centre) / width
-            value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(z @ z)
-            return value, z / width - 0.5 * gradient
+        def loss(logs: FloatArray) -> tuple[float, FloatArray]:
+            scales = np.exp(logs[0] + logs[1:])
+            factor = np.linalg.cholesky(self._covariance(scales))
+            root = np.linalg.inv(factor)
+            pull = root.T @ (root @ self.values)
+            curve = np.outer(pull, pull) - root.T @ root
+            unlikely, slope = self.improbability(logs)
+            value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
+            each = 0.5 * scales * np.einsum("cnm,nm->c", parts, curve)
+            return value, slope - np.concatenate([[each.sum()], each])
 
-        initial = _POWERS * np.log(self.parameters)
-        result = minimize(posterior, initial, jac=True, bounds=_BOUNDS, method="L-BFGS-B", options=OPTIONS)
-        amplitude, length, noise = np.exp(result.x / _POWERS).tolist()
-        return replace(self, parameters=(amplitude, length, noise))
+        options = {"maxiter": 25, "ftol": 1e-5}
+        found = minimize(loss, self.logs, jac=True, bounds=[(-5.0, 8.0)] * len(self.logs), method="L-BFGS-B", options=options)
+        return replace(self, logs=found.x)
 
 
-def squared_distances(points: FloatArray, others: FloatArray) -> FloatArray:
-    """(m, n) between m and n points."""
+def matern(points: FloatArray, others: FloatArray) -> FloatArray:
+    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance / LENGTH."""
     squares = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
-    return np.asarray(np.maximum(squares, 0.0))
-
-
-def matern(squares: FloatArray, *, length: float) -> tuple[FloatArray, FloatArray]:
-    """M(r / l) = (1 + u + u^2/3) e^-u with u = sqrt(5) r / l, of squared distances r^2; and its derivative by ln l."""
-    u = np.sqrt(5.0 * squares) / length
-    decay = np.exp(-u)
-    return (1.0 + u + u**2 / 3.0) * decay, u**2 / 3.0 * (1.0 + u) * decay
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residuals:
-    """What corrected predictions leave of n runs: observations of a process g over configurations."""
-
-    names: tuple[str, ...]
-    points: FloatArray
-    """(n, k) features in units of their scales."""
-    residual: FloatArray
-    """(n,) ln(measured / corrected prediction)."""
-    amplitude: float
-    """Standard deviation of g."""
-    length: float
-    """Its correlation length, in units of the features' scales."""
-    noise: float
-    """Standard deviation of one run about g."""
-    scale: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1: widens what is
-    said of configurations that did not run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posterior:
-    """Of p standardised parameters, about its mode (Laplace)."""
-
-    x: FloatArray
-    """(p,) the mode."""
-    covariance: FloatArray
-    """(p, p)"""
-    degrees_of_freedom: float
-    """The prior's, and one for each row less one for each parameter that the rows decide: few runs are no perfect model."""
-    scatter: float
-    """Standard deviation of the rows about the mode, in units of the one that `residuals` were standardised by."""
-
-
-def posterior(
-    *,
-    residuals: Callable[[FloatArray], FloatArray],
-    jacobian: Callable[[FloatArray], FloatArray],
-    lower: FloatArray,
-    trust: FloatArray,
-    prior_degrees: float,
-) -> Posterior:
-    """The mode is argmin over x >= lower of sum rho(r_i(x)) over the rows plus sum x_j^2 over the parameters.
-
-    Parameters are standardised: each has prior mean 0 and standard deviation 1. `residuals(x)` is (rows,) in units
-    of its standard deviation, `jacobian(x)` is (rows, parameters). rho is soft L1 (linear far out), so that one
-    disturbed run does not drag the rest; the prior keeps its full quadratic pull. `trust`: (rows,) how much each row says of
-    the scatter, from 0 to 1. Without rows this is the prior.
-    """
-    from scipy.optimize import Bounds, minimize
-
-    def loss(x: FloatArray) -> tuple[float, FloatArray]:
-        r = residuals(x)
-        root = np.sqrt(1.0 + (r / _KNEE) ** 2)
-        value = 2.0 * _KNEE**2 * np.sum(root - 1.0) + x @ x
-        return float(value), 2.0 * (jacobian(x).T @ (r / root) + x)
-
-    # Overheads often end on their bound: interior methods of least squares take long to reach it, others get stuck there.
-    options = {"ftol": 1e-14, "gtol": 1e-8}
-    solution = minimize(
-        loss, np.zeros(lower.size), jac=True, method="L-BFGS-B", bounds=Bounds(lb=lower, ub=np.inf), options=options
-    )
-    x = np.asarray(solution.x, dtype=np.float64)
-    row_weights = _weights(residuals(x))
-    information = (jacobian(x) * row_weights[:, None]).T @ jacobian(x)
-    covariance = np.asarray(np.linalg.inv(information + np.eye(x.size)), dtype=np.float64)
-    degrees = prior_degrees + max(float(trust.sum()) - float(np.trace(covariance @ information)), 0.0)
-    squares = prior_degrees + float(np.sum((row_weights * residuals(x) ** 2)[trust > 0]))
-    return Posterior(x=x, covariance=covariance, degrees_of_freedom=degrees, scatter=float(np.sqrt(squares / degrees)))
-
-
-def _weights(residuals: FloatArray) -> FloatArray:
-    """(rows,) weight of each row at the solution: 1 for small standardised residuals, falling for outliers."""
-    return 1.0 / np.sqrt(1.0 + (residuals / _KNEE) ** 2)
-
-
-def doubts(residuals: FloatArray, *, noise: float) -> FloatArray:
-    """(rows,) variance beyond noise^2 that gives a row of a least-squares problem the weight above."""
-    return noise**2 * (1.0 / _weights(residuals) - 1.0)
+    u = np.sqrt(5.0 * np.maximum(squares, 0.0)) / LENGTH
+    return np.asarray((1.0 + u + u**2 / 3.0) * np.exp(-u))

@@ -1,16 +1,31 @@
-"""Step time: a few physical multipliers on groups of parts, two overheads, and how far off the rest still is."""
+"""Step time: factors on groups of parts and two overheads, effects of models and layouts, and runs that stall."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hp_tool.calibration.evidence import MICRO_BATCHES, Evidence, FloatArray
-from hp_tool.calibration.fitting import Prior, posterior
-from hp_tool.calibration.residual import ResidualFit, fit_residual, judge
+from hp_tool.calibration.evidence import (
+    DEVICE_LOG_SD,
+    MICRO_BATCHES,
+    MODEL,
+    PAIR_LOG_SD,
+    SAME,
+    SHAPE,
+    STATED,
+    STEP_LOG_SD,
+    BoolArray,
+    Evidence,
+    FloatArray,
+    IntArray,
+    scaled,
+)
+from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
+from hp_tool.calibration.regimes import Judgement, Stalls, judge, stalls
 
-GROUPS = ("compute", "communication", "memory_bound")
+GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
+    "attention": "attention",
     "tensor_parallel": "communication",
     "context_parallel": "communication",
     "expert_parallel": "communication",
@@ -22,15 +37,23 @@ _GROUP_OF_PART = {
 # Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their neighbours take: the
 # bubble is other ranks' forward and backward time, so it scales with it.
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
-ROUNDS = 2
-"""Turns of fitting multipliers and residuals, each given the other."""
+ROUNDS = 3
+"""Turns of fitting parameters, scales and regimes, each given the others."""
+MOST = 0.22
+"""Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
+it states more, some runs stall, or kinds of models differ."""
+OWN = (0.35, 0.7)
+"""Least and most of a step's variance that is one layout's own: the rest cancels in the ratio of two runs of a model."""
+SHARED, BASE = 0.15, 0.07
+"""Share of what two runs of a model have in common that other models have too, of a standard deviation of at most BASE: one
+model's runs say little of the next."""
 HALVINGS = 40
 """Of an interval of a dozen e-folds: to a relative 1e-10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRegime:
-    """n configurations that may stall; see `residual`."""
+    """n configurations that may stall; see `regimes`."""
 
     probability: FloatArray
     """(n,)"""
@@ -42,21 +65,18 @@ class SlowRegime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """n step times: log-normal (Student-t in the logarithm) in the regular regime; a second, slower one of its own
-    probability where runs have shown one.
-    """
+    """n step times: log-normal in the regular regime; a second, slower one of its own probability where runs have shown one."""
 
     regular_s: FloatArray
     """(n,) median where nothing stalls."""
     log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) there: unknown multipliers and what no multiplier explains."""
-    degrees_of_freedom: float
+    """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them explains."""
     slow: SlowRegime | None = None
 
     @property
     def median_s(self) -> FloatArray:
-        """(n,) of both regimes together."""
-        return self.regular_s if self.slow is None else self.quantile(0.5)
+        """(n,) of the likelier regime."""
+        return self.regular_s if self.slow is None else np.where(self.slow.probability < 0.5, self.regular_s, self.slow.step_s)
 
     @property
     def slow_probability(self) -> FloatArray:
@@ -69,9 +89,9 @@ class StepPrediction:
 
     def quantile(self, probability: float) -> FloatArray:
         """(n,) seconds that the step takes at most with this probability."""
-        from scipy.special import ndtr, stdtr, stdtrit
+        from scipy.special import ndtr, ndtri
 
-        regular = np.asarray(self.regular_s * np.exp(stdtrit(self.degrees_of_freedom, probability) * self.log_sd))
+        regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
         if self.slow is None:
             return regular
         # Two regimes have no closed form: halve the interval between the least and the most it can be.
@@ -80,15 +100,16 @@ class StepPrediction:
         high = np.maximum(np.log(regular), log_slow) + 10.0 * self.slow.log_sd
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
-            usual = stdtr(self.degrees_of_freedom, (middle - log_regular) / self.log_sd)
+            usual = ndtr((middle - log_regular) / self.log_sd)
             below = (1.0 - share) * usual + share * ndtr((middle - log_slow) / self.slow.log_sd) < probability
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return np.asarray(np.exp(high), dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTimeFit:
-    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + noise, with T_g the predicted seconds of group g.
+    """ln step_s = ln(sum_g theta_g T_g + o_step + o_layer n_layer) + model + layout + noise, T_g the predicted seconds of
+    group g.
 
     theta_g = exp(a + d_g): `a` is shared, so a group that no run has exercised still follows the device as a whole.
     The parameters x = (a, d_1..d_g, o_step, o_layer) are kept in units of their prior standard deviations.
@@ -97,40 +118,61 @@ class StepTimeFit:
     prior: Prior
     x: FloatArray
     """(p,) standardised parameters; zeros are the prior."""
-    covariance: FloatArray
-    """(p, p) posterior covariance of x (Laplace); the identity is the prior."""
-    residual_log_sd: float
-    degrees_of_freedom: float
-    residual: ResidualFit | None = None
-    """None: no run with features yet."""
+    width: float = 1.0
+    """Factor on the prior's standard deviations: so that they add up to what the cost model states."""
+    process: Process | None = None
+    """None: no run yet."""
+    names: tuple[str, ...] = ()
+    """Features of the process' layouts."""
+    shapes: FloatArray = field(default_factory=lambda: np.empty((0, len(SHAPE))))
+    """(n, k) of the models that ran."""
+    applied: float = 1.0
+    """Share of a correction that is applied to models that ran, ..."""
+    applied_elsewhere: float = 1.0
+    """... and to others: as far as it was right about runs, and about models, that were left out."""
+    inflation: float = 1.0
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
+    stalls: Stalls | None = None
+    """None: no run stalled."""
 
     @property
     def factors(self) -> dict[str, float]:
         """theta by group: measured seconds per predicted second."""
-        log_factors = self.prior.common_log_sd * self.x[0] + self.prior.group_log_sd * self.x[1 : 1 + len(GROUPS)]
-        return dict(zip(GROUPS, np.exp(log_factors).tolist(), strict=True))
+        return dict(zip(GROUPS, self._model.factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
         """Seconds every step costs whatever is in it."""
-        return float(self.prior.step_overhead_s * self.x[-2])
+        return float(self._model.overheads(self.x)[0])
 
     @property
     def layer_overhead_s(self) -> float:
         """Seconds every pass of a micro-batch through a layer costs whatever its size."""
-        return float(self.prior.layer_overhead_s * self.x[-1])
+        return float(self._model.overheads(self.x)[1])
+
+    @property
+    def residual_log_sd(self) -> float:
+        """What the factors do not explain, of one configuration."""
+        if self.process is None:
+            return self.prior.residual_log_sd
+        rows = self.process.rows
+        return float(np.sqrt(np.median((self.process.scales[2:, None] * rows.variances()[2:]).sum(axis=0))))
+
+    @property
+    def _model(self) -> "_Parameters":
+        return _Parameters(prior=self.prior, width=self.width)
 
     def calibrated_parts(
         self, *, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray, step: StepPrediction | None = None
     ) -> dict[str, FloatArray]:
         """Each part times its group's factor, and the overheads as a part `overhead`; they sum to the median step time.
-        What the residuals of a prediction `step` for the same rows shift, they shift in proportion; stalls are overhead.
+        What the rest of a prediction `step` for the same rows shifts, it shifts in proportion; stalls are overhead.
         """
         factors = self.factors
         parts = {name: seconds * factors[_GROUP_OF_PART.get(name, "compute")] for name, seconds in parts_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(layer_passes, dtype=np.float64)
         parts["overhead"] = parts.get("overhead", 0.0) + overhead
-        if step is None or step.slow is None:
+        if step is None:
             return parts
         shift = step.regular_s / sum(parts.values())
         parts = {name: seconds * shift for name, seconds in parts.items()}
@@ -147,86 +189,163 @@ class StepTimeFit:
         the median is the parts' sum.
         """
         design = _design(parts_s=parts_s, layer_passes=layer_passes)
-        median_s, gradient = _model(self.prior, design, self.x)
-        # einsum: one quadratic form per row, without an (n, n) intermediate.
-        parameter_variance = np.einsum("np,pq,nq->n", gradient, self.covariance, gradient, optimize=True)
-        regular_s, variance, slow = median_s, np.full(len(median_s), self.residual_log_sd**2), None
-        if self.residual is not None and features:
-            shift, variance, probability, stall_s = self.residual.predict(features)
-            regular_s = median_s * np.exp(shift)
-            micro_batches = np.exp2(features.get(MICRO_BATCHES, np.zeros(len(median_s))))
-            slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * micro_batches)
-        return StepPrediction(
-            regular_s=regular_s,
-            log_sd=np.sqrt(variance + parameter_variance),
-            degrees_of_freedom=self.degrees_of_freedom,
-            slow=slow,
-        )
+        before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
+        known = features or {}
+        doubt = _rows(gradient, known, prior=self.prior, width=self.width, names=self.names).variances().sum(axis=0)
+        stated = known.get(STEP_LOG_SD, np.sqrt(doubt))
+        if self.process is None:
+            return StepPrediction(regular_s=before_s, log_sd=stated)
+        median_s, gradient = self._model.seconds(design, self.x)
+        rows = _rows(gradient, known, prior=self.prior, width=self.width, names=self.names)
+        shift, variance = self.process.predict(rows)
+        shift = shift if known else shift + self.process.usual_effect
+        ran = self._ran(known, len(median_s))
+        wrong = np.exp(max(float(self.process.logs[0]), 0.0))  # what is stated, of runs like these
+        share = np.where(ran, self.applied, self.applied_elsewhere)
+        regular_s = before_s * np.exp(share * (np.log(median_s / before_s) + shift))
+        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * wrong * doubt)
+        log_sd = np.where(ran, log_sd, np.maximum(log_sd, np.sqrt(wrong) * stated))
+        slow = None
+        if self.stalls is not None and known:
+            probability, stall_s = self.stalls.predict(rows.layout)
+            slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * _micro_batches(known))
+        return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
+
+    def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
+        """(n,) whether a run was of the configuration's model."""
+        if not features or not self.names:
+            return np.ones(rows, dtype=bool)
+        apart = np.abs(scaled(features, SHAPE)[:, None] - self.shapes)
+        return np.asarray((apart.max(axis=2) < SAME).any(axis=1))
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
-    """The posterior mode of the multipliers and overheads given the runs that have a step time; the residual's width is the
-    prior's, updated by the measured residuals.
-    """
+    """The posterior of the parameters and effects given the runs that have a step time."""
     runs = evidence.take(np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0)))
     design, log_measured = _design(parts_s=runs.parts_s, layer_passes=runs.layer_passes), np.log(runs.measured_step_s)
     # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
     order = np.lexsort((*design.T, *runs.features.values(), log_measured))
-    design, log_measured, features = design[order], log_measured[order], runs.take(order).features
-    rows = len(runs)
-    fit = _fit_multipliers(design, log_measured, prior=prior, trust=np.ones(rows), row_log_sd=prior.residual_log_sd)
-    if not features or not rows:
-        return fit
-    # Is the whole machine slower than predicted, or do some runs stall? Expectation maximisation finds the answer next to
-    # where it starts, so it starts from both; the better explanation of all runs counts.
-    predicted_s, gradient = _model(prior, design, np.zeros(_NUM_PARAMETERS))
-    doubt = prior.residual_log_sd**2 + prior.alike_log_sd**2 + np.sum(gradient**2, axis=1)
-    stalled, _ = judge(log_measured - np.log(predicted_s), doubt, share=prior.slow_share)
-    starts = [np.zeros(rows)] + ([stalled] if np.any(stalled > 0.5) else [])
-    fits = [_fit_regimes(design, log_measured, features, prior=prior, slow=start) for start in starts]
-    return max(fits, key=lambda fit: fit.residual.score - 0.5 * float(fit.x @ fit.x) if fit.residual else 0.0)
-
-
-def _fit_regimes(
-    design: FloatArray, log_measured: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior, slow: FloatArray
-) -> StepTimeFit:
-    """Multipliers and residuals in turn. What is slow for reasons of its own, and how far the rest scatters, is known only
-    once both are."""
-    spread = float(np.hypot(prior.alike_log_sd, prior.residual_log_sd))
-    for _ in range(ROUNDS):
-        fit = _fit_multipliers(design, log_measured, prior=prior, trust=1.0 - slow, row_log_sd=spread)
-        residual = fit_residual(
-            features=features,
-            measured_s=np.exp(log_measured),
-            predicted_s=_model(prior, design, fit.x)[0],
-            slow=slow,
-            prior=prior,
-        )
-        slow, spread = residual.slow, float(np.hypot(residual.amplitude, residual.noise))
-    return replace(fit, residual=residual)
-
-
-def _fit_multipliers(
-    design: FloatArray, log_measured: FloatArray, *, prior: Prior, trust: FloatArray, row_log_sd: float
-) -> StepTimeFit:
-    """`trust`: (rows,) how much each row counts, from 0 to 1. `row_log_sd`: scatter of a row about the multipliers."""
-    pull = np.sqrt(trust) / row_log_sd
-
-    def residuals(x: FloatArray) -> FloatArray:
-        median_s, _ = _model(prior, design, x)
-        return (np.log(median_s) - log_measured) * pull
-
-    def jacobian(x: FloatArray) -> FloatArray:
-        return _model(prior, design, x)[1] * pull[:, None]
-
-    lower = np.array([-np.inf] * (1 + len(GROUPS)) + [0.0, 0.0])
-    fit = posterior(residuals=residuals, jacobian=jacobian, lower=lower, trust=trust, prior_degrees=prior.degrees_of_freedom)
-    return StepTimeFit(
+    design, log_measured, runs = design[order], log_measured[order], runs.take(order)
+    if not len(runs):
+        return StepTimeFit(prior=prior, x=np.zeros(_NUM_PARAMETERS))
+    features, names = runs.features, tuple(sorted(set(runs.features) - STATED))
+    plain = StepTimeFit(
         prior=prior,
-        x=fit.x,
-        covariance=fit.covariance,
-        residual_log_sd=row_log_sd * fit.scatter,
-        degrees_of_freedom=fit.degrees_of_freedom,
+        x=np.zeros(_NUM_PARAMETERS),
+        width=_width(design, features, prior=prior),
+        names=names,
+        shapes=np.unique(scaled(features, SHAPE), axis=0) if features else np.empty((0, len(SHAPE))),
+    )
+    # Is the whole machine slower than predicted, or do some runs stall? Each turn answers next to where it starts, so it
+    # starts from both: runs beside their median, and beside the prediction. The better explanation counts.
+    excess = log_measured - np.log(plain._model.seconds(design, plain.x)[0])
+    rows = _rows(plain._model.seconds(design, plain.x)[1], features, prior=prior, width=plain.width, names=names)
+    own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
+    starts = [judge(excess - np.median(excess), own, prior=prior), judge(excess, whole, prior=prior)]
+    fits = [_fit_from(start, plain, design, log_measured, features) for start in starts]
+    return max(fits, key=lambda fit: fit[1])[0]
+
+
+def _fit_from(
+    judged: Judgement, plain: StepTimeFit, design: FloatArray, log_measured: FloatArray, features: Mapping[str, FloatArray]
+) -> tuple[StepTimeFit, float]:
+    """Parameters, scales and regimes in turn, and the log density of the runs under them."""
+    prior, model, x = plain.prior, plain._model, plain.x
+    logs = np.zeros(1 + len(COMPONENTS))
+    before_s = model.seconds(design, x)[0]
+    free = np.ones(_NUM_PARAMETERS)
+    for _ in range(ROUNDS):
+        predicted_s, gradient = model.seconds(design, x)
+        gradient = gradient * free
+        rows = _rows(gradient, features, prior=prior, width=plain.width, names=plain.names)
+        values = log_measured - np.log(predicted_s) + gradient @ x
+        doubt = judged.doubt
+        process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
+        logs, x = process.logs, process.parameters
+        free[-2:] *= x[-2:] >= 0.0  # no overhead is negative
+        x = x * free
+        mean, variance = process.left_out()
+        judged = judge(values - mean, variance, prior=prior)
+    z = (values - mean) ** 2 / variance
+    correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
+    excess = log_measured - np.log(before_s)
+    of_models = _model_numbers(features, len(excess))
+    elsewhere = excess - (values - process.left_out(of_models)[0])
+    micro_batches = _micro_batches(features) if features else np.ones(len(excess))
+    expected_s = np.exp(log_measured - (values - mean))
+    fit = replace(
+        plain,
+        x=x,
+        process=process,
+        applied=_trusted(correction, excess, regular, variance),
+        applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
+        inflation=float(np.sqrt(max(1.0, (4.0 + regular @ z) / (4.0 + regular.sum())))),
+        stalls=stalls(judged, rows.layout, (np.exp(log_measured) - expected_s) / micro_batches, prior=prior),
+    )
+    return fit, judged.score - process.improbability(logs)[0]
+
+
+def _trusted(correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray) -> float:
+    """Share s of corrections that suits runs which they did not see best: least squares of excess = s correction, beside one
+    run of each kind that says 1."""
+    weight = regular / variance
+    return float(np.clip((1.0 + (weight * correction) @ excess) / (1.0 + (weight * correction) @ correction), 0.0, 1.0))
+
+
+def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
+    """(n,) one for each model."""
+    if not features:
+        return np.zeros(rows, dtype=np.intp)
+    return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
+    rows = len(next(iter(features.values())))
+    return np.asarray(np.exp2(features.get(MICRO_BATCHES, np.zeros(rows))))
+
+
+def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """(n,) variance that all configurations have in common, that of one model, and of one layout, as the cost model states
+    them."""
+    if not np.any(features.get(PAIR_LOG_SD, 0.0)):
+        return None
+    whole = np.minimum(features[STEP_LOG_SD], MOST) ** 2
+    pair = np.minimum(features[PAIR_LOG_SD] ** 2 / 2.0, prior.residual_log_sd**2)
+    own = np.minimum(np.maximum(pair, OWN[0] * whole), OWN[1] * whole)
+    device = np.minimum(features[DEVICE_LOG_SD] ** 2, whole - own)
+    common = device + SHARED * np.minimum(whole - own - device, BASE**2)
+    return common, whole - own - common, own
+
+
+def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+    """By which the prior of the parameters is narrower than the device kind's: so that the usual run's variance, through all of
+    them, is what configurations have in common.
+    """
+    stated = _stated(features, len(design), prior=prior)
+    if stated is None:
+        return 1.0
+    gradient = _Parameters(prior=prior, width=1.0).seconds(design, np.zeros(_NUM_PARAMETERS))[1]
+    return float(np.sqrt(min(1.0, np.median(stated[0] / (gradient**2).sum(axis=1)))))
+
+
+def _rows(
+    gradient: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior, width: float, names: tuple[str, ...]
+) -> Rows:
+    count, features = len(gradient), features if names else {}
+    stated = _stated(features, count, prior=prior)
+    if stated is None:
+        common, own = np.full(count, prior.model_log_sd**2), np.full(count, prior.residual_log_sd**2)
+    else:
+        common = np.maximum(stated[0] + stated[1] - (gradient**2).sum(axis=1), 0.5 * stated[1])
+        own = stated[2]
+    alike = ALIKE if features else 0.0
+    return Rows(
+        jacobian=gradient,
+        model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),
+        layout=scaled(features, names) if features else np.zeros((count, len(names))),
+        model_log_sd=np.sqrt(common) * bool(features),
+        layout_log_sd=np.sqrt(alike * own),
+        noise_log_sd=np.sqrt((1.0 - alike) * own),
     )
 
 
@@ -241,16 +360,28 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
     return design
 
 
-def _model(prior: Prior, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(n,) median seconds and (n, p) derivative of their logarithm by the standardised parameters."""
-    groups = len(GROUPS)
-    factors = np.exp(prior.common_log_sd * x[0] + prior.group_log_sd * x[1 : 1 + groups])
-    overhead_scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])
-    group_s = design[:, :groups] * factors
-    overhead_s = design[:, groups:] * overhead_scales
-    median_s = np.maximum(group_s.sum(axis=1) + overhead_s @ x[1 + groups :], np.finfo(np.float64).tiny)
-    gradient = np.empty((design.shape[0], x.size))
-    gradient[:, 0] = prior.common_log_sd * group_s.sum(axis=1)
-    gradient[:, 1 : 1 + groups] = prior.group_log_sd * group_s
-    gradient[:, 1 + groups :] = overhead_s
-    return median_s, gradient / median_s[:, None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameters:
+    prior: Prior
+    width: float
+
+    def factors(self, x: FloatArray) -> FloatArray:
+        """(groups,) theta."""
+        log_factors = self.prior.common_log_sd * x[0] + self.prior.group_log_sd * x[1 : 1 + len(GROUPS)]
+        return np.asarray(np.exp(self.width * log_factors))
+
+    def overheads(self, x: FloatArray) -> FloatArray:
+        """(2,) seconds of a step, and of a pass through a layer."""
+        return self.width * np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s]) * x[1 + len(GROUPS) :]
+
+    def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n,) median seconds and (n, p) derivative of their logarithm by the standardised parameters."""
+        prior, groups = self.prior, len(GROUPS)
+        group_s = design[:, :groups] * self.factors(x)
+        scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])
+        median_s = np.maximum(group_s.sum(axis=1) + design[:, groups:] @ self.overheads(x), np.finfo(np.float64).tiny)
+        gradient = np.empty((design.shape[0], x.size))
+        gradient[:, 0] = prior.common_log_sd * group_s.sum(axis=1)
+        gradient[:, 1 : 1 + groups] = prior.group_log_sd * group_s
+        gradient[:, 1 + groups :] = design[:, groups:] * scales
+        return median_s, self.width * gradient / median_s[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from hp_tool.cli import queries
 from hp_tool.errors import InputError
+from hp_tool.formats.names import EXPORTS, IMPORTS, SERVERS
 
 if TYPE_CHECKING:
     from hp_tool.exchange import Assessment
@@ -23,22 +24,40 @@ def export(
         ),
     ],
     format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
-            help="megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm; "
-            "for serving vllm, sglang, trtllm.",
+            help=f"{', '.join(EXPORTS)}; for serving {', '.join(SERVERS)}.",
         ),
-    ],
+    ] = None,
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
+    tool: Annotated[
+        str | None,
+        typer.Option("--for", metavar="FORMAT", help="Rank again among what this format's tool runs, and say what that costs."),
+    ] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an error that names it."""
     from hp_tool.exchange import export as write
+    from hp_tool.exchange import export_for
     from hp_tool.queries import schema
 
-    text = write(result=queries.read_mapping(result), format=format, rank=rank, read=schema.parse_own_query)
-    typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
+    if (tool is None) == (format is None):
+        raise InputError("say --format FORMAT, or --for FORMAT to rank again for it", field="--format")
+    content = queries.read_mapping(result)
+    if tool is None:
+        text = write(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
+        typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
+        return
+    chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
+    if as_json:
+        typer.echo(schema.to_json(chosen))
+        return
+    cost = "" if chosen.cost_fraction is None else f", {chosen.cost_fraction:+.1%} against the query's own best"
+    typer.echo(f"ranked for {tool} ({chosen.framework}): step time {chosen.step_s:.3g} s{cost}", err=True)
+    if chosen.left_out:
+        typer.echo(f"left out, as it has no setting for them: {', '.join(chosen.left_out)}", err=True)
+    typer.echo(chosen.text, nl=False)
 
 
 def import_(
@@ -46,13 +65,29 @@ def import_(
     command: Annotated[
         str,
         typer.Argument(
-            metavar="COMMAND",
-            help="A Megatron-LM, vLLM or SGLang command, torchtitan TOML or DeepSpeed JSON; - is standard input.",
+            metavar="CONFIGURATION",
+            help="A launch script (Megatron-LM, Megatron-DeepSpeed, a Trainer under DeepSpeed or Accelerate, verl, vllm, "
+            "sglang), a configuration file (torchtitan, DeepSpeed, Accelerate, Megatron Bridge, NeMo, GPT-NeoX, verl, "
+            "nanotron), or a log that begins with Megatron's arguments; - is standard input.",
         ),
     ],
-    log: Annotated[str | None, typer.Option(help="The run's log, to read step times and memory from.")] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="megatron-lm, torchtitan, deepspeed, vllm or sglang; guessed by default.")
+    log: Annotated[
+        str | None, typer.Option(help="The run's log, for step times, memory, and what the script leaves open.")
+    ] = None,
+    format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(IMPORTS)}; guessed by default.")] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--var", metavar="NAME=VALUE", help="A variable of the script's environment; 1=... is its first argument."
+        ),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="FILE", help="A file that the script sources or names: FILE, or NAME=FILE."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="FLAG", help="A flag or key to pass over, as it costs neither time nor memory."),
     ] = None,
     query_only: Annotated[bool, typer.Option("--query", help="Print the query as YAML and stop.")] = False,
     model: queries.Model = None,
@@ -63,43 +98,84 @@ def import_(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Assess what you run: its prediction, the gap to a training's log, and the best configuration for the same work."""
+    """Assess what you run: its prediction, the gap to its log, and the best configuration for the same work, as a diff of
+    flags."""
     import yaml
 
-    from hp_tool.exchange import assess, detect, read_query
+    from hp_tool.exchange import assess, read_configuration
+    from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.queries import schema
 
     changes = queries.overrides(queries.flags(context) | {"num_gpus": None}, settings)
     content = queries.read_text(command)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    tool = format or detect(text)
-    parsed = schema.parse_own_query(read_query(text, format=tool, num_gpus=num_gpus, overrides=changes))
+    if log is not None and not Path(log).is_file():
+        raise InputError(f"no log at {log}", field="--log")
+    lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
+    try:
+        reading = read_configuration(
+            text, format=format, num_gpus=num_gpus, overrides=changes, variables=_pairs(variable, "--var"), files=_files(file),
+            ignore=ignore or (), log=lines,
+        )  # fmt: skip
+    except ImportRefusedError as error:
+        if as_json:
+            typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **error.details, "changes": []}))
+        raise
+    parsed = schema.parse_own_query(reading.query)
     if query_only:
         typer.echo(yaml.safe_dump(schema.query_mapping(parsed), sort_keys=False), nl=False)
         return
-    if log is not None and not Path(log).is_file():
-        raise InputError(f"no log at {log}", field="--log")
-    with Path(log).open(errors="replace") if log is not None else nullcontext() as lines:
-        assessment = assess(parsed, log=lines, reader=tool)
+    own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
+    assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
     typer.echo(schema.to_json(assessment)) if as_json else _print(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given or ()]
+    if bad := next((name for name, separator, _ in pairs if not separator), None):
+        raise InputError(f"{option} {bad}: write NAME=VALUE", field=option)
+    return {name: value for name, _, value in pairs}
+
+
+def _files(given: list[str] | None) -> dict[str, str]:
+    """Texts by the name that the script uses: the one given, or the file's own."""
+    from hp_tool.documents import read_text
+
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, separator, path = each.partition("=")
+        found[name if separator else Path(each).name] = read_text(Path(path if separator else each))
+    return found
 
 
 def _print(assessment: Assessment) -> None:
     from rich.console import Console
 
     from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
-    from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+    from hp_tool.domain.result import Estimate
     from hp_tool.render.words import arithmetic, serving_arithmetic
     from hp_tool.units import duration, gib
 
     console = Console()
+    console.print(
+        f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over"
+    )
+    reasons = Counter(each.reason for each in assessment.ignored)
+    for reason, count in reasons.most_common():
+        names = [each.flag for each in assessment.ignored if each.reason == reason]
+        more = f" and {count - 6} more" if count > 6 else ""
+        console.print(
+            f"  passed over, {reason}: {', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print("[bold]prediction[/bold]")
-    if isinstance(assessment.estimate, InferenceEstimate):
-        print_inference_estimate(assessment.estimate)
-    else:
+    if isinstance(assessment.estimate, Estimate):
         print_estimate(assessment.estimate)
+    else:
+        print_inference_estimate(assessment.estimate)
     if (logged := assessment.logged) is not None:
         console.print("[bold]in the log[/bold]")
         if logged.step_s is not None:
@@ -118,21 +194,31 @@ def _print(assessment: Assessment) -> None:
         console.print("[bold]no configuration is predicted to be faster[/bold]")
         return
     console.print("[bold]better[/bold]")
-    if isinstance(assessment.better, ServingRecommendation):
-        row = assessment.better
-        gain = "" if assessment.gain_fraction is None else f", {assessment.gain_fraction:+.1%} tokens a second"
-        console.print(f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}{gain}")
-        return
-    console.print(arithmetic(assessment.better.parallel))
-    best = assessment.better.estimate
-    assert best.time is not None and best.memory is not None  # recommendations have both
     gain = "" if assessment.gain_fraction is None else f", {assessment.gain_fraction:+.1%} throughput"
-    console.print(f"step time {duration(best.time.step_s)}{gain}, memory {gib(best.memory.total_bytes)}")
-    if assessment.switched_on:
-        console.print(f"by overlapping communication that the command leaves exposed: {', '.join(assessment.switched_on)}")
-    rows = [
-        (name.replace("_", " "), f"{seconds:+.3f}")
-        for name, seconds in sorted(assessment.parts_gained_s.items(), key=lambda item: -abs(item[1]))
-        if abs(seconds) >= 1e-3 * best.time.step_s
-    ]
-    print_table(console, ("part", "seconds saved per step"), rows, title="where the gain comes from", left=1)
+    best = assessment.better.estimate
+    if isinstance(best, Estimate):
+        console.print(arithmetic(assessment.better.parallel))  # type: ignore[arg-type]
+        assert best.time is not None and best.memory is not None  # recommendations have both
+        console.print(f"step time {duration(best.time.step_s)}{gain}, memory {gib(best.memory.total_bytes)}")
+        if assessment.switched_on:
+            console.print(f"by overlapping communication that the command leaves exposed: {', '.join(assessment.switched_on)}")
+        rows = [
+            (name.replace("_", " "), f"{seconds:+.3f}")
+            for name, seconds in sorted(assessment.parts_gained_s.items(), key=lambda item: -abs(item[1]))
+            if abs(seconds) >= 1e-3 * best.time.step_s
+        ]
+        print_table(console, ("part", "seconds saved per step"), rows, title="where the gain comes from", left=1)
+    else:
+        console.print(serving_arithmetic(assessment.better.parallel, replicas=best.replicas))  # type: ignore[arg-type]
+        console.print(f"{best.output_tokens_per_second_per_gpu or 0.0:,.0f} output tokens/s/GPU{gain}")
+    console.print("[bold]what to change[/bold]")
+    for change in assessment.changes:
+        for sign, value in (("-", change["from"]), ("+", change["to"])):
+            if value is not None:
+                separator = " " if change["flag"].startswith("-") else "="  # type: ignore[union-attr]
+                console.print(
+                    f"{sign} {change['flag']}{separator + value if value else ''}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )

@@ -15,6 +15,7 @@ from hp_tool.cost.roofline import (
     weight_matmuls,
 )
 from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
@@ -186,7 +187,7 @@ def context_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, co
     exchange: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
         query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
-        u = c if kind == "a2a" else exchanging(case, ranks, heads_split=s.t)
+        u = c if kind == "a2a" else exchanging(ranks, model=model, strategy=case.strategy, heads_split=s.t)
         inner, outer = split(ranks, c // u)
         exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, machine=case, group=inner)
         if kind == "a2a":
@@ -224,11 +225,10 @@ def merging_seconds(*, case: TrainingCase, s: Shapes, steps: Ints, keys_values: 
     )
 
 
-def exchanging(case: TrainingCase, ranks: Group, *, heads_split: Ints) -> Ints:
+def exchanging(ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints) -> Ints:
     """Ranks u of the inner level of a2a+p2p, which exchange heads."""
-    strategy = case.strategy
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)
     together = gcd(ranks.in_domain, size)
-    return gcd(together, case.model.num_attention_heads // heads_split)
+    return gcd(together, model.num_attention_heads // heads_split)

@@ -78,8 +78,11 @@ class LayerTime:
     """Seconds per layer and micro-batch; shape (n,). Communication is the exposed part."""
 
     forward: Floats
-    """Compute of the forward pass."""
+    """Compute of the forward pass, attention cores included."""
     backward: Floats
+    attention: Floats
+    """Part of `forward`: the attention core's scores, softmax and product with the values."""
+    attention_backward: Floats
     weight_gradient: Floats
     """Part of `backward` that may run later than the rest."""
     repeated: Floats

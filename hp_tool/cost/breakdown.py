@@ -44,7 +44,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
-    busy = (parts["compute"] + parts["recompute"]) / step_s
+    busy = (parts["compute"] + parts["attention"] + parts["recompute"]) / step_s
     estimate = Estimate(
         feasible=bool(costs.feasible),
         reasons=_too_large(memory, host_capacity_bytes=costs.host_capacity_bytes),

@@ -115,6 +115,8 @@ def as_layer_time(
     return LayerTime(
         forward=block.matmul + block.core + block.elementwise,
         backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
+        attention=block.core,
+        attention_backward=block.core_backward,
         weight_gradient=block.weight_gradient if split_backward else 0.0,
         repeated=block.core,
         tensor=tensor,

@@ -20,7 +20,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
-STAGE_PARTS = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
+STAGE_PARTS = ("compute", "attention", "recompute", "tensor_parallel", "context_parallel", "expert_parallel")
 """Parts that a stage repeats for each micro-batch; the critical stage's count."""
 CRITICAL_PARTS = (*STAGE_PARTS, "overhead")
 """The same with waits for the host."""

@@ -51,6 +51,7 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
 
 TIME_PARTS = (
     "compute",
+    "attention",
     "recompute",
     "tensor_parallel",
     "context_parallel",
@@ -96,6 +97,7 @@ def time_parts(
         overhead = overhead + m * stage.host_waits
     parts = {
         "compute": m * (stage.compute + ends.critical - ends.communication),
+        "attention": m * stage.attention,
         "recompute": m * stage.recompute,
         "tensor_parallel": m * (stage.tensor + ends.communication),
         "context_parallel": m * stage.context + nothing,
@@ -140,14 +142,16 @@ class StageTime:
     """Seconds of one micro-batch through the layers of the critical stage; shape (n,)."""
 
     compute: Floats
+    """Without attention cores."""
+    attention: Floats
     recompute: Floats
     tensor: Floats
     context: Floats
     expert: Floats
     forward: Floats
-    """The forward pass's share of these five."""
+    """The forward pass's share of these six."""
     total: Floats
-    """The sum of the five."""
+    """The sum of the six."""
     host_waits: Floats
     """Seconds that the device additionally waits for its host, in both passes."""
     occupied_forward: Floats
@@ -174,12 +178,13 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
     layers = pipeline.critical.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
-    compute = layers * (layer.forward + layer.backward)
+    attention = layers * (layer.attention + layer.attention_backward)
+    compute = layers * (layer.forward + layer.backward) - attention
     recompute = layers * recomputed_seconds(candidates, layer=layer, forward=forward_layer, whole=whole)
     tensor = layers * (layer.tensor + layer.tensor_backward)
     context = layers * (layer.context + layer.context_backward)
     expert = layers * (layer.expert + layer.expert_backward)
-    total = compute + recompute + tensor + context + expert
+    total = compute + attention + recompute + tensor + context + expert
     forward = layers * forward_layer
     waits: Floats = 0.0
     occupied, occupied_forward = total, forward
@@ -198,6 +203,7 @@ def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, 
         occupied, occupied_forward = total + waits, forward + in_forward
     return StageTime(
         compute=compute,
+        attention=attention,
         recompute=recompute,
         tensor=tensor,
         context=context,

@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import Precision
@@ -75,20 +77,24 @@ class Hardware(Strict):
     """Processes per physical core (cpu) or per device; above 1 the times are not those of real devices."""
 
 
+Clock = Annotated[float, Interval(ge=0.0, le=1e12)]
+Power = Annotated[float, Interval(ge=0.0, le=1e6)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState(Strict):
     """A GPU while a run trained, as its driver told."""
 
     host: str
-    sm_clock_hz: float | None = None
-    sm_clock_max_hz: float | None = None
+    sm_clock_hz: Clock | None = None
+    sm_clock_max_hz: Clock | None = None
     throttled_by: str | None = None
     """Why its clock is held down, as a mask of the driver's reasons; None: it is not, or only because it idles."""
-    uncorrected_ecc_errors: int | None = None
+    uncorrected_ecc_errors: Annotated[int, Interval(ge=0, le=1 << 53)] | None = None
     """Since the driver was loaded."""
-    temperature_c: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
+    temperature_c: Annotated[float, Interval(ge=-300.0, le=1e4)] | None = None
+    power_w: Power | None = None
+    power_limit_w: Power | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,10 +268,14 @@ class ProfileRequest(Request):
     balanced_routing: bool = False
     """Spread tokens evenly over experts by a router that draws, instead of by its untrained weights."""
 
+    more_warmup_steps: int = 0
+    """Further steps to warm up at most, while they still become faster."""
+
     @property
-    def least_warmup(self) -> int:
-        """Steps to warm up at least."""
-        return max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+    def warmup(self) -> tuple[int, int]:
+        """Steps to warm up at least and at most."""
+        least = max(self.warmup_steps, GRAPHS_AFTER if self.training.cuda_graphs else 0)
+        return least, least + (self.more_warmup_steps if least else 0)
 
 
 def interquartile_range(values: Sequence[float]) -> float | None:

@@ -321,6 +321,12 @@ class CalibrationRecord:
     num_measurements: int
     created_at: datetime
 
+    @property
+    def applied(self) -> dict[str, float]:
+        """Shares of the correction that the fit found to hold for runs, and for models, that it left out; by name."""
+        fit = self.payload.get("step_time") or {}
+        return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationRecord:

@@ -4,36 +4,37 @@ import re
 from collections.abc import Sequence
 
 MORE_WARMUP = 4
-"""Steps that warm-up may take beyond those asked for."""
+"""Steps that the warm-up of a search's runs may take beyond those asked for."""
 SETTLED = 0.1
 """A step that the next one beats by more than this share was still warming up."""
 RUN = "hp-tool run: "
 """Before what is known of a run at its start, as JSON."""
-_STEP = re.compile(r"^hp-tool step (\d+) \((\d+) to warm up\): (\S+) s, loss (\S+),", re.MULTILINE)
+_STEP = re.compile(r"^hp-tool step (\d+) \((\d+) to (\d+) to warm up\): (\S+) s, loss (\S+),", re.MULTILINE)
 
 
-def warmup_of(times_s: Sequence[float], *, least: int) -> int:
-    """How many of the steps so far are warm-up: `least`, and more while steps still become faster. 0 stays 0."""
+def warmup_of(times_s: Sequence[float], *, least: int, most: int) -> int:
+    """How many of the steps so far are warm-up: `least`, and up to `most` while steps still become faster."""
     count = least
-    while 0 < count < least + MORE_WARMUP and count + 1 < len(times_s):
+    while count < most and count + 1 < len(times_s):
         if times_s[count + 1] >= (1.0 - SETTLED) * times_s[count]:
             break
         count += 1
     return count
 
 
-def step_line(number: int, *, least_warmup: int, time_s: float, loss: float, norm: float) -> str:
-    """A finished step, for the log."""
-    return f"hp-tool step {number} ({least_warmup} to warm up): {time_s:.6g} s, loss {loss:.6g}, gradient norm {norm:.4g}"
+def step_line(number: int, *, warmup: tuple[int, int], time_s: float, loss: float, norm: float) -> str:
+    """A finished step, for the log. `warmup`: how many steps warm up at least and at most."""
+    least, most = warmup
+    return f"hp-tool step {number} ({least} to {most} to warm up): {time_s:.6g} s, loss {loss:.6g}, gradient norm {norm:.4g}"
 
 
 def read_steps(log: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """(seconds of warm-up steps, of measured ones, losses of all) in a log; of a run that was started again, the last."""
     found: list[tuple[int, float, float]] = []
-    least = 0
+    least = most = 0
     for match in _STEP.finditer(log):
-        number, least = int(match[1]), int(match[2])
-        found = [*(found if number > 1 else []), (number, float(match[3]), float(match[4]))]
+        number, least, most = int(match[1]), int(match[2]), int(match[3])
+        found = [*(found if number > 1 else []), (number, float(match[4]), float(match[5]))]
     times_s = tuple(time_s for _, time_s, _ in found)
-    warmup = warmup_of(times_s, least=least)
+    warmup = warmup_of(times_s, least=least, most=most)
     return times_s[:warmup], times_s[warmup:], tuple(loss for *_, loss in found)

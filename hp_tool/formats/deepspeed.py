@@ -1,9 +1,9 @@
-"""DeepSpeed 0.18's JSON configuration, both ways: keys as in its reference (deepspeed.ai/docs/config-json)."""
+"""DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json) from a setup; `trainer` reads it."""
 
 import json
 from typing import Any
 
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 
 TOOL = "DeepSpeed 0.18"
@@ -50,53 +50,3 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 def text(setup: TrainingSetup) -> str:
     """The file, ready to pass as --deepspeed_config."""
     return json.dumps(config(setup), indent=2) + "\n"
-
-
-def read(content: dict[str, Any], *, num_gpus: int) -> dict[str, Any]:
-    """What a configuration says of a query; the model and training.sequence_length are still to be added.
-
-    Raises InputError where the batch sizes do not agree, UnsupportedError for what is not modelled.
-    """
-    zero = content.get("zero_optimization", {})
-    if not isinstance(zero, dict):
-        raise InputError("zero_optimization must be an object", field="zero_optimization")
-    if content.get("tensor_parallel") or zero.get("offload_param"):
-        name = "tensor_parallel" if content.get("tensor_parallel") else "zero_optimization.offload_param"
-        raise UnsupportedError(f"{name} is not modelled", field=name)
-    micro, steps, batch = (
-        _count(content, name) for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
-    )
-    batch = batch or (micro or 1) * (steps or 1) * num_gpus
-    micro = micro or max(batch // ((steps or 1) * num_gpus), 1)
-    if steps is not None and batch != micro * steps * num_gpus:
-        raise InputError(
-            f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} x "
-            f"{num_gpus} GPUs; change one of them",
-            field="train_batch_size",
-        )
-    stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise InputError(f"zero_optimization.stage must be from 0 to 3, got {stage!r}", field="zero_optimization.stage")
-    training: dict[str, Any] = {"global_batch_size": batch, "precision": _precision(content)}
-    kept = content.get("data_types", {}).get("grad_accum_dtype")
-    if kept in _GRADIENTS and kept != "fp32":
-        training["gradient_precision"] = kept
-    if (zero.get("offload_optimizer") or {}).get("device", "none") != "none":
-        training["offload"] = "optimizer"
-    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": micro, "zero_stage": stage}
-    parallel["recompute"] = "full" if "activation_checkpointing" in content else "none"
-    return {"kind": "training", "training": training, "parallel": parallel}
-
-
-def _count(content: dict[str, Any], name: str) -> int | None:
-    value = content.get(name)
-    if value is None or value == "auto":
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} must be a whole number, got {value!r}", field=name)
-    return value
-
-
-def _precision(content: dict[str, Any]) -> str:
-    sections = {name: content[name] for name in ("bf16", "fp16") if isinstance(content.get(name), dict)}
-    return next((name for name, section in sections.items() if section.get("enabled") is True), "fp32")

@@ -1,12 +1,11 @@
 """A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines' own short names."""
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import shell
+from hp_tool.formats.reading import Reading, Setting, sort, table
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -32,33 +31,28 @@ _SIZES = {
 _PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 _QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
-_READ_ELSEWHERE = {
-    "model", "model-path", "dtype", "quantization", "kv-cache-dtype", "gpu-memory-utilization", "mem-fraction-static",
-    "enable-expert-parallel", "enable-dp-attention", "eplb-config", "enable-dbo", "enable-two-batch-overlap",
-}  # fmt: skip
-_IGNORED = {
-    "host", "port", "api-key", "served-model-name", "trust-remote-code", "tokenizer", "download-dir", "log-level", "seed",
-    "max-model-len", "enable-eplb", "all2all-backend", "moe-a2a-backend", "deepep-mode", "nnodes", "node-rank",
-    "dist-init-addr", "data-parallel-address", "data-parallel-rpc-port", "data-parallel-size-local",
-    "data-parallel-start-rank", "headless", "load-format", "disable-log-requests", "enable-metrics", "reasoning-parser",
-    "tool-call-parser", "enable-auto-tool-choice", "chat-template", "revision", "moe-dense-tp-size", "enable-dp-lm-head",
-}  # fmt: skip
-"""Names, addresses and logs; lengths, which are the load's; and backends, of which the cost model takes DeepEP's."""
 
 
-def engine_of(text: str) -> str | None:
-    """vllm or sglang where the text starts it."""
-    if re.search(r"\bvllm\s+serve\b|vllm\.entrypoints\.", text):
-        return "vllm"
-    return "sglang" if "sglang.launch_server" in text else None
-
-
-def read(text: str, *, engine: str, num_experts_of: Callable[[str], int | None]) -> dict[str, Any]:
-    """The query of a command, without its load and GPU; `num_gpus` are those of one replica."""
-    flags = {_NAMES.get(name, name): words for name, words in shell.flags(_long_names(text)).items()}
-    _refuse_unknown(flags, engine=engine)
+def read(
+    settings: Iterable[Setting],
+    *,
+    engine: str,
+    model: str | None,
+    reading: Reading,
+    num_experts_of: Callable[[str], int | None],
+    spare: Iterable[str] = (),
+) -> None:
+    """Fill `reading` with the query of a command; `model` stands before the options of `vllm serve`. The GPUs are those of one
+    deployment as it is started.
+    """
+    found = sort(settings, table=table(engine), reading=reading, spare=spare)
+    flags = {_NAMES.get(name, name): list(each.values) for name, each in found.items() if not each.unknown}
+    for name, each in found.items():
+        if each.unknown and table(engine)[name].fate == "read":
+            field = table(engine)[name].why
+            reading.lack(field, f"{each.written} is {', '.join(each.unknown)}, which nothing sets here; add --set {field}=...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
-    model = _model(text, flags)
+    model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
     replicas = 1
     if engine == "sglang" and groups > 1:
@@ -79,26 +73,17 @@ def read(text: str, *, engine: str, num_experts_of: Callable[[str], int | None])
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
-    query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel, "num_gpus": devices}
+    query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
     if model is not None:
         query["model"] = model
+    reading.num_gpus = reading.num_gpus or devices
+    bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
+    for name, example in (("input_length", 4000), ("output_length", 1000)):
+        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add --set inference.{name}={example}")
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
         query["constraints"] = {"memory_headroom_fraction": round(1.0 - float(used[0]), 6)}
-    return query
-
-
-def _long_names(text: str) -> str:
-    """The text with vLLM's -tp and the like written out."""
-    return re.sub(r"(?<!\S)-(tp|pp|dp)(?=[ =])", lambda found: f"--{_SHORT[found[1]]}", text)
-
-
-def _refuse_unknown(flags: Mapping[str, list[str]], *, engine: str) -> None:
-    for name in flags:
-        if name not in _SIZES and name not in _READ_ELSEWHERE and name not in _IGNORED:
-            raise UnsupportedError(
-                f"--{name} of {engine} is not modelled; leave it out, or say what it does with --set", field=f"--{name}"
-            )
+    reading.query = query
 
 
 def _number(flags: Mapping[str, list[str]], name: str) -> int:
@@ -114,15 +99,6 @@ def _redundant(words: list[str]) -> int:
     except (ValueError, AttributeError):
         raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
     return int(found)
-
-
-def _model(text: str, flags: Mapping[str, list[str]]) -> str | None:
-    for name in ("model", "model-path"):
-        if flags.get(name):
-            return flags[name][0]
-    words = shell.words(text)
-    after = words[words.index("serve") + 1 :] if "serve" in words else []
-    return after[0] if after and not after[0].startswith("-") else None
 
 
 def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:

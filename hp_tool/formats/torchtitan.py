@@ -1,10 +1,11 @@
 """torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.reading import Reading, as_settings, sort, table
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
 
 TOOL = "torchtitan 0.2"
@@ -26,6 +27,8 @@ FLAVORS = {
 """Catalogue name -> (model.name, model.flavor)."""
 _SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
 _CONVERTERS = {"bf16": [], "fp32": [], "fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}
+_OLDER_CONVERTERS = {"float8": "quantize.linear.float8", "mx": "quantize.linear.mx", "mxfp8": "quantize.linear.mx"}
+"""Names of release 0.1."""
 _CHECKPOINTS: dict[str, dict[str, str]] = {
     "none": {"mode": "none"},
     "per_op": {"mode": "selective", "selective_ac_option": "op"},
@@ -93,7 +96,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
         },
         "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
-        "compile": {"enable": True},
+        "compile": {"enable": False},  # as profile runs are, and the runs behind the constants
     }
 
 
@@ -104,8 +107,10 @@ def toml(setup: TrainingSetup) -> str:
     return f"# {TOOL}: {headline(setup)}\n" + tomli_w.dumps(config(setup))
 
 
-def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[str, Any]:
-    """The query that a TOML file asks for; `layers_of` gives a catalogue model's number of layers.
+def read(
+    text: str, *, reading: Reading, num_gpus: int | None, layers_of: Callable[[str], int], spare: Iterable[str] = ()
+) -> None:
+    """Fill `reading` with the query that a TOML file asks for; `layers_of` gives a catalogue model's number of layers.
 
     Raises InputError, UnsupportedError.
     """
@@ -115,20 +120,21 @@ def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[s
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
+    sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=spare)
 
     def section(name: str) -> dict[str, Any]:
-        table = tables.get(name, {})
-        if not isinstance(table, dict):
+        found = tables.get(name, {})
+        if not isinstance(found, dict):
             raise InputError(f"{name} must be a table", field=name)
-        return table
+        return found
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))
-    replicas = max(num_gpus // (t * p * c), 1)
+    replicas = max((num_gpus or 0) // (t * p * c), 1)
     shard = _size(split, "data_parallel_shard_degree", usual=-1, least=-1)
     copies = _size(split, "data_parallel_replicate_degree")
     shard = max(replicas // copies, 1) if shard == -1 else shard
-    local = _size(batch, "local_batch_size", usual=8)
+    local = _size(batch, "local_batch_size" if "batch_size" not in batch else "batch_size", usual=8)
     whole = _size(batch, "global_batch_size", usual=-1, least=-1)
     whole = local * replicas if whole == -1 else whole
     micro = _size(split, "pipeline_parallel_microbatch_size") if p > 1 else local
@@ -149,23 +155,27 @@ def read(text: str, *, num_gpus: int, layers_of: Callable[[str], int]) -> dict[s
     if c > 1:
         p2p = split.get("context_parallel_rotate_method", "allgather") == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
-    shape = _model(model)
+    name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
+    shape = next((ours for ours, theirs in FLAVORS.items() if theirs == (name, flavor)), None)
+    if shape is None:
+        reading.lack("model", f"model {name} {flavor} is not known here; add --model")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(
             f"pipeline_parallel_schedule {schedule} is not modelled for {TOOL}", field="parallelism.pipeline_parallel_schedule"
         )
     if p > 1 and schedule == _SCHEDULES[True]:
-        parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers_of(shape))
+        layers = layers_of(shape) if shape else p
+        parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers)
     training = {
         "sequence_length": _size(batch, "seq_len", usual=2048),
         "global_batch_size": whole,
-        "precision": _precision(model, batch),
+        "precision": _precision(model, batch, section("float8"), reading),
         "framework": "torch-fsdp",
     }
     if batch.get("dtype", "float32") == "bfloat16":
         training |= dict.fromkeys(("parameter_precision", "gradient_precision", "optimizer_precision"), "bf16")
-    return {"kind": "training", "model": shape, "training": training, "parallel": parallel}
+    reading.query = {"kind": "training", **({"model": shape} if shape else {}), "training": training, "parallel": parallel}
 
 
 def _chunks(split: dict[str, Any], *, stages: int, layers: int) -> int:
@@ -183,18 +193,16 @@ def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1)
     return value
 
 
-def _model(section: dict[str, Any]) -> str:
-    name, flavor = section.get("name", "llama3"), section.get("flavor", "debugmodel")
-    for ours, theirs in FLAVORS.items():
-        if theirs == (name, flavor):
-            return ours
-    raise UnsupportedError(f"model {name} {flavor} is not known here; say the model of this run yourself", field="model")
-
-
-def _precision(model: dict[str, Any], batch: dict[str, Any]) -> str:
-    converters = model.get("converters", [])
+def _precision(model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading) -> str:
+    """Converters name the precision; release 0.1 had switches of its own."""
+    given = model.get("converters", [])
+    converters = {_OLDER_CONVERTERS.get(name, name) for name in (given.split(",") if isinstance(given, str) else given)}
+    if float8.get("enable_float8_linear") is True:
+        converters.add("quantize.linear.float8")
+    for name in sorted(converters - {each for names in _CONVERTERS.values() for each in names}):
+        reading.refused.append(f"model.converters {name}: is not modelled")
     for ours, theirs in _CONVERTERS.items():
-        if theirs and set(theirs) <= set(converters):
+        if theirs and set(theirs) <= converters:
             return ours
     return "fp32" if batch.get("mixed_precision_param", "bfloat16") == "float32" else "bf16"
 

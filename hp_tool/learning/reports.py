@@ -42,6 +42,7 @@ class ReportedMeasurement(Measurement):
     """Median seconds of an optimizer step."""
     step_s_spread: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
     step_times_s: tuple[Seconds, ...] = ()
+    warmup_times_s: tuple[Seconds, ...] = ()
     extrapolated_step_s: Seconds | None = None
     extrapolated_step_s_interval: tuple[Seconds, Seconds] | None = None
     tokens_per_second_per_gpu: Throughput | None = None

@@ -28,8 +28,6 @@ OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
 )
-GUARDED = ("applied", "applied_elsewhere")
-"""Shares of a correction that a fit found to hold for runs, and for models, that it left out."""
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
 
@@ -140,9 +138,8 @@ class StoredCalibrations:
                     "runs": record.num_measurements,
                     MODELS: record.payload.get(MODELS, {}),
                     "accuracy": record.payload.get("accuracy", {}),
+                    **record.applied,
                 }
-                fit = record.payload["step_time"]
-                provenance |= {name: fit[name] for name in GUARDED if name in fit}
                 release: str | None = record.payload.get(RELEASE)
                 return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release)
         return outdated or self._missing(series)

@@ -59,8 +59,9 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     stopped = None
     devices: tuple[DeviceState, ...] = ()
     driver: str | None = None
-    while stopped is None and len(times) - warmup_of(times, least=request.least_warmup) < request.steps:
-        watch = DeviceWatch(device) if len(times) == request.least_warmup - 1 else None
+    least, most = request.warmup
+    while stopped is None and len(times) - warmup_of(times, least=least, most=most) < request.steps:
+        watch = DeviceWatch(device) if len(times) == least - 1 else None
         distributed.barrier()
         started = now(device)
         loss, norm = step()
@@ -69,13 +70,13 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
         if watch is not None:
             devices, driver = watch.states()
         if distributed.get_rank() == 0:
-            about = {"least_warmup": request.least_warmup, "time_s": times[-1], "loss": losses[-1], "norm": norm}
-            print(step_line(len(times), **about), flush=True)
+            line = step_line(len(times), warmup=request.warmup, time_s=times[-1], loss=losses[-1], norm=norm)
+            print(line, flush=True)
         stopped = why_stop(request, times)
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
     parts_s = _of_one_step(step, device=device) if request.breakdown else None
-    warmup = warmup_of(times, least=request.least_warmup)
+    warmup = warmup_of(times, least=least, most=most)
     return Steps(
         warmup_s=tuple(times[:warmup]),
         times_s=tuple(times[warmup:]),
@@ -92,7 +93,8 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
     Every rank calls it with the same times, those of the slowest rank, so that all stop together.
     """
-    measured = times_s[warmup_of(times_s, least=request.least_warmup) :]
+    least, most = request.warmup
+    measured = times_s[warmup_of(times_s, least=least, most=most) :]
     if not measured or len(measured) >= request.steps:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"

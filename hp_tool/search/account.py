@@ -14,7 +14,7 @@ from hp_tool.search.fidelity import leader
 UNKNOWN_STARTUP_S = 20.0
 """Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
 CLUSTER_STARTUP_S = 180.0
-"""The same on a cluster: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
+"""The same on a cluster or GPUs: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
 MIN_RUNS = 4
 """Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""

@@ -307,10 +307,14 @@ class Coordinator:
         pending = None if not queued else {"runs": len(queued), **({} if said is None else asdict(said))}
         if pending == self._pending:
             return
+        reason, before = (None if each is None else each.get("reason") for each in (pending, self._pending))
         self._pending = pending
         self._progress(self._runs())
-        if pending is not None and said is not None:
-            self._report("pending", {**_about(handles[queued[0]]), **pending})
+        if pending is not None and reason != before:  # the expected start changes all the time
+            run = handles[queued[0]]
+            payload = {"run_id": run.id, "number": run.number, **pending}
+            self._store.append_event(lease=self._lease, kind="pending", payload=payload)
+            self._report("pending", payload)
 
     def _enforce_queue_timeout(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
         """Take back a run that has waited for devices as long as it may, and end the search.

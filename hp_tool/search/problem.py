@@ -27,8 +27,8 @@ from hp_tool.search.table import AxisValue, CandidateTable
 
 STARTUP_SLACK = 2.0
 """How much longer a start may take than earlier ones: caches are cold, file systems busy."""
-LEAST_START_S = 60.0
-"""Any start may take this long."""
+LEAST_START_S = 180.0
+"""Any start may take this long: the next run may be on many more nodes."""
 PROFILED_STEP = 3
 """Steps that one under torch's profiler takes as long as, at most."""
 
@@ -203,6 +203,7 @@ class SearchProblem(Question):
             step_tolerance_fraction=self.settings.step_tolerance_fraction,
             breakdown=self.settings.breakdown,
             longest_step_s=None if limit is None else limit / run.predicted.get(EXTRAPOLATION_RATIO, 1.0),
+            more_warmup_steps=MORE_WARMUP,
             nvlink_domain_size=self.cluster.nvlink_domain_size,
             balanced_routing=bool(model.num_experts)
             and (self.training.expert_imbalance == 1.0 if balanced is None else balanced),

@@ -12,7 +12,7 @@ from hp_tool.calibration import Prior, layer_passes, prior_for, residual_feature
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.domain.digests import problem_digest
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
@@ -118,7 +118,7 @@ def build_problem(
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,
-        assumed_startup_s=assumed_startup_s(query),
+        assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu),
         problem_digest=problem_digest(
             model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
         ),
@@ -128,9 +128,9 @@ def build_problem(
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
 
 
-def assumed_startup_s(query: Query) -> float:
+def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
     """Seconds from a job's start to its first step, where nothing is known of the cluster."""
-    return UNKNOWN_STARTUP_S if launcher_name(query) == LOCAL else CLUSTER_STARTUP_S
+    return UNKNOWN_STARTUP_S if launcher_name(query) == LOCAL and gpu.kind == "cpu" else CLUSTER_STARTUP_S
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:

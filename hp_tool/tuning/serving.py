@@ -27,6 +27,8 @@ from hp_tool.tuning.problem import assumed_startup_s, check_gpu
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
+STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2}
+"""How often a run starts its engine: vLLM's once for one token, and once for all."""
 _AXES = ("tensor_parallel_size", "max_num_seqs")
 """What runs can vary."""
 
@@ -107,7 +109,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         candidates=candidates,
         table=serving_table(problem, candidates, costs),
         cluster_key=series.cluster_key,
-        assumed_startup_s=assumed_startup_s(query),
+        assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu) * STARTS[runner],
         problem_digest=json_digest({**query_json, "id": None, "search": None}),
         inference=query.inference,
         targets=problem.targets,

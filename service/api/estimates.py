@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
@@ -16,8 +17,7 @@ from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.exchange import Assessment, assess, detect, export
-from hp_tool.exchange import read_query as read_configuration
+from hp_tool.exchange import Assessment, assess, export, export_for, read_configuration
 from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, with_registered
 from service.api import openapi
@@ -122,9 +122,13 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, slurm, vllm, sglang or trtllm."""
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang
+    or
+    trtllm."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
+    rerank: bool = False
+    """Rank again among what the format's tool runs, instead of refusing what it does not; the answer says what that costs."""
 
 
 class ExportAnswer(BaseModel):
@@ -132,6 +136,16 @@ class ExportAnswer(BaseModel):
 
     format: str
     text: str
+    framework: str | None = None
+    """This and what follows with `rerank`: what the tool runs."""
+    parallel: dict[str, Any] | None = None
+    step_s: float | None = None
+    best_step_s: float | None = None
+    """Of the query's own best configuration."""
+    cost_fraction: float | None = None
+    """0.1: steps take 10 % longer than those of the query's own best."""
+    left_out: list[str] = []
+    """Keys of the query that the tool has no setting for."""
 
 
 class ImportRequest(BaseModel):
@@ -140,27 +154,41 @@ class ImportRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE})
 
     command: Annotated[str, Field(max_length=200_000)]
-    """A Megatron-LM launch script, a torchtitan TOML or a DeepSpeed JSON file, or a command of vLLM or SGLang."""
+    """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
     format: str | None = None
-    """megatron-lm, torchtitan, deepspeed, vllm or sglang; guessed where left out."""
+    """megatron-lm, torchtitan, deepspeed, accelerate, nemo, gpt-neox, verl, nanotron, vllm or sglang; guessed where left
+    out."""
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Where the configuration does not say."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
     """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
+    variables: Annotated[dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)] = {}
+    """Variables of a script's environment; 1, 2, ... are its arguments."""
+    files: Annotated[dict[str, Annotated[str, Field(max_length=200_000)]], Field(max_length=16)] = {}
+    """Texts of files that it sources or names, by the name it gives them."""
+    ignore: Annotated[list[str], Field(max_length=200)] = []
+    """Flags and keys to pass over, as they cost neither time nor memory."""
     log: Annotated[str | None, Field(max_length=MAX_LOG_CHARACTERS)] = None
-    """The run's log."""
+    """The run's log, for step times, memory, and what the script leaves open."""
 
 
 @formats.post("/exports")
 def exports(request: ExportRequest) -> ExportAnswer:
     """A chosen configuration in the words of the tool that will run it."""
+    if request.rerank:
+        return ExportAnswer(**asdict(export_for(result=request.result, format=request.format)))
     return ExportAnswer(format=request.format, text=export(result=request.result, format=request.format, rank=request.rank))
 
 
 @formats.post("/imports", response_model=Assessment)
 def imports(request: ImportRequest) -> Any:
-    """What someone runs as a query, its prediction beside a training's log, and the best configuration for the same work."""
-    tool = request.format or detect(request.command)
-    data = read_configuration(request.command, format=tool, num_gpus=request.num_gpus, overrides=request.overrides)
-    lines = None if request.log is None else request.log.splitlines()
-    return json_response(assess(schema.parse_query(data), log=lines, reader=tool))
+    """What someone runs as a query, what became of each of its words, its prediction beside its log, and the best configuration
+    for the same work as changes of flags. One that lacks or holds something is refused, with all of it listed.
+    """
+    lines = [] if request.log is None else request.log.splitlines()
+    reading = read_configuration(
+        request.command, format=request.format, num_gpus=request.num_gpus, overrides=request.overrides,
+        variables=request.variables,
+        files=request.files, ignore=request.ignore, log=lines,
+    )  # fmt: skip
+    return json_response(assess(schema.parse_query(reading.query), reading=reading, log=None if request.log is None else lines))

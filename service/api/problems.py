@@ -1,8 +1,9 @@
 """The API's errors: one table of statuses, one shape (RFC 9457 problem+json with our code and field)."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -51,7 +52,7 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
     in_body = isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters
     by_class = 422 if in_body else next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
     status = STATUS_BY_CODE.get(error.code, by_class)
-    response = _response(status, code=error.code, detail=error.message, field=error.field)
+    response = _response(status, code=error.code, detail=error.message, field=error.field, details=error.details)
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     if status == HTTPStatus.UNAUTHORIZED:
@@ -111,6 +112,8 @@ def _allowed(request: Request) -> set[str]:
     return methods
 
 
-def _response(status: int, *, code: str, detail: str, field: str | None) -> JSONResponse:
+def _response(
+    status: int, *, code: str, detail: str, field: str | None, details: Mapping[str, Any] | None = None
+) -> JSONResponse:
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code, field=field)
-    return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+    return JSONResponse(body.model_dump() | dict(details or {}), status_code=status, media_type=MEDIA_TYPE)

@@ -176,7 +176,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
         newest=versions[0],
         models=tuple(f"{model} ({runs})" for model, runs in newest.payload.get(MODELS, {}).items()),
         versions=versions,
-        factors=tuple(_factors(newest.payload.get("summary", {}))),
+        factors=tuple(_factors(newest.payload.get("summary", {}) | newest.applied)),
         lessons=rows[::-1],
         outliers=sum(row.outlier for row in rows),
         unseen=len(fitted_on - {residual.record.id for residual in residuals}),
@@ -210,6 +210,8 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
         ("memory_factor", "allocated memory, factor", "{:.3f}".format),
         ("memory_overhead_bytes", "memory overhead", formats.gib),
         ("residual_log_sd", "remaining scatter", formats.share),
+        ("applied", "share applied to models that ran", formats.share),
+        ("applied_elsewhere", "share applied to other models", formats.share),
     ):
         if (value := summary.get(key)) is not None:
             factors.append(Factor(name=name, text=text(value)))

@@ -31,7 +31,16 @@ def drawn(*, batch: int, gpus: int = 512, **parallel: Any) -> tuple[anatomy.Sche
         problem=problem, config=found.parallel, each=anatomy.stages(problem=problem, config=found.parallel)
     )
     parts = found.time.parts_s
-    names = ("compute", "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "overhead", "pipeline_bubble")
+    names = (
+        "compute",
+        "attention",
+        "recompute",
+        "tensor_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "overhead",
+        "pipeline_bubble",
+    )
     return schedule, found, sum(parts[name] for name in names) - problem.profile.framework.step_overhead_s
 
 

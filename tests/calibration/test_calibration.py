@@ -86,40 +86,22 @@ def test_factors_of_groups_and_overhead_are_told_apart():
 def test_optimizer_and_offload_have_a_factor_of_their_own():
     """Memory three times as slow as predicted, matmuls and links as fast as predicted; each part rules some of the steps."""
     rng = np.random.default_rng(4)
-    parts = {name: 10.0 ** rng.uniform(-1.0, 2.0, 60) for name in ("compute", "data_parallel", "optimizer", "offload")}
+    parts = {
+        name: 10.0 ** rng.uniform(-1.0, 2.0, 60) for name in ("compute", "attention", "data_parallel", "optimizer", "offload")
+    }
     truth = total(parts) + 2.0 * (parts["optimizer"] + parts["offload"])
     factors = fit_calibration(evidence=make_evidence(parts, truth), prior=CPU_PRIOR).step_time.factors
-    assert factors == pytest.approx({"compute": 1.0, "communication": 1.0, "memory_bound": 3.0}, rel=0.03)
+    assert factors == pytest.approx({"compute": 1.0, "attention": 1.0, "communication": 1.0, "memory_bound": 3.0}, rel=0.04)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6])
-def test_what_runs_decide_about_the_factors_costs_degrees_of_freedom(rows):
-    """Equal runs of compute alone decide one direction, of information i = g^2 n / sd^2 with g^2 = common^2 + group^2, and of
-    the prior's 1 beside it they use up i / (1 + i) degrees: next to one. Agreement among few runs is no perfect model."""
-    evidence = make_evidence({"compute": np.full(rows, 2.0)}, np.full(rows, 2.0))
-    fit = fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time
-    overheads = (CPU_PRIOR.step_overhead_s**2 + (100.0 * CPU_PRIOR.layer_overhead_s) ** 2) / 2.0**2
-    squared_gradient = CPU_PRIOR.common_log_sd**2 + CPU_PRIOR.group_log_sd**2 + overheads
-    information = rows * squared_gradient / CPU_PRIOR.residual_log_sd**2
-    degrees = CPU_PRIOR.degrees_of_freedom + rows - information / (1.0 + information)
-    assert fit.degrees_of_freedom == pytest.approx(degrees, rel=1e-6)
-    assert fit.residual_log_sd == pytest.approx(CPU_PRIOR.residual_log_sd * np.sqrt(CPU_PRIOR.degrees_of_freedom / degrees))
-
-
-def test_outliers_teach_less_than_runs_that_agree():
-    """Two runs e^3 too slow and too fast, 20 standard deviations out, leave the factors where they were and as uncertain as
-    the other two runs alone do, but for soft L1's 1 / sqrt(1 + (20 / 1.5)^2) of their weight."""
-
-    def fit(logs):
-        evidence = make_evidence({"compute": np.full(len(logs), 2.0)}, 2.0 * np.exp(logs))
-        return fit_calibration(evidence=evidence, prior=CPU_PRIOR).step_time
-
-    alone, disturbed, agreed = fit([0.0, 0.0]), fit([0.0, 0.0, 3.0, -3.0]), fit([0.0] * 4)
-    np.testing.assert_allclose(disturbed.x, alone.x, atol=1e-6)
-    precisions = [1.0 / np.linalg.det(each.covariance) - 1.0 for each in (alone, disturbed, agreed)]
-    weight = 1.0 / np.sqrt(1.0 + (3.0 / CPU_PRIOR.residual_log_sd / 1.5) ** 2)
-    assert precisions[1] == pytest.approx(precisions[0] * (1.0 + weight), rel=1e-6)
-    assert precisions[2] == pytest.approx(2.0 * precisions[0], rel=1e-6)
+@pytest.mark.parametrize("factor", [np.exp(3.0), np.exp(-3.0)])
+def test_a_slip_teaches_nothing_whichever_way_it_goes(factor):
+    """One step time 20 standard deviations too slow or too fast leaves what the others say where it was."""
+    parts = make_parts(9, 4)
+    measured = 1.1 * total(parts)
+    alone = fit_calibration(evidence=make_evidence({k: v[1:] for k, v in parts.items()}, measured[1:]), prior=CPU_PRIOR)
+    disturbed = fit_calibration(evidence=make_evidence(parts, np.r_[factor * measured[0], measured[1:]]), prior=CPU_PRIOR)
+    np.testing.assert_allclose(list(disturbed.step_time.factors.values()), list(alone.step_time.factors.values()), rtol=0.01)
 
 
 def test_runs_faster_than_predicted_do_not_make_overheads_negative():
@@ -251,8 +233,9 @@ def test_payload_round_trip_and_version():
     two = again.step_time.predict(parts_s=unseen, layer_passes=np.ones(4))
     np.testing.assert_array_equal(one.median_s, two.median_s)
     np.testing.assert_array_equal(one.log_sd, two.log_sd)
-    with pytest.raises(ValueError, match="version"):
-        type(calibration).from_dict({**payload, "version": 99})
+    for version in (1, 3, 99):
+        with pytest.raises(ValueError, match="version"):
+            type(calibration).from_dict({**payload, "version": version})
 
 
 def test_evidence_columns_must_agree_and_concatenate():

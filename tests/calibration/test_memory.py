@@ -9,7 +9,7 @@ import numpy as np
 
 from hp_tool.calibration import GPU_PRIOR, Calibration, fit_calibration
 from hp_tool.units import GIB
-from tests.calibration.test_residual import evidence, features
+from tests.calibration.test_regimes import evidence, features
 
 PREDICTED = 20.0 * GIB
 CAPACITY = 80.0 * GIB
@@ -49,8 +49,9 @@ def test_one_odd_run_does_not_spoil_its_neighbours():
     assert np.median(np.abs(error)) < 0.02
 
 
-def test_configurations_like_one_that_ran_out_are_doubted_others_less():
+def test_what_ran_out_is_not_called_fitting_others_are():
     found = features(20)
+    found["tensor_parallel"][3] = 5.0
     ran_out = np.arange(20) == 3
     # Predicted to need far less than what fitted elsewhere: no factor on all of them can be the reason.
     pairs = replace(
@@ -64,15 +65,12 @@ def test_configurations_like_one_that_ran_out_are_doubted_others_less():
         .memory.predict(memory_bytes=memory, features=found)
         .fit_probability(CAPACITY)
     )
-    assert chance[3] < np.median(chance)
+    assert chance[3] <= 0.5 < 0.9 < np.median(chance)
 
 
-def test_a_stored_payload_predicts_the_same_and_older_ones_are_read():
+def test_a_stored_payload_predicts_the_same():
     calibration, unseen = learnt(10), features(8, seed=2)
     payload = json.loads(json.dumps(calibration.to_dict()))
     again = predict(Calibration.from_dict(payload), unseen)
     np.testing.assert_allclose(again.median_bytes, predict(calibration, unseen).median_bytes, rtol=1e-12)
     np.testing.assert_allclose(again.log_sd, predict(calibration, unseen).log_sd, rtol=1e-9)
-    del payload["memory"]["residual"]
-    earlier = Calibration.from_dict({**payload, "version": 2})
-    np.testing.assert_array_equal(predict(earlier, unseen).median_bytes, predict(calibration, unseen, alike=False).median_bytes)

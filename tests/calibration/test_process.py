@@ -1,80 +1,98 @@
-"""The Gaussian process against the closed form, and its hyperparameters against their priors."""
+"""The linear Gaussian model against the closed form, and its scales against their priors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from scipy.spatial.distance import cdist
+from scipy.optimize import approx_fprime
+from sklearn.gaussian_process.kernels import Matern
 
-from hp_tool.calibration.fitting import NUGGET, Process
+from hp_tool.calibration.fitting import COMPONENTS, LENGTH, NUGGET, Process, Rows
 
-PARAMETERS = (0.4, 1.3, 0.1)
+LOGS = np.array([0.3, 0.2, -0.4, 0.1, 0.5, -0.2])
 
 
-def some_process(rows=20, seed=0):
+def some_rows(count=20, seed=0):
     rng = np.random.default_rng(seed)
-    points = rng.normal(size=(rows, 3))
-    values = np.sin(points[:, 0]) + 0.1 * rng.normal(size=rows)
-    return Process(points=points, values=values, doubt=rng.exponential(0.05, rows), parameters=PARAMETERS)
-
-
-def test_each_observation_has_its_own_noise():
-    """Rasmussen and Williams (2.23) and (2.24), with Matérn's covariance (4.17) written out."""
-    process, points = some_process(), np.random.default_rng(1).normal(size=(7, 3))
-    amplitude, length, noise = process.parameters
-
-    def covariance(a, b):
-        s = np.sqrt(5.0) * cdist(a, b) / length
-        return amplitude**2 * (1.0 + s + s**2 / 3.0) * np.exp(-s)
-
-    inverse = np.linalg.inv(covariance(process.points, process.points) + np.diag(noise**2 + process.doubt))
-    cross = covariance(points, process.points)
-    mean, variance = process.predict(points)
-    np.testing.assert_allclose(mean, cross @ inverse @ process.values, rtol=1e-5)
-    np.testing.assert_allclose(variance, amplitude**2 + noise**2 - np.diag(cross @ inverse @ cross.T), rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:The optimal value")  # on its bound, as ours
-def test_predictions_and_parameters_are_those_of_scikit_learn():
-    """Without a prior worth the name, the most likely parameters too."""
-    gaussian_process = pytest.importorskip("sklearn.gaussian_process")
-    kernels, bounds = gaussian_process.kernels, (1e-4, 10.0)
-    process, points = some_process(rows=60), np.random.default_rng(1).normal(size=(7, 3))
-    amplitude, length, noise = PARAMETERS
-    shared = kernels.ConstantKernel(amplitude**2, bounds) * kernels.Matern(length, (0.1, 10.0), nu=2.5)
-    kernel = shared + kernels.WhiteKernel(noise**2, (1e-4, 1.0))
-    given = {"kernel": kernel, "alpha": process.doubt + NUGGET}
-    mean, sd = (
-        gaussian_process.GaussianProcessRegressor(**given, optimizer=None)
-        .fit(process.points, process.values)
-        .predict(points, return_std=True)
+    return Rows(
+        jacobian=rng.uniform(0.1, 0.5, (count, 3)),
+        model=rng.integers(0, 3, (count, 2)).astype(float),
+        layout=rng.normal(size=(count, 3)),
+        model_log_sd=rng.uniform(0.1, 0.3, count),
+        layout_log_sd=rng.uniform(0.1, 0.3, count),
+        noise_log_sd=np.full(count, 0.1),
     )
-    np.testing.assert_allclose(process.predict(points)[0], mean, rtol=1e-8)
-    np.testing.assert_allclose(process.predict(points)[1], sd**2, rtol=1e-8)
-    free = gaussian_process.GaussianProcessRegressor(**given).fit(process.points, process.values)
-    expected = np.exp(free.kernel_.theta / np.array([2.0, 1.0, 2.0]))
-    found = process.fitted(prior=PARAMETERS, prior_log_sd=np.full(3, 1e3)).parameters
-    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
-def test_leaving_one_out_is_refitting_without_it():
+def some_process(count=20, seed=0, logs=LOGS):
+    rng = np.random.default_rng(seed)
+    return Process(
+        rows=some_rows(count, seed), values=rng.normal(0.1, 0.3, count), doubt=rng.exponential(0.05, count), logs=logs
+    )
+
+
+def covariance(process, one, other):
+    """Written out, with scikit-learn's Matern."""
+    matern = Matern(LENGTH, nu=2.5)
+    common, groups, model, layout, _ = process.scales
+    found = one.jacobian @ np.diag([common, groups, groups]) @ other.jacobian.T
+    found = found + model * np.outer(one.model_log_sd, other.model_log_sd) * matern(one.model, other.model)
+    return found + layout * np.outer(one.layout_log_sd, other.layout_log_sd) * matern(one.layout, other.layout)
+
+
+def test_predictions_are_the_closed_form():
+    """Rasmussen and Williams (2.23) and (2.24): the parameters' effect and the rest add up to the mean."""
+    process, asked = some_process(), some_rows(7, seed=1)
+    noise = process.scales[-1] * process.rows.noise_log_sd**2 + process.doubt + NUGGET
+    inverse = np.linalg.inv(covariance(process, process.rows, process.rows) + np.diag(noise))
+    cross = covariance(process, asked, process.rows)
+    mean, variance = process.predict(asked)
+    np.testing.assert_allclose(mean + asked.jacobian @ process.parameters, cross @ inverse @ process.values, rtol=1e-8)
+    whole = np.diag(covariance(process, asked, asked)) + process.scales[-1] * asked.noise_log_sd**2
+    np.testing.assert_allclose(variance, whole - np.diag(cross @ inverse @ cross.T), rtol=1e-8)
+
+
+def test_leaving_out_is_fitting_without():
     process = some_process()
-    mean, variance = process.leave_one_out()
-    for row in (0, 7):
-        rest = np.arange(len(process.values)) != row
-        others = Process(
-            points=process.points[rest], values=process.values[rest], doubt=process.doubt[rest], parameters=PARAMETERS
+    groups = np.arange(20) // 4
+    mean, variance = process.left_out(groups)
+    alone, alone_variance = process.left_out()
+    for one, (rows, found, spread) in enumerate([(groups == 2, mean, variance), (np.arange(20) == 5, alone, alone_variance)]):
+        rest = np.flatnonzero(~rows)
+        fewer = Process(
+            rows=Rows(**{name: getattr(process.rows, name)[rest] for name in Rows.__slots__}),
+            values=process.values[rest],
+            doubt=process.doubt[rest],
+            logs=process.logs,
         )
-        expected_mean, expected_variance = others.predict(process.points[[row]])
-        assert mean[row] == pytest.approx(expected_mean[0], abs=1e-6)
-        assert variance[row] == pytest.approx(expected_variance[0], rel=1e-6)
+        asked = Rows(**{name: getattr(process.rows, name)[rows] for name in Rows.__slots__})
+        effects, expected = fewer.predict(asked)
+        np.testing.assert_allclose(found[rows], effects + asked.jacobian @ fewer.parameters, rtol=1e-6, err_msg=str(one))
+        np.testing.assert_allclose(spread[rows], expected + NUGGET, rtol=1e-6)
 
 
-def test_parameters_leave_their_prior_as_far_as_the_data_say():
-    process = replace(some_process(rows=80), doubt=np.zeros(80), parameters=PARAMETERS)
-    held, free = (process.fitted(prior=PARAMETERS, prior_log_sd=np.full(3, width)).parameters for width in (1e-3, 2.0))
-    np.testing.assert_allclose(held, PARAMETERS, rtol=0.01)
-    assert free[0] > 0.5  # sin has a larger amplitude
-    assert free[2] == pytest.approx(0.1, rel=0.35)
+def test_scales_are_the_most_likely_ones():
+    """No step from them raises marginal likelihood times prior."""
+    process = some_process(logs=np.zeros(6)).fitted()
+
+    def loss(logs):
+        one = replace(process, logs=logs)
+        matrix = covariance(one, one.rows, one.rows) + np.diag(one.scales[-1] * one.rows.noise_log_sd**2 + one.doubt + NUGGET)
+        value = 0.5 * one.values @ np.linalg.solve(matrix, one.values) + 0.5 * np.linalg.slogdet(matrix)[1]
+        return value + one.improbability(logs)[0]
+
+    np.testing.assert_allclose(approx_fprime(process.logs, loss, 1e-6), 0.0, atol=0.03)
+
+
+def test_what_is_stated_is_doubted_upwards_before_it_is_downwards():
+    """A third and three times the scatter that is stated, in six runs."""
+    process = some_process(6)
+    values = process.values / process.values.std() * 0.1
+    rows = replace(process.rows, **{name: np.full(6, 0.05) for name in ("model_log_sd", "layout_log_sd", "noise_log_sd")})
+    narrow, wide = (
+        replace(process, rows=rows, values=factor * values, doubt=np.zeros(6), logs=np.zeros(1 + len(COMPONENTS))).fitted()
+        for factor in (1.0 / 9.0, 9.0)
+    )
+    assert narrow.logs[0] < 0.0 < wide.logs[0]
+    assert wide.logs[0] > -3.0 * narrow.logs[0]

@@ -183,8 +183,8 @@ def test_one_gpu_computes_updates_and_holds_18_bytes_a_parameter(feature: str) -
     problem, _ = space(feature)
     problem = problem.with_num_gpus(1)
     costs = problem.costs(Candidates.alone(ParallelConfig()))
-    for name in set(costs.parts) - {"compute", "optimizer", "overhead"}:
+    for name in set(costs.parts) - {"compute", "attention", "optimizer", "overhead"}:
         assert costs.parts[name] == 0.0, name
-    assert costs.parts["compute"] > 0 and costs.parts["optimizer"] > 0
+    assert costs.parts["compute"] > 0 and costs.parts["attention"] > 0 and costs.parts["optimizer"] > 0
     states = sum(costs.memory_parts[name] for name in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(18 * total_parameters(problem.model, sequence_length=1024), rel=EXACT)

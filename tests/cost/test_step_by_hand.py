@@ -66,9 +66,11 @@ def test_attention_is_two_matmuls_forward_and_five_backward() -> None:
     short = {"sequence_length": S, "global_batch_size": 32}
     long = {"sequence_length": 4 * S, "global_batch_size": 8}
     config = {"data_parallel_size": 8}
-    more = part("compute", work=long, **config) - part("compute", work=short, micro_batch_size=4, **config)
+    more = part("attention", work=long, **config) - part("attention", work=short, micro_batch_size=4, **config)
     one_matmul = 2 * (4 * S) * (3 * S / 2) * H / PEAK
     assert more == pytest.approx(L * (2 + 5) * one_matmul, rel=1e-9)
+    around = part("compute", work=long, **config) - part("compute", work=short, micro_batch_size=4, **config)
+    assert around == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("frozen", "matmuls"), [((), 3), (("embedding", "output_layer"), 2)])

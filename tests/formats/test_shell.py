@@ -1,72 +1,153 @@
-"""Launch scripts as people write them: variables, arrays, defaults, sums, Slurm headers."""
+"""Launch scripts as people write them, held to bash itself; nothing is executed, and no word is dropped in silence."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shutil
+import subprocess
+import tempfile
+
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError
+from hp_tool.exchange import read_configuration
 from hp_tool.formats import shell
+from hp_tool.formats.reading import ImportRefusedError
+
+FORMS = (
+    "torchtrain {words}",
+    'A=({words}); torchtrain "${{A[@]}}"',
+    "A=({words}); torchtrain ${{A[@]}}",
+    'A=(); A+=({words}); B=("${{A[@]}}"); torchtrain "${{B[@]}}"',
+    "A='{words}'; torchtrain $A",
+    'A="{words}"; A="$A"; A+=" --last"; torchtrain $A',
+    'CMD="torchtrain {words}"; $CMD',
+    'CMD="torchtrain {words}"; eval $CMD',
+    'f() {{ torchtrain "$@" --n $#; }}; f {words}',
+    'f() {{ local a=${{1:-8}} b=${{9:-none}}; torchtrain "${{@:1}}" --a $a --b "$b"; }}; f {words}',
+    'set -- {words}; while [ $# -gt 0 ]; do A+=("$1"); shift; done; torchtrain "${{A[@]}}"',
+    'for w in {words}; do A="$A $w"; done; torchtrain $A',
+    'for ((i=0; i<3; i++)); do A+=(--i$i); done; torchtrain {words} "${{A[@]}}"',
+    'X=${{Y:-7}}; if [ "$X" = 7 ]; then B="--yes"; else B="--no"; fi; torchtrain {words} $B --x $((X*2+1))',
+    'M=13b; case "$M" in 7b|8b) L=32;; 1*b) L=40;; *) L=1;; esac; torchtrain --l $L {words}',
+    "S=a.b.c; torchtrain {words} --s ${{S%.*}} ${{S##*.}} ${{S//./_}} ${{#S}} ${{S^^}} ${{S:2:3}} ${{N:+gone}} ${{S:+there}}",
+    'torchtrain {words} --q "a  b" \'c $d\' e\\ f "" --z=1 \\\n  --next 2 # a comment',
+    'declare -A M=([k]=v [l]=w); torchtrain {words} --m "${{M[k]}}" "${{M[l]}}"',
+    'bash -c "torchtrain {words}"',
+    "cat > run.sh <<EOF\ntorchtrain {words} --h\nEOF\nbash run.sh",
+    '[[ -n "x" && 3 -gt 2 ]] && torchtrain {words} || torchtrain --never',
+    'i=1; until (( i > 3 )); do A+=" --u$i"; (( i++ )); done; torchtrain $A {words}',
+    'R=A; A=deep; torchtrain {words} --r ${{!R}} "${{R}}x" --c $((2**5 % 7)) $(( 1 ? 4 : 5 ))',
+)
+"""Ways to write a command, with the words of it in one place."""
+WORDS = st.lists(st.from_regex(r"--[a-z]{1,6}(=[0-9a-z.]{1,4})?|[a-z0-9./,:_+-]{1,8}",
+fullmatch=True).filter(lambda w: w not in ("-", "--")), min_size=1, max_size=8)  # fmt: skip
+
+
+def by_bash(script: str) -> list[str]:
+    """What bash itself passes to a program called torchtrain."""
+    program = 'torchtrain() { printf "%s\\0" "$@"; printf "\\1"; }; export -f torchtrain;\n'
+    with tempfile.TemporaryDirectory() as folder:
+        ran = subprocess.run(["bash", "-c", program + script], capture_output=True, check=True, timeout=20, cwd=folder)
+    return ran.stdout.decode().split("\1")[0].split("\0")[:-1]
+
+
+def by_us(script: str) -> list[str]:
+    read = shell.read(script)
+    return next([word.text for word in command.words[1:]] for command in read.commands if command.words[0].text == "torchtrain")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(form=st.sampled_from(FORMS), words=WORDS)
+def test_words_are_those_that_bash_passes_on(form: str, words: list[str]) -> None:
+    script = form.format(words=" ".join(words))
+    assert by_us(script) == by_bash(script)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(form=st.sampled_from([form for form in FORMS if "bash" not in form]), words=WORDS)
+def test_no_word_is_dropped_in_silence(form: str, words: list[str]) -> None:
+    """Every word of the command is read, ignored with a reason or refused by name, however it is written."""
+    script = form.replace("torchtrain", "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2").format(
+        words=" ".join(words)
+    )
+    with pytest.raises((ImportRefusedError, InputError)) as caught:
+        read_configuration(script, format="megatron-lm")
+    if not isinstance(caught.value, ImportRefusedError):
+        assert re.search(r"--[a-z-]+ takes|--\w", caught.value.message)  # a flag's value is malformed
+        return
+    reading = caught.value.reading
+    said = " ".join(
+        [f"{each.flag} {each.value}" for each in reading.read] + [each.flag for each in reading.ignored] + reading.refused
+    )
+    for word in shell.read(script).commands[-1].words[4:]:
+        name = word.text.partition("=")[0]
+        assert name in said, word
+
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --gpus-per-node=8
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-GPUS_PER_NODE=8   # per node
-NUM_NODES=${SLURM_NNODES:-4}
-WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-TP=2; PP=4
+NUM_NODES=${SLURM_NNODES:-1}
+WORLD_SIZE=$((8*$NUM_NODES))
 DISTRIBUTED_ARGS=(
-    --nproc_per_node $GPUS_PER_NODE   # one a GPU
+    --nproc_per_node 8   # one a GPU
     --nnodes $NUM_NODES
     --master_addr $MASTER_ADDR
 )
-MODEL_ARGS="
-    --num-layers 12
-    --hidden-size 512
-"
-MODEL_ARGS+=" --bf16"
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
-    ${MODEL_ARGS[@]} \\
-    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size=$PP \\
-    --global-batch-size $((WORLD_SIZE * 2)) --data-path $DATA
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py --global-batch-size $((WORLD_SIZE * 2)) --data-path $DATA "$@"
 """
 
 
-def test_a_script_with_all_of_them() -> None:
-    flags = shell.flags(SCRIPT)
-    assert flags["nproc-per-node"] == ["8"]
-    assert flags["nnodes"] == ["4"]
-    assert flags["num-layers"] == ["12"]
-    assert flags["bf16"] == []
-    assert flags["tensor-model-parallel-size"] == ["2"]
-    assert flags["pipeline-model-parallel-size"] == ["4"]
-    assert flags["global-batch-size"] == ["64"]
-    assert flags["data-path"] == ["$DATA"]
-    assert shell.num_gpus(SCRIPT) == 32
-
-
-def test_slurm_headers_tell_the_devices() -> None:
-    assert shell.num_gpus("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun python pretrain_gpt.py --bf16") == 32
-    assert shell.num_gpus("python pretrain_gpt.py --bf16") is None
+def test_slurm_tells_the_script_its_nodes_and_unset_variables_stay_marked() -> None:
+    (command,) = shell.read(SCRIPT).commands
+    texts = [word.text for word in command.words]
+    assert texts[texts.index("--nnodes") + 1] == "4"
+    assert texts[texts.index("--global-batch-size") + 1] == "64"
+    assert [word.unknown for word in command.words if word.unknown] == [("$MASTER_ADDR",), ("$DATA",)]
+    assert command.words[1].line == 7
 
 
 def test_nothing_is_executed_and_quotes_must_close() -> None:
-    assert shell.flags('x --name "$(touch /tmp/never)"')["name"] == ["$(touch /tmp/never)"]
-    with pytest.raises(InputError, match="cannot be read as shell words"):
-        shell.flags("x --name 'open")
+    (command,) = shell.read('x --name "$(touch /tmp/never)" `date` <(ls)').commands
+    assert [word.unknown for word in command.words if word.unknown] == [("$(touch /tmp/never)",), ("`date`",), ("<(ls)",)]
+    with pytest.raises(InputError, match="cannot be read as shell words: line 2 is not bash"):
+        shell.read("y\nx --name 'open")
 
 
-@pytest.mark.parametrize("text", ["A=$A\nx --n $A", "A=$B\nB=$A\nx --n $A", "A=$((A*A*A))\nx --n $A", "x --n $((1/0))"])
+def test_what_only_running_would_tell_is_noted() -> None:
+    read = shell.read("if [ -d /data ]; then A=--there; fi\nx $A\nif [ -z $1 ]; then exit 1; fi")
+    assert [note.line for note in read.notes] == [1, 3]
+    assert "taken as false" in read.notes[0].reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A=$A\nx --n $A", "A=$B\nB=$A\nx --n $A", "A=$((A*A*A))\nx --n $A", "x --n $((1/0))", "f() { f; }; f", "eval 'eval x'",
+    "x --n $((2**63))"],
+)  # fmt: skip
 def test_circles_end(text: str) -> None:
-    assert "n" in shell.flags(text)
-
-
-@given(st.text(alphabet=st.sampled_from("AB$(){}[]@=+*\"' -\n#\\1"), max_size=60))
-def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        shell.flags(text)
-        shell.num_gpus(text)
-    except InputError:
-        pass
+        shell.read(text)
+    except InputError as error:
+        assert error.code in ("syntax", "too_large")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["while :; do x; done", "a=xxxxxxxx\n" + "a=$a$a$a$a$a$a$a$a\n" * 9, "((" * 40_000, "if x; then " * 9_000, '"$(' * 30_000],
+)
+def test_what_asks_for_too_much_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        shell.read(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("AB$(){}[]@=+*\"' -\n#\\1;&|<>!:%/"), max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(InputError):
+        read_configuration(text, format="megatron-lm", num_gpus=8)

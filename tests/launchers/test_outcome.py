@@ -51,7 +51,7 @@ def test_without_a_result(tmp_path: Path, ending: Ending, log: str, status: str,
 def test_a_run_that_is_cut_off_keeps_the_steps_it_measured(tmp_path: Path, reason: str, status: str) -> None:
     versions = Measurement(status="ok", versions={"torch": "2.13"}, differences={"apply_rope_fusion": ("transformer-engine",)})
     times = ((1, 9.0), (2, 1.0), (3, 1.2))
-    lines = [step_line(number, least_warmup=1, time_s=time_s, loss=5.0, norm=1.0) for number, time_s in times]
+    lines = [step_line(number, warmup=(1, 5), time_s=time_s, loss=5.0, norm=1.0) for number, time_s in times]
     header = RUN + TypeAdapter(Measurement).dump_json(versions).decode()
     (tmp_path / "job.log").write_text("\n".join(("NCCL says", header, *lines[:2], "a rank speaks", lines[2], "")))
     ending = Ending(reason=reason, exit_code=1, wall_s=60.0)

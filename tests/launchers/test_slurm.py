@@ -192,13 +192,13 @@ class TestPreemption:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
         assert processes("job-1") == []
-        assert measurement.wall_s is not None and 0.0 < measurement.wall_s < 60.0
+        assert measurement.wall_s is not None and measurement.wall_s < 60.0
         assert measurement.hardware is not None and set(measurement.hardware.hosts) <= {"n1", "n2"}
         assert measurement.suspects == ()  # nodes that are wanted elsewhere are sound
 
     def test_a_preempted_job_keeps_the_steps_it_measured(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path)
-        lines = [step_line(number, least_warmup=1, time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)]
+        lines = [step_line(number, warmup=(1, 1), time_s=1.0, loss=2.0, norm=1.0) for number in (1, 2, 3)]
         handle = launcher.submit(
             plan("\n".join(f"print({line!r}, flush=True)" for line in lines) + "\nimport time; time.sleep(300)")
         )

@@ -10,6 +10,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.errors import InputError
 from service import keys
 from service.client import Client
+from service.dashboard import formats
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, lines, report
 
 SLOW = 30
@@ -126,3 +127,23 @@ def test_a_measurement_is_its_owners_and_the_administrators(http):
         assert http.request(method, path, json=body, headers=headers["bob"]).status_code == 404
     assert http.patch(path, json={"state": "excluded"}, headers=headers["ada"]).json()["state"] == "excluded"
     assert http.patch(path, json={"state": "accepted"}, headers=headers["root"]).json()["state"] == "accepted"
+
+
+def test_what_a_fit_holds_back_is_told_everywhere(http, client):
+    for parallel in CONFIGURATIONS:
+        client.report_measurement(report=report(parallel))
+    client.calibrate()
+    record = http.store.list_calibrations().items[0]
+    fit = record.payload["step_time"] | {"applied": 0.75, "applied_elsewhere": 0.25}
+    series = {name: getattr(record, name) for name in ("cluster_key", "framework", "model_family", "num_measurements")}
+    told = {"applied": 0.75, "applied_elsewhere": 0.25}
+    http.store.save_calibration(**series, payload=record.payload | {"step_time": fit})
+    newest = client.calibrations().items[0]
+    assert told.items() <= newest.summary.items()
+    (row,) = http.get("/calibration.json").json()["series"]
+    page = http.get(row["href"].replace("/series?", "/series.json?")).json()
+    shares = {factor["name"]: factor["text"] for factor in page["factors"] if factor["name"].startswith("share applied")}
+    assert shares == {
+        "share applied to models that ran": formats.share(0.75),
+        "share applied to other models": formats.share(0.25),
+    }

@@ -14,6 +14,7 @@ from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO
+from hp_tool.search.problem import LEAST_START_S
 from tests.search.search_engine import make_problem
 
 SETTINGS = SearchSettings(warmup_steps=2, steps=5)
@@ -59,5 +60,6 @@ def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() ->
     assert on_a_cluster.request(record).timeout_s == pytest.approx(2 * 180.0 + steps * 60.0)
     half = replace(record, predicted=predicted | {"reduced_calibrated_step_s": 51.6 / 2, EXTRAPOLATION_RATIO: 2.0})
     assert problem.request(half, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 30.0)
+    assert problem.request(record, startup_s=3.0).timeout_s == pytest.approx(LEAST_START_S + steps * 60.0)
     fixed = make_problem(run_timeout_s=300.0)
     assert fixed.request(record, startup_s=100.0).timeout_s == 300.0

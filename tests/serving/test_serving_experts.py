@@ -101,3 +101,17 @@ def test_left_free_pools_of_experts_spread_them_over_attention_groups() -> None:
 def test_published_serving_of_deepseek_v3_holds() -> None:
     for one in published_serving.evaluate():
         assert one.holds, one
+
+
+def test_pools_settle_where_their_rates_meet_and_every_request_is_in_flight() -> None:
+    """Bisection reads a table for experts; what it settles on is held to exact passes."""
+    sizes = {"decode_expert_parallel_size": 32, "decode_attention_data_parallel_size": 32, "decode_tensor_parallel_size": 1}
+    for load in (64, 1000, 20_000):
+        asked = query(inference={"disaggregated": sizes, "concurrency": load}, parallel={})
+        for row in serving.disaggregated(query=asked):
+            found = row.estimate
+            assert found.request_rate_per_second * found.request_latency_s == pytest.approx(load)
+            assert found.prefill_busy <= 1.0 + 1e-2 and found.decode_batch <= found.max_decode_batch * (1.0 + 1e-9)
+            decoding = row.decode.replicas * found.decode_batch
+            assert decoding / (511 * found.tpot_s) == pytest.approx(found.request_rate_per_second, rel=1e-9)
+            assert found.ttft_s > found.transfer_s > 0.0

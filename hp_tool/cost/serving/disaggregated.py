@@ -13,7 +13,8 @@ neither travel nor decode wait for prefill. The load settles at the largest b wi
 time to first token is C / l - (O - 1) D(b), which includes waiting for prefill or for room to decode, and the transfer.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
 
+_PLACES = 96
+"""Numbers of requests between which a step's seconds are straight lines."""
 _HALVINGS = 40
 """Bisections of the interval of b: far below one request."""
 
@@ -83,17 +86,24 @@ def pool_costs(
     one = seen_tokens(prefill.model, length)
     fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
 
+    quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
+
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(requests per second, seconds per token) with `batch` requests on each decoding replica."""
         token = token_seconds(decode, decoders, batch)
         return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
+
+    def completed_by(batch: FloatArray) -> FloatArray:
+        if quickly is None:
+            return rate(batch)[0]
+        return n_d * batch / np.maximum((output - 1.0) * quickly(batch), 1e-12)
 
     low, high = np.zeros_like(load), np.minimum(most, load / n_d)
     if requests_per_second is not None:
         high = most.copy()
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        completed, _ = rate(np.maximum(middle, 1e-9))
+        completed = completed_by(np.maximum(middle, 1e-9))
         if requests_per_second is None:
             enough = (completed <= n_p / service) & (n_d * middle + completed * (alone + travel) <= load)
         else:
@@ -170,6 +180,31 @@ def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: Float
     device = seconds * drafting_factor(case.speculative) / tokens_per_pass(case.speculative)
     # The front end of an attention group streams a token of each of its sequences in turn.
     return np.hypot(device, each * engine.stream_overhead_s)
+
+
+def _tabulated(case: ServingCase, candidates: ServingCandidates) -> Callable[[FloatArray], FloatArray]:
+    """`token_seconds` of each candidate between _PLACES numbers of requests, timed once for candidates that differ in replicas
+    alone: layers with experts take several times as long to predict.
+    """
+    groups = candidates.attention_data_parallel_size
+    columns = [getattr(candidates, f.name) for f in fields(candidates) if f.name not in ("data_parallel_size", "concurrency")]
+    _, first, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    layouts = candidates.take(np.repeat(first, _PLACES))
+    most = np.maximum(candidates.max_num_seqs, 2).astype(np.float64)
+    steps = np.arange(_PLACES) / (_PLACES - 1.0)
+    places = most[first][:, None] ** steps
+    timed = token_seconds(case, layouts, places.ravel() * layouts.attention_data_parallel_size).reshape(places.shape)
+    row = which.ravel()
+
+    def seconds(batch: FloatArray) -> FloatArray:
+        each = np.clip(batch / groups, 1.0, most)
+        at = np.clip((np.log(each) / np.log(most) * (_PLACES - 1.0)).astype(np.int64), 0, _PLACES - 2)
+        low, high = places[row, at], places[row, at + 1]
+        share = (each - low) / (high - low)
+        found: FloatArray = (1.0 - share) * timed[row, at] + share * timed[row, at + 1]
+        return found
+
+    return seconds
 
 
 def transfer_seconds(

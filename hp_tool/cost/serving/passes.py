@@ -6,7 +6,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, tokens_per_pass
+from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
@@ -93,7 +93,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         base=base,
         cached_token_s=float(many - few) * seen / stages * factor,
         key_s=float(key_s) / stages,
-        prompt_s=engine.prompt_layer_overhead_s * case.model.num_hidden_layers / stages,
+        prompt_s=prompt_overhead(case) / stages,
         request_s=engine.request_overhead_s,
         stream_s=engine.stream_overhead_s,
         cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),

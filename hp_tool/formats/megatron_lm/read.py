@@ -1,152 +1,80 @@
-"""Flags of Megatron-LM's pretrain_gpt.py as a query."""
+"""Arguments of Megatron-LM's pretrain_gpt.py, and of its older releases and Megatron-DeepSpeed, as a query."""
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
 from hp_tool.domain.workload import GraphModule
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.errors import InputError
 from hp_tool.formats.megatron_lm import words
-from hp_tool.formats.megatron_lm.words import Flags
+from hp_tool.formats.megatron_lm.arguments import TABLE, Arguments
+from hp_tool.formats.reading import Reading, Setting, sort, table
+
+_ALIASES = {
+    "model-parallel-size": "tensor-model-parallel-size", "batch-size": "micro-batch-size", "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers", "topk": "moe-router-topk", "moe-expert-parallel-size": "expert-model-parallel-size",
+    "moe-train-capacity-factor": "moe-expert-capacity-factor", "use-custom-fsdp": "use-megatron-fsdp",
+    "activations-checkpoint-method": "recompute-method", "activations-checkpoint-num-layers": "recompute-num-layers",
+    "checkpoint-num-layers": "recompute-num-layers", "rotary-position-embeddings": "use-rotary-position-embeddings",
+}  # fmt: skip
+"""Older names, and today's."""
+OLDER = (
+    "checkpoint-activations",
+    "activations-checkpoint-method",
+    "DDP-impl",
+    "model-parallel-size",
+    "deepspeed",
+    "zero-stage",
+)
+"""Of releases whose own layers were the only ones: their attention was fused only by a flag of its own."""
+PROGRAMS = (
+    "pretrain_gpt.py",
+    "train_gpt.py",
+    "pretrain_gpt_core.py",
+    "pretrain_gpt_mcore.py",
+    "pretrain_llama.py",
+    "train.py",
+    "",
+)
+"""Programs that train decoders with these arguments. Others that do may be named after a model (pretrain_qwen.py)."""
+OTHER_PROGRAMS = {
+    "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval",
+    "vision": "a vision model",
+    "vlm": "a model of images and text", "multimodal": "a model of images and text", "mimo": "a model of images and text",
+    "llava": "a model of images and text", "mamba": "a state-space model", "hybrid": "a state-space model",
+    "rl": "reinforcement learning",
+    "vit": "a vision model", "clip": "a vision model", "orm": "a reward model", "dpo": "preference training",
+}  # fmt: skip
+"""Parts of a program's name, and what it trains, which is not read."""
 
 
-def read(flags: Flags, *, num_gpus: int) -> dict[str, Any]:
-    """The query (model, training, parallel) that flags of pretrain_gpt.py ask for; what is absent takes Megatron's default.
-
-    Raises InputError where a flag that decides cost is missing or malformed, UnsupportedError where it is not modelled.
-    """
-    reader = _Reader(flags, num_gpus)
+def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:
+    """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's default."""
+    found = sort(settings, table=table(TABLE), reading=reading, spare=spare)
+    reader = _Run(
+        {_ALIASES.get(name, name): each for name, each in found.items()},
+        reading,
+        num_gpus,
+        older=any(n in found for n in OLDER),
+    )
     sections = {"model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
-    values = {name: {key: value for key, value in each.items() if value is not None} for name, each in sections.items()}
-    return {"kind": "training"} | values
+    reading.query = {"kind": "training"} | {
+        name: {key: value for key, value in each.items() if value is not None} for name, each in sections.items()
+    }
 
 
-class _Reader:
-    """Flags with typed access and Megatron's defaults; None in a section of the query: the flags do not say it."""
-
-    def __init__(self, flags: Flags, num_gpus: int) -> None:
-        self.flags = flags
-        self.num_gpus = num_gpus
-
-    def on(self, *names: str) -> bool:
-        return any(name in self.flags for name in names)
-
-    def text(self, name: str, default: str) -> str:
-        values = self.flags.get(name, [default])
-        if len(values) != 1:
-            raise InputError(f"--{name} takes one value, got {' '.join(values) or 'none'}", field=f"--{name}")
-        return values[0]
-
-    def number(self, name: str, default: int | None = None) -> int:
-        if name not in self.flags and default is None:
-            raise InputError(f"the command does not say --{name}", field=f"--{name}", code="missing_field")
-        text = self.text(name, str(default))
-        try:
-            return int(text)
-        except ValueError:
-            raise InputError(f"--{name} takes a whole number, got {text}", field=f"--{name}") from None
-
-    def given(self, name: str) -> int | None:
-        """The number behind a flag that has no default."""
-        return self.number(name) if self.on(name) else None
-
-    def real(self, name: str, default: float) -> float:
-        text = self.text(name, str(default))
-        try:
-            return float(text)
-        except ValueError:
-            raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
-
-    def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
-        """Our word for a flag's value, of a mapping from our words to theirs."""
-        text = self.text(name, default)
-        for our, their in theirs.items():
-            if their == text:
-                return our
-        raise UnsupportedError(f"--{name} {text} is not modelled", field=f"--{name}")
-
-    def model(self) -> dict[str, Any]:
-        hidden, heads, gated = self.number("hidden-size"), self.number("num-attention-heads"), self.on("swiglu")
-        # validate_args: 4h, or two thirds of it in multiples of 64 where the MLP is gated.
-        usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-        layers, bias = self.number("num-layers"), not self.on("disable-bias-linear")
-        usual_kind = "rope" if self.on("use-rotary-position-embeddings") else "learned_absolute"
-        positions = self.ours("position-embedding-type", words.POSITIONS, usual_kind)
-        model: dict[str, Any] = {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "num_key_value_heads": self.number("num-query-groups", 1) if self.on("group-query-attention") else heads,
-            "head_dim": self.number("kv-channels", hidden // heads),
-            "intermediate_size": self.number("ffn-hidden-size", usual),
-            "vocab_size": self.vocabulary(),
-            "tie_word_embeddings": not self.on("untie-embeddings-and-output-weights"),
-            "gated_mlp": gated,
-            "normalization": "rmsnorm" if self.text("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
-            "position_embedding": positions,
-            "attention_bias": bias or self.on("add-qkv-bias"),
-            "mlp_bias": bias,
-            "max_position_embeddings": self.number("max-position-embeddings") if positions == "learned" else None,
-            # Of latent attention it switches the norms of the latents, which are always there.
-            "query_key_norm": "head" if self.on("qk-layernorm") and not self.on("multi-latent-attention") else None,
-            "num_nextn_predict_layers": self.given("mtp-num-layers"),
-        }
-        if self.on("num-experts"):
-            width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
-            shared = self.number("moe-shared-expert-intermediate-size", 0)
-            groups = self.given("moe-router-num-groups")
-            model |= {
-                "num_experts": self.number("num-experts"),
-                "num_experts_per_tok": self.number("moe-router-topk", 2),
-                "moe_intermediate_size": width,
-                "num_shared_experts": 1 if shared % width else shared // width,
-                "first_k_dense_replace": self.leading_dense_layers(layers),
-                "n_group": groups,
-                "topk_group": None if groups is None else self.number("moe-router-group-topk", groups),
-                "shared_expert_intermediate_size": shared if shared % width else None,
-            }
-        if self.on("multi-latent-attention"):
-            model |= {
-                "kv_lora_rank": self.number("kv-lora-rank", 32),
-                "qk_nope_head_dim": self.number("qk-head-dim", 128),
-                "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
-                "v_head_dim": self.number("v-head-dim", 128),
-                "q_lora_rank": self.given("q-lora-rank"),
-            }
-        return model
-
-    def vocabulary(self) -> int:
-        """Rows of the embedding: the vocabulary padded to a multiple of --make-vocab-size-divisible-by x TP."""
-        if not self.on("vocab-size", "padded-vocab-size"):
-            raise InputError(
-                "the tokenizer decides the vocabulary, which the command does not say; add --set model.vocab_size=128256",
-                field="model.vocab_size",
-                code="missing_field",
-            )
-        if self.on("padded-vocab-size"):
-            return self.number("padded-vocab-size")
-        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
-        return -(-self.number("vocab-size") // multiple) * multiple
-
-    def leading_dense_layers(self, layers: int) -> int:
-        """--moe-layer-freq: 1, or ([0]*k+[1]*n): k dense layers, then experts in all others."""
-        text = self.text("moe-layer-freq", "1").replace(" ", "")
-        match = re.fullmatch(r"\(?\[0\]\*(\d{1,5})\+\[1\]\*(\d{1,5})\)?", text)
-        if text == "1" or text == f"([1]*{layers})":
-            return 0
-        if match is None or int(match[1]) + int(match[2]) != layers:
-            raise UnsupportedError(
-                f"--moe-layer-freq {text} is not modelled; write 1, or ([0]*k+[1]*n) with k + n = {layers}",
-                field="--moe-layer-freq",
-            )
-        return int(match[1])
+class _Run(Arguments):
+    """How the arguments split and train the model."""
 
     def parallel(self) -> dict[str, Any]:
         tensor, stages = self.number("tensor-model-parallel-size", 1), self.number("pipeline-model-parallel-size", 1)
-        chunks, context, experts = self.chunks(), self.number("context-parallel-size", 1), self.on("num-experts")
+        ulysses = self.number("ds-sequence-parallel-size", 1)
+        chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
+        experts = bool(self.experts())
+        communication = "a2a" if ulysses > 1 else self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None
+        sizes = self.found.get("hierarchical-context-parallel-sizes")
         return {
             "tensor_parallel_size": tensor,
             "pipeline_parallel_size": stages,
@@ -156,30 +84,56 @@ class _Reader:
             "sequence_parallel": self.on("sequence-parallel") and tensor > 1,
             "recompute": self.recompute(),
             "zero_stage": self.zero_stage(),
+            "data_parallel_shard_size": self.shard(),
+            "rank_order": "tp-cp-ep-pp-dp" if self.on("use-tp-pp-dp-mapping") else None,
             "pipeline_layout": self.text(words.LAYOUT, "") or self.shorter_ends(stages=stages, chunks=chunks),
-            "context_parallel_communication": self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None,
+            "context_parallel_communication": communication,
+            "hierarchical_context_parallel_sizes": [int(v) for v in sizes.values if v.isdecimal()]
+            if sizes and communication == "a2a+p2p"
+            else None,
             "expert_parallel_size": self.number("expert-model-parallel-size", 1) if experts else None,
-            "expert_tensor_parallel_size": self.number("expert-tensor-parallel-size", tensor) if experts else None,
+            "expert_tensor_parallel_size": self.expert_tensor(tensor) if experts else None,
             "moe_token_dispatcher_type": self.dispatcher() if experts else None,
         }
 
+    def expert_tensor(self, tensor: int) -> int:
+        """Megatron-DeepSpeed splits experts by tensor parallelism only under a flag."""
+        return self.number(
+            "expert-tensor-parallel-size", tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1
+        )
+
     def replicas(self) -> int:
-        sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
-        return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in sizes), 1)
+        names = (
+            "tensor-model-parallel-size",
+            "pipeline-model-parallel-size",
+            "context-parallel-size",
+            "ds-sequence-parallel-size",
+        )
+        return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in names), 1)
+
+    def shard(self) -> int | None:
+        copies = self.number("num-distributed-optimizer-instances", 1)
+        context = self.number("context-parallel-size", 1)
+        return self.replicas() * context // copies // context if copies > 1 else None
 
     def chunks(self) -> int:
+        stages = max(self.number("pipeline-model-parallel-size", 1), 1)
         if layout := self.text(words.LAYOUT, ""):
-            return max(len(parse_layout(layout).chunks) // max(self.number("pipeline-model-parallel-size", 1), 1), 1)
+            return max(len(parse_layout(layout).chunks) // stages, 1)
         if self.on("num-layers-per-virtual-pipeline-stage"):
-            per_round = self.number("num-layers-per-virtual-pipeline-stage") * self.number("pipeline-model-parallel-size", 1)
-            return max(self.number("num-layers") // max(per_round, 1), 1)
+            ends = int(self.on(words.WITH_EMBEDDING)) + int(self.on(words.WITH_LOSS))
+            per_round = self.number("num-layers-per-virtual-pipeline-stage") * stages
+            return max((self.number("num-layers") + ends) // max(per_round, 1), 1)
         return self.number("num-virtual-stages-per-pipeline-rank", 1)
 
     def zero_stage(self) -> int:
         stages = {"no_shard": 0, "optim": 1} | {name: stage for stage, name in words.SHARDING.items()}
-        if self.on("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"):
-            usual = "optim_grads_params" if self.on("use-torch-fsdp2") else "no_shard"
-            name = self.text("data-parallel-sharding-strategy", usual)
+        if self.on("zero-stage"):
+            return self.number("zero-stage")
+        if self.on("use-torch-fsdp2"):
+            return 2 if self.on("torch-fsdp2-no-reshard-after-forward") else 3
+        if self.on("use-megatron-fsdp"):
+            name = self.text("data-parallel-sharding-strategy", "no_shard")
             if name not in stages:
                 raise InputError(
                     f"--data-parallel-sharding-strategy {name}: choose one of {', '.join(stages)}",
@@ -189,9 +143,24 @@ class _Reader:
         return int(self.on("use-distributed-optimizer"))
 
     def recompute(self) -> str | dict[str, Any]:
-        granularity = self.text("recompute-granularity", "selective" if self.on("recompute-activations") else "none")
+        if self.on("checkpoint-activations", "deepspeed-activation-checkpointing") and not self.on(
+            "recompute-granularity", "recompute-method"
+        ):
+            each = self.number("recompute-num-layers", 1)
+            return "full" if each == 1 else {"granularity": "full", "method": "uniform", "num_layers": each}
+        usual = (
+            "selective"
+            if self.on("recompute-activations")
+            else "full"
+            if self.older and self.on("recompute-method")
+            else "none"
+        )
+        granularity = self.text("recompute-granularity", usual)
+        if granularity == "none" and self.on("moe-layer-recompute"):
+            return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
-            modules = self.flags.get("recompute-modules", ["core_attn"])
+            setting = self.found.get("recompute-modules")
+            modules = list(setting.values) if setting else ["core_attn"]
             return "selective" if modules == ["core_attn"] else {"granularity": "selective", "modules": modules}
         if granularity != "full":
             return granularity
@@ -200,9 +169,13 @@ class _Reader:
         return "full" if plain else {"granularity": "full", "method": method, "num_layers": count}
 
     def training(self) -> dict[str, Any]:
-        aware = self.on("use-precision-aware-optimizer") and self.on("exp-avg-dtype")
-        first, second = (self.text(f"exp-avg{moment}-dtype", "fp32") if aware else None for moment in ("", "-sq"))
-        capacity = self.on("moe-expert-capacity-factor")
+        aware = self.on("use-precision-aware-optimizer")
+        first, second = (self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32" for moment in ("", "-sq"))
+        capacity = self.on("moe-expert-capacity-factor") and not self.on("disable-moe-token-dropping")
+        narrow = self.on("grad-reduce-in-bf16") or (aware and self.text("main-grads-dtype", "fp32") == "bf16")
+        attention = self.attention()
+        unfused = attention == "unfused" and self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
+        offload, fraction = self.offload()
         return {
             "sequence_length": self.number("seq-length"),
             "global_batch_size": self.number("global-batch-size", self.replicas() * self.number("micro-batch-size")),
@@ -212,16 +185,37 @@ class _Reader:
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-core",
-            "attention": self.attention(),
+            "attention": attention,
+            "kernel_fusion": False if unfused else None,
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
-            "optimizer": self.text("optimizer", "adam"),
+            "optimizer": self.optimizer(),
             "cross_entropy": self.loss(),
             "overlap": self.overlap() or None,
-            "gradient_precision": "bf16" if self.on("grad-reduce-in-bf16") else None,
-            "optimizer_precision": first,
+            "gradient_precision": "bf16" if narrow else None,
+            "optimizer_precision": first if aware and first != "fp32" else None,
             "exp_avg_sq_precision": second if second != first else None,
+            "master_precision": "fp16" if aware and self.text("main-params-dtype", "fp32") == "fp16" else None,
+            "offload": offload,
+            "offload_fraction": fraction,
+            "task": "sft" if self.on("sft") else None,
             "expert_capacity_factor": self.real("moe-expert-capacity-factor", 1.0) if capacity else None,
         }
+
+    def optimizer(self) -> str:
+        name = self.text("optimizer", "adam").removeprefix("dist_")
+        if name not in ("adam", "sgd", "muon"):
+            self.refuse("optimizer", "is not modelled; adam, sgd and muon are")
+        return name
+
+    def offload(self) -> tuple[str | None, float | None]:
+        layers = self.number("cpu-offloading-num-layers", 0)
+        if self.on("optimizer-cpu-offload", "cpu-optimizer"):
+            fraction = self.real("optimizer-offload-fraction", 1.0)
+            return "optimizer", fraction if fraction < 1.0 else None
+        if layers > 0 or self.on("checkpoint-in-cpu"):
+            share = layers / max(self.number("num-layers"), 1)
+            return "activations", share if 0.0 < share < 1.0 else None
+        return None, None
 
     def loss(self) -> str:
         if not self.on("cross-entropy-loss-fusion"):
@@ -230,17 +224,22 @@ class _Reader:
 
     def attention(self) -> str:
         """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""
-        backend = self.text("attention-backend", "auto")
-        local = self.text("transformer-impl", "transformer_engine") == "local" and not self.on("use-flash-attn")
-        return "unfused" if local or backend in ("unfused", "local") else "flash"
+        backend, spec = self.text("attention-backend", "auto"), self.found.get("spec")
+        fused = any(name.startswith("use-flash-attn") for name in self.found)
+        usual = "local" if self.older else "transformer_engine"
+        local = self.text("transformer-impl", usual) == "local" or (spec is not None and spec.values == ("local",))
+        if spec is not None and spec.values != ("local",) and "gpt_layer_specs" not in " ".join(spec.values):
+            self.refuse("spec", "layers of one's own are not read")
+        return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
         """Only what differs from the runs that the framework's constants come from, which hid what they could."""
         sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
+        zero = self.on("zero-stage") and not self.on("overlap-grad-reduce")  # DeepSpeed overlaps by its own file
         differs = {
             "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
             "pipeline_parallel": self.on("no-overlap-p2p-communication"),
-            "data_parallel": not self.on("overlap-grad-reduce"),
+            "data_parallel": not self.on("overlap-grad-reduce") and not zero,
             "expert_parallel": self.on("overlap-moe-expert-parallel-comm"),
         }
         return {name: name == "expert_parallel" for name, differing in differs.items() if differing}
@@ -248,7 +247,7 @@ class _Reader:
     def precision(self) -> str:
         if self.on("fp4-format"):
             return "nvfp4"
-        if self.on("fp8-format"):
+        if self.on("fp8-format", "fp8-hybrid", "fp8-e4m3"):
             return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
         return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"
 
@@ -257,22 +256,27 @@ class _Reader:
         return recipe if self.on("fp8-format") and recipe not in ("delayed", "mxfp8") else None
 
     def dispatcher(self) -> str:
-        field = "--moe-token-dispatcher-type"
-        name = self.text(field[2:], "alltoall")
-        if name not in get_args(TokenDispatcher):
-            raise UnsupportedError(f"{field} {name} is not modelled; alltoall, flex and allgather are", field=field)
-        return name
+        name = self.text("moe-token-dispatcher-type", "alltoall")
+        if self.on("moe-enable-deepep"):
+            return "flex"
+        if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
+            self.refuse("moe-token-dispatcher-type", f"is not modelled; {', '.join(get_args(TokenDispatcher))} are")
+        return "alltoall" if name == "alltoall_seq" else name
 
     def cuda_graphs(self) -> bool | None:
         """Whether the whole iteration, or parts of a layer that are modelled, are recorded."""
         if self.on("enable-cuda-graph"):
             return True
-        scope = self.flags.get("cuda-graph-scope", ["full"])
+        scope = self.graph_scope()
         whole = scope in (["full"], ["full_iteration"]) or set(scope) <= set(get_args(GraphModule))
         return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
 
+    def graph_scope(self) -> list[str]:
+        setting = self.found.get("cuda-graph-scope")
+        return list(setting.values) if setting and setting.values else ["full"]
+
     def cuda_graph_modules(self) -> list[str] | None:
-        scope = self.flags.get("cuda-graph-scope", ["full"])
+        scope = self.graph_scope()
         return None if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full") else scope
 
     def shorter_ends(self, *, stages: int, chunks: int) -> str | None:

@@ -16,11 +16,14 @@ SAID = {
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
     "expert_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel", "recompute", "zero_stage",
     "context_parallel_communication", "pipeline_layout", "fp8_recipe", "parameter_precision", "cuda_graphs",
-    "cuda_graph_modules",
-    "moe_token_dispatcher_type",
+    "moe_token_dispatcher_type", "hierarchical_context_parallel_sizes", "data_parallel_shard_size", "rank_order",
+    "sliding_window", "sliding_window_layers", "attention_sinks", "shared_expert_gate",
+    "offload", "offload_fraction", "master_precision", "kernel_fusion", "task", "cuda_graph_modules",
 }  # fmt: skip
 """Fields of a setup that these flags express."""
 
+PIPELINE_BEFORE_DATA = "tp-cp-ep-pp-dp"
+"""Order of ranks that --use-tp-pp-dp-mapping makes."""
 LAYOUT = "pipeline-model-parallel-layout"
 FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"

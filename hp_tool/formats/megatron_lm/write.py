@@ -1,12 +1,11 @@
 """A configuration as the flags of pretrain_gpt.py, named after the fields of megatron-core's classes; tests compare the two."""
 
-import shlex
 from typing import Any
 
+from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import domains
-from hp_tool.domain.parallel import Recompute, divisors
-from hp_tool.domain.switches import device_connections
+from hp_tool.cost.network import dense_group
+from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
@@ -23,12 +22,24 @@ def flags(setup: TrainingSetup) -> Flags:
     return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
 
 
+def loop_flags(setup: TrainingSetup) -> Flags:
+    """What the training loop asserts beside them: graphs of a whole iteration leave no room for checks between its kernels."""
+    graphs = bool(setup.workload.cuda_graphs) and not setup.workload.cuda_graph_modules
+    return option_words(
+        {
+            "no-check-for-nan-in-loss-and-grad": graphs,
+            "moe-pad-experts-for-cuda-graph-inference": graphs and setup.parallel.expert_parallel_size > 1,
+        }
+    )
+
+
 def _model(setup: TrainingSetup) -> Values:
-    m, t = setup.model, setup.parallel.tensor_parallel_size
+    m = setup.model
     biases = (m.has_mlp_bias and not m.has_attention_bias) or m.attention_output_bias not in (None, m.has_mlp_bias)
     if m.architecture != "decoder" or m.positions not in words.POSITIONS or biases or m.query_key_norm not in (None, "head"):
         raise UnsupportedError(f"pretrain_gpt.py has no flags for the architecture of {m.name}", field="model")
-    grouped, latent, dense = m.kv_heads != m.num_attention_heads, m.kv_lora_rank is not None, m.first_k_dense_replace
+    latent, dense = m.kv_lora_rank is not None, m.first_k_dense_replace
+    grouped = m.kv_heads != m.num_attention_heads
     experts: Values = {
         "num-experts": m.num_experts,
         "moe-router-topk": m.num_experts_per_tok or 1,
@@ -41,19 +52,21 @@ def _model(setup: TrainingSetup) -> Values:
         "moe-router-group-topk": (m.topk_group or m.n_group) if m.n_group else None,
         "moe-layer-freq": f"([0]*{dense}+[1]*{m.num_hidden_layers - dense})" if dense else None,
         "moe-expert-capacity-factor": setup.workload.expert_capacity_factor,
+        "moe-shared-expert-gate": m.shared_expert_gate,
     }
+    windowed = m.sliding_window_layers or m.num_hidden_layers
     return {
         "num-layers": m.num_hidden_layers,
         "hidden-size": m.hidden_size,
         "ffn-hidden-size": m.ffn_size,
         "num-attention-heads": m.num_attention_heads,
         "kv-channels": m.head_size,
-        "max-position-embeddings": m.max_position_embeddings or setup.workload.sequence_length,
+        "max-position-embeddings": rows(setup),
         "position-embedding-type": words.POSITIONS[m.positions],
         "normalization": words.NORMS[m.normalization],
         "vocab-size": m.vocab_size,
-        "make-vocab-size-divisible-by": m.vocab_size // t if m.vocab_size % t == 0 else 1,
-        "group-query-attention": grouped,
+        "make-vocab-size-divisible-by": 1,
+        "group-query-attention": grouped and not latent,  # which excludes it, and has no use for the groups
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
@@ -70,7 +83,23 @@ def _model(setup: TrainingSetup) -> Values:
         "rope-type": "rope" if latent else None,  # YaRN unless it is said
         "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
+        "softmax-type": "learnable" if m.attention_sinks else None,
+        "window-size": None if m.sliding_window is None else f"{m.sliding_window - 1},0",
+        "window-attn-skip-freq": f"[1]*{windowed}+[0]*{m.num_hidden_layers - windowed}"
+        if m.sliding_window and m.sliding_window_layers
+        else None,
     }
+
+
+def rows(setup: TrainingSetup) -> int:
+    """Positions that Megatron must know of: at least a sequence's. Raises UnsupportedError where a learned table is shorter."""
+    m, length = setup.model, setup.workload.sequence_length
+    if m.positions == "learned" and (m.max_position_embeddings or length) < length:
+        raise UnsupportedError(
+            f"{words.TOOL} refuses sequences of {length} above max_position_embeddings {m.max_position_embeddings}",
+            field="model.max_position_embeddings",
+        )
+    return max(m.max_position_embeddings or length, length)
 
 
 def _parallel(setup: TrainingSetup) -> Values:
@@ -85,15 +114,40 @@ def _parallel(setup: TrainingSetup) -> Values:
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication] if context else None,
+        "hierarchical-context-parallel-sizes": levels(setup),
+        "num-distributed-optimizer-instances": copies(setup),
+        "use-tp-pp-dp-mapping": setup.cluster.rank_order == words.PIPELINE_BEFORE_DATA,
         "expert-model-parallel-size": c.expert_parallel_size if setup.model.num_experts else None,
         "expert-tensor-parallel-size": c.expert_tensor_parallel_size if setup.model.num_experts else None,
-        "use-distributed-optimizer": c.zero_stage >= 1,
+        "use-distributed-optimizer": c.zero_stage >= 1 and setup.workload.optimizer != "muon",
         "use-megatron-fsdp": c.zero_stage >= 2,
         "data-parallel-sharding-strategy": words.SHARDING.get(c.zero_stage),
         "ckpt-format": "fsdp_dtensor" if c.zero_stage >= 2 else None,
         "no-gradient-accumulation-fusion": not setup.switches["gradient_accumulation_fusion"],
         **recomputation(setup.recompute),
     }
+
+
+def levels(setup: TrainingSetup) -> list[str] | None:
+    """Sizes that a2a+p2p needs: ranks that exchange heads, and groups of them in the ring, as the cost model divides them."""
+    c, strategy = setup.parallel, setup.strategy
+    if c.context_parallel_size == 1 or strategy.context_parallel_communication != "a2a+p2p":
+        return None
+    ranks = dense_group(Candidates.alone(c), "cp", cluster=setup.cluster)
+    inner = int(exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size))
+    return [str(inner), str(c.context_parallel_size // inner)]
+
+
+def copies(setup: TrainingSetup) -> int | None:
+    """Groups of replicas that shard apart (HSDP). Raises UnsupportedError under full sharding, which has flags of its own."""
+    c = setup.parallel
+    if not c.data_parallel_shard_size or c.data_parallel_shard_size == c.data_parallel_size:
+        return None
+    if c.zero_stage >= 2:
+        raise UnsupportedError(
+            f"{words.TOOL} shards over part of the replicas with zero_stage 1 alone", field="parallel.zero_stage"
+        )
+    return c.data_parallel_size // c.data_parallel_shard_size
 
 
 def shorter_ends(setup: TrainingSetup) -> Values:
@@ -132,7 +186,12 @@ def _training(setup: TrainingSetup) -> Values:
         )
     first = w.optimizer_precision or "fp32"
     second = w.exp_avg_sq_precision or first
-    aware = (first, second) != ("fp32", "fp32")
+    master = w.master_precision or "fp32"
+    if master not in ("fp32", "fp16"):
+        raise UnsupportedError(f"{words.TOOL} has no flag for a master copy of {master}", field="training.master_precision")
+    offloaded = w.offload == "optimizer"
+    aware = (first, second, master) != ("fp32", "fp32", "fp32") or offloaded
+    layers = round((w.offload_fraction or 1.0) * setup.model.num_hidden_layers) if w.offload == "activations" else None
     return {
         "seq-length": w.sequence_length,
         "micro-batch-size": setup.parallel.micro_batch_size,
@@ -140,7 +199,8 @@ def _training(setup: TrainingSetup) -> Values:
         "attention-backend": w.attention,
         "attention-dropout": w.dropout,
         "hidden-dropout": w.dropout,
-        "optimizer": w.optimizer,
+        "optimizer": "dist_muon" if w.optimizer == "muon" and setup.parallel.zero_stage else w.optimizer,
+        "sft": w.task == "sft",
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
@@ -155,6 +215,12 @@ def _training(setup: TrainingSetup) -> Values:
         "use-precision-aware-optimizer": aware,
         "exp-avg-dtype": first if aware else None,
         "exp-avg-sq-dtype": second if aware else None,
+        "main-params-dtype": master if master != "fp32" else None,
+        "optimizer-cpu-offload": offloaded,
+        "optimizer-offload-fraction": w.offload_fraction if offloaded else None,
+        "cpu-offloading-num-layers": layers,
+        "no-masked-softmax-fusion": not w.kernel_fusion,
+        "no-bias-dropout-fusion": not w.kernel_fusion,
         **_overlap(setup),
     }
 
@@ -170,26 +236,6 @@ def _overlap(setup: TrainingSetup) -> Values:
         **{name.replace("_", "-"): setup.switches[name] for name in names},
         "no-overlap-p2p-communication": overlap.pipeline_parallel is False,
     }
-
-
-def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
-    """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
-    nodes = setup.cluster.num_nodes
-    lines = [" ".join(shlex.quote(word) for word in (f"--{name}", *values)) for name, values in flags(setup).items()]
-    launch = f"torchrun --nnodes {nodes} --nproc-per-node {min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)}"
-    if nodes > 1:
-        launch += ' --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR:?set it to the first node}:${MASTER_PORT:-29500}"'
-    connections = device_connections(workload=setup.workload, parallel=setup.parallel)
-    return "\n".join(
-        (
-            "#!/usr/bin/env bash",
-            f"# {words.TOOL}: {headline(setup)}.",
-            "# Add your data, tokenizer, learning-rate and checkpoint flags behind this script's name.",
-            *([] if connections is None else [f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}"]),
-            " \\\n    ".join((f"{launch} {script}", *lines, '"$@"')),
-            "",
-        )
-    )
 
 
 _LANGUAGE_MODEL = {
@@ -272,41 +318,3 @@ def yaml(setup: TrainingSetup) -> str:
 
     head = f"# {words.TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"
     return head + safe_dump(yaml_content(setup), sort_keys=False)
-
-
-def _segment(setup: TrainingSetup) -> list[str]:
-    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills together, in equal segments."""
-    cluster = setup.cluster
-    domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
-    if not domain.of_several_nodes:
-        return []
-    together = max(int(domain.together) // cluster.gpus_per_node, 1)
-    sizes = divisors(cluster.num_nodes, limit=int(domain.size) // cluster.gpus_per_node)
-    return [f"#SBATCH --segment={max((size for size in sizes if size % together == 0), default=max(sizes))}"]
-
-
-def slurm(setup: TrainingSetup) -> str:
-    """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
-    per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
-    # Letters, digits, dot and dash alone: a model's name is a user's string.
-    job_name = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[:64] or "training"
-    body = command(setup).splitlines()
-    start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
-    run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
-    return "\n".join(
-        (
-            "#!/usr/bin/env bash",
-            f"#SBATCH --job-name={job_name}",
-            f"#SBATCH --nodes={setup.cluster.num_nodes}",
-            "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --gpus-per-node={per_node}",
-            "#SBATCH --exclusive",
-            *_segment(setup),
-            *body[1:start],
-            "set -euo pipefail",
-            'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            "export MASTER_ADDR",
-            run,
-            "",
-        )
-    )

@@ -1,0 +1,20 @@
+"""Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
+
+from hp_tool.exchange.assessment import Assessment, LoggedRun, assess
+from hp_tool.exchange.export import TRAINING, Reranked, export, export_for, training_setup
+from hp_tool.exchange.reading import read_configuration, read_query
+from hp_tool.formats.imports import detect
+
+__all__ = [
+    "TRAINING",
+    "Assessment",
+    "LoggedRun",
+    "Reranked",
+    "assess",
+    "detect",
+    "export",
+    "export_for",
+    "read_configuration",
+    "read_query",
+    "training_setup",
+]

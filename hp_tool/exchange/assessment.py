@@ -1,0 +1,180 @@
+"""A run compared with its prediction and with the best configuration for the same work."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hp_tool import serving, training
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.errors import UnsupportedError
+from hp_tool.exchange.export import options
+from hp_tool.formats.imports import detect as detect
+from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.formats.reading import Ignored, Missing, Read, Reading
+from hp_tool.queries import schema
+from hp_tool.training.problem import resolve_training
+
+LOGS = {"nemo": "megatron-lm", "gpt-neox": "megatron-lm", "accelerate": "deepspeed", "nanotron": "json", "verl": "json"}
+"""Whose lines a tool's log has, where not its own."""
+WARMUP_LINES = 2
+"""Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRun:
+    """The figures of a run's log."""
+
+    step_s: float | None
+    """Median of the logged optimizer steps after the first ones."""
+    steps: int
+    """Logged figures it is the median of."""
+    tokens_per_second_per_gpu: float | None
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    out_of_memory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A run as it is, as it is predicted, and the best configuration for the same work on the same devices."""
+
+    format: str
+    """Whose configuration it is."""
+    query: dict[str, Any]
+    """The configuration as a query; valid input everywhere else."""
+    estimate: Estimate | InferenceEstimate
+    logged: LoggedRun | None
+    step_gap_fraction: float | None
+    """Logged step time over the predicted one, less 1."""
+    better: Recommendation | ServingRecommendation | None
+    """None where nothing acceptable is predicted to be faster than what runs."""
+    gain_fraction: float | None
+    """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the same time."""
+    switched_on: tuple[str, ...]
+    """Overlaps (of training.overlap) that the better configuration counts on and the command leaves off."""
+    parts_gained_s: dict[str, float]
+    """Where the gain comes from: seconds a step of what runs less those of the better one, by part."""
+    read: tuple[Read, ...] = ()
+    """What was read where, and the query's field that it decides."""
+    ignored: tuple[Ignored, ...] = ()
+    """What was passed over, and why."""
+    missing: tuple[Missing, ...] = ()
+    """What the configuration did not say; an import that lacks something is an error that lists it."""
+    changes: tuple[dict[str, str | None], ...] = ()
+    """{flag, from, to}: what to write otherwise for the better configuration; null: not there, an empty text: a switch."""
+
+
+def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None) -> Assessment:
+    """Compare a run with its prediction and with the best configuration for the same model, batch and devices.
+
+    `reading` says what the query was read from; its tool wrote the log. Raises InputError, UnsupportedError.
+    """
+    if query.kind == "inference":
+        return _assess_serving(query, reading)
+    workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
+    assert workload is not None  # resolved above
+    estimate = training.estimate(query=query)
+    tool = reading.tool if reading is not None else "megatron-lm"
+    logged = None if log is None else _logged(read_log(log, reader=LOGS.get(tool, tool)), workload, num_gpus=num_gpus)
+    hidden = workload.overlap or OverlapSpec()
+    off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
+    free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
+    best = next(iter(training.recommend(query=free, top=1).recommendations), None)
+    gap = gain = None
+    gained: dict[str, float] = {}
+    if estimate.time is not None:
+        if logged is not None and logged.step_s is not None:
+            gap = logged.step_s / estimate.time.step_s - 1.0
+        if best is not None and best.estimate.time is not None:
+            theirs, ours = estimate.time, best.estimate.time
+            gain = theirs.step_s / ours.step_s - 1.0
+            gained = {name: seconds - ours.parts_s.get(name, 0.0) for name, seconds in theirs.parts_s.items()}
+            if estimate.feasible and gain <= 0.0:
+                best, gain, gained = None, None, {}
+    return Assessment(
+        format=tool,
+        query=schema.query_mapping(query),
+        estimate=estimate,
+        logged=logged,
+        step_gap_fraction=gap,
+        better=best,
+        gain_fraction=gain,
+        switched_on=off if best is not None else (),
+        parts_gained_s=gained,
+        changes=()
+        if best is None or estimate.parallel is None
+        else _changes(query, free, (estimate.parallel, best.parallel), tool),
+        **_accounts(reading),
+    )
+
+
+def _assess_serving(query: Query, reading: Reading | None) -> Assessment:
+    tool = reading.tool if reading is not None else "vllm"
+    estimate = serving.estimate(query=query)
+    free = replace(query, parallel=ParallelQuery(), objective=None)
+    best = next(iter(serving.recommend(query=free, top=1).recommendations), None)
+    gain = None
+    theirs = estimate.output_tokens_per_second_per_gpu
+    ours = None if best is None else best.estimate.output_tokens_per_second_per_gpu
+    if ours and theirs:
+        gain = ours / theirs - 1.0
+        best, gain = (best, gain) if gain > 0.0 or not estimate.feasible else (None, None)
+    return Assessment(
+        format=tool,
+        query=schema.query_mapping(query),
+        estimate=estimate,
+        logged=None,
+        step_gap_fraction=None,
+        better=best,
+        gain_fraction=gain,
+        switched_on=(),
+        parts_gained_s={},
+        changes=()
+        if best is None or estimate.parallel is None
+        else _changes(query, free, (estimate.parallel, best.parallel), tool),
+        **_accounts(reading),
+    )
+
+
+def _accounts(reading: Reading | None) -> dict[str, Any]:
+    if reading is None:
+        return {}
+    return {"read": tuple(reading.read), "ignored": tuple(reading.ignored), "missing": tuple(reading.missing)}
+
+
+def _changes(query: Query, free: Query, configs: tuple[Any, Any], tool: str) -> tuple[dict[str, str | None], ...]:
+    """What the second of two configurations writes otherwise, in the tool's own words; in the query's where it has none."""
+    try:
+        words = [options(each, config, tool) for each, config in zip((query, free), configs, strict=True)]
+    except UnsupportedError:
+        words = [
+            {f"parallel.{name}": str(value) for name, value in schema.to_dict(config).items() if value is not None}
+            for config in configs
+        ]
+    before, after = words
+    return tuple(
+        {"flag": name, "from": before.get(name), "to": after.get(name)}
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    )
+
+
+def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> LoggedRun:
+    """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
+    tokens = workload.global_batch_size * workload.sequence_length / num_gpus
+    seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
+    settled = seconds[WARMUP_LINES:] or seconds
+    step_s = statistics.median(settled) if settled else None
+    return LoggedRun(
+        step_s=step_s,
+        steps=len(settled),
+        tokens_per_second_per_gpu=None if step_s is None else tokens / step_s,
+        allocated_bytes=facts.allocated_bytes,
+        reserved_bytes=facts.reserved_bytes,
+        out_of_memory=facts.out_of_memory,
+    )

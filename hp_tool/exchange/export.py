@@ -1,0 +1,209 @@
+"""Results as other tools' configurations, and the ranking of what a tool can run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hp_tool import serving, training
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig
+from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
+from hp_tool.formats.imports import detect as detect
+from hp_tool.formats.names import FRAMEWORKS
+from hp_tool.formats.reading import as_settings
+from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
+from hp_tool.queries import schema
+from hp_tool.serving.problem import cache_precision, resolve_serving
+from hp_tool.training.problem import TrainingProblem, resolve_training
+
+TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
+    "megatron-lm": megatron_lm.command,
+    "megatron-lm-yaml": megatron_lm.yaml,
+    "nemo": megatron_bridge.text,
+    "torchtitan": torchtitan.toml,
+    "deepspeed": deepspeed.text,
+    "accelerate": accelerate.text,
+    "slurm": megatron_lm.slurm,
+    "kubernetes": megatron_lm.kubernetes,
+    "nanotron": nanotron.text,
+    "verl": verl.text,
+}
+OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
+"""Keys of `training` that mean something under one framework alone."""
+OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
+"""Those that only Megatron Core has of what is ranked here."""
+RUNS: dict[str, dict[str, Any]] = {
+    "torchtitan": {"zero_stage": (2, 3)},
+    "accelerate": {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    "deepspeed": dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
+    | {"recompute": ("none", "full")},
+    "nanotron": {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
+    "verl": {"recompute": ("none", "selective", "full")},
+}
+"""Axes of what a tool can be told, where it cannot be told all."""
+MAX_TRIED = 200
+"""Ranked configurations that are tried in a tool's words."""
+
+
+def export(
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> str:
+    """The text of one configuration in another tool's words.
+
+    `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
+    query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
+    """
+    if format not in (formats := (*TRAINING, *engines.ENGINES)):
+        raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
+    if "kind" in result:
+        query = read(result)
+        ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+        if (count := len(ranking.recommendations)) < rank:
+            raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
+        return _write(query, ranking.recommendations[rank - 1].parallel, format)
+    if not isinstance(result.get("query"), dict):
+        raise InputError(
+            "the result does not hold its query; export what estimate, recommend or tune print with --json",
+            field="query",
+            code="missing_field",
+        )
+    query = read(result["query"])
+    return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reranked:
+    """The best configuration that a tool can run, and what choosing it costs."""
+
+    format: str
+    text: str
+    """The configuration in the tool's words."""
+    framework: str
+    """What the tool runs, and the step time is predicted for."""
+    parallel: dict[str, Any]
+    step_s: float
+    best_step_s: float | None
+    """Of the query's own best configuration; None where it has none."""
+    cost_fraction: float | None
+    """0.1: steps take 10 % longer than those of the query's own best."""
+    left_out: tuple[str, ...]
+    """Keys of the query that the tool has no setting for and that were left out."""
+
+
+def export_for(
+    *, result: Mapping[str, Any], format: str, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> Reranked:
+    """Rank again among what the tool of this format runs, and write the best. Raises InputError, UnsupportedError."""
+    if format not in TRAINING:
+        raise InputError(f"no format {format} to rank for; choose one of {', '.join(TRAINING)}", field="for")
+    query = read(result if "kind" in result else result.get("query") or {})
+    if query.training is None:
+        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="for")
+    own = next(iter(training.recommend(query=query, top=1).recommendations), None)
+    framework = FRAMEWORKS.get(format, query.training.framework)
+    workload = replace(query.training, framework=framework)
+    left_out: list[str] = []
+    if framework != query.training.framework:
+        for name in (*OF_ONE_FRAMEWORK, *(() if framework == "megatron-core" else OF_MEGATRON)):
+            default = next(f.default for f in fields(workload) if f.name == name)
+            if getattr(workload, name) != default:
+                open_again: dict[str, Any] = {name: default}
+                workload = replace(workload, **open_again)
+                left_out.append(f"training.{name}")
+    axes = {
+        name: value
+        for name, value in RUNS.get(format, {}).items()
+        if name != "recompute" or framework == query.training.framework
+    }
+    free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
+    asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
+    ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
+    refusal: UnsupportedError | None = None
+    for row in ranking:
+        try:
+            text = _write(asked, row.parallel, format)
+        except UnsupportedError as error:
+            refusal = refusal or error
+            continue
+        assert row.estimate.time is not None  # recommendations have it
+        best = own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+        step_s = row.estimate.time.step_s
+        return Reranked(
+            format=format,
+            text=text,
+            framework=framework,
+            parallel=schema.to_dict(row.parallel),
+            step_s=step_s,
+            best_step_s=best,
+            cost_fraction=None if best is None else step_s / best - 1.0,
+            left_out=tuple(left_out),
+        )
+    raise refusal or InputError(f"nothing that {format} runs fits this query", field="for", code="infeasible")
+
+
+def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
+    """The configuration of this rank in a result's recommendations, or the one it estimates."""
+    rows = result.get("recommendations")
+    if rows is None and isinstance(result.get("estimate"), dict):
+        rows = [result["estimate"]]
+    if not isinstance(rows, list) or not 1 <= rank <= len(rows) or not isinstance(rows[rank - 1], dict):
+        count = len(rows) if isinstance(rows, list) else 0
+        raise InputError(f"the result has {count} configurations; rank {rank} is not among them", field="rank")
+    return schema.parse(kind, rows[rank - 1].get("parallel") or {})
+
+
+def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:
+    if isinstance(config, ServingConfig):
+        if format not in engines.ENGINES:
+            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="format")
+        return engines.command(serving_setup(query, config), engine=format)
+    if format not in TRAINING:
+        raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
+    return TRAINING[format](training_setup(resolve_training(query), config))
+
+
+def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
+    """The case of one serving configuration."""
+    problem, workload = resolve_serving(query), query.inference
+    assert workload is not None  # checked with the query
+    return ServingSetup(
+        model=problem.model,
+        model_path=query.model if isinstance(query.model, str) else problem.model.name,
+        cluster=problem.cluster,
+        workload=replace(workload, kv_cache_precision=cache_precision(workload, engine=problem.engine)),
+        parallel=config,
+        memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
+    )
+
+
+def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
+    """The case of one configuration; objective min_gpus may have chosen fewer devices than the query has."""
+    model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
+    used = model_parallel * config.data_parallel_size
+    at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
+    strategy, layout = at.strategy, at.named(config).pipeline_layout
+    sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
+    if layout is not None and not ends_are_shorter(num_layers=at.model.num_hidden_layers, **sizes):
+        strategy = replace(strategy, pipeline_layout=parse_layout(layout))
+    return TrainingSetup(model=at.model, cluster=at.cluster, workload=at.workload, parallel=config, strategy=strategy)
+
+
+def options(query: Query, config: Any, tool: str) -> dict[str, str]:
+    """A configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
+    if isinstance(config, ServingConfig):
+        _, values = engines.ENGINES[tool](serving_setup(query, config))
+        return {name: " ".join(words) for name, words in option_words(values).items()}
+    setup = training_setup(resolve_training(query), config)
+    if tool in ("megatron-lm", "gpt-neox"):
+        return {f"--{name}": " ".join(words) for name, words in megatron_lm.flags(setup).items()}
+    if tool == "nemo":
+        return megatron_bridge.overrides(setup)
+    if tool == "verl":
+        return verl.overrides(setup)
+    content = {"torchtitan": torchtitan, "deepspeed": deepspeed, "accelerate": accelerate, "nanotron": nanotron}[tool].config(
+        setup
+    )
+    return {each.written: " ".join(each.values) for each in as_settings(content)}

@@ -1,0 +1,148 @@
+"""Other tools' configurations as queries, completed from the catalogue; all that is refused or missing is one error."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hp_tool import catalog
+from hp_tool.formats import imports
+from hp_tool.formats.imports import detect as detect
+from hp_tool.formats.reading import ImportRefusedError, Missing, Reading, Setting
+from hp_tool.queries import schema
+
+MAX_NAMED = 40
+"""Refusals, and missing fields, that one error lists."""
+
+
+def read_configuration(
+    text: str,
+    *,
+    format: str | None = None,
+    num_gpus: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    log: Sequence[str] = (),
+) -> Reading:
+    """A foreign configuration as a query, with what became of each of its words.
+
+    `overrides` (dotted paths) say what it cannot: the GPU, a model. `variables` are a script's environment and, as 1, 2, ...,
+    its
+    arguments; `files` the texts of what it sources or names; `ignore` the flags to pass over; `log` completes what it leaves
+    open.
+    Raises ImportRefusedError, which names all that is refused and all that is missing, or InputError where it cannot be read
+    at all.
+    """
+    changes = dict(overrides or {})
+    told = num_gpus or changes.get("cluster.num_gpus")
+    source = imports.Source(
+        text=text,
+        variables=variables or {},
+        files=files or {},
+        ignore=ignore,
+        log=log,
+        num_gpus=told if isinstance(told, int) and told > 0 else None,
+        vocabulary=_vocabulary,
+        layers_of=lambda name: catalog.model(name).num_hidden_layers,
+        num_experts_of=lambda name: catalog.model(changes.get("model", name)).num_experts,
+    )
+    reading = imports.read(source, format=format)
+    query = reading.query
+    if reading.num_gpus:
+        query["cluster"] = {"num_gpus": reading.num_gpus}
+    if "model" in changes or "model.vocab_size" in changes:
+        query["model"] = query.get("model", {}) if "model" not in changes else {}
+    schema.lay(query, changes)
+    if isinstance(query.get("cluster"), str):
+        query["cluster"] = changes["cluster"]
+    _complete(reading, changes, text)
+    if reading.refused or reading.missing:
+        raise _refusal(reading)
+    return reading
+
+
+def read_query(text: str, **options: Any) -> dict[str, Any]:
+    """The query of a foreign configuration; as `read_configuration`."""
+    return read_configuration(text, **options).query
+
+
+def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
+    """Note what the query still needs, less what was given."""
+    query, cluster = reading.query, reading.query.get("cluster")
+    gpu = _mentioned_gpu(text)
+    kind = "training" if query.get("kind") == "training" else "inference"
+    if not isinstance(cluster, str):
+        named = cluster if isinstance(cluster, Mapping) else {}
+        if "gpu" not in named and "stages" not in named:
+            why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
+            reading.lack("cluster.gpu", f"add --gpu {gpu or 'h100-sxm-80gb'} ({why})")
+        if "num_gpus" not in named and "stages" not in named:
+            why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
+            reading.lack("cluster.num_gpus", f"{why}; add --num-gpus")
+    if not query.get("model"):
+        reading.lack(
+            "model", f"a {reading.tool} configuration does not name the model; add --model llama-3-8b, or a config.json"
+        )
+    if kind == "training" and "sequence_length" not in query.get("training", {}):
+        reading.lack(
+            "training.sequence_length", "nothing says the length of a sequence; add --set training.sequence_length=4096"
+        )
+    shape = query.get("model")
+    reading.missing = [
+        _suggested(each, shape)
+        for each in reading.missing
+        if not any(each.field == path or each.field.startswith(f"{path}.") for path in given)
+    ]
+
+
+def _suggested(missing: Missing, shape: Any) -> Missing:
+    """A vocabulary's hint names the catalogue's model of this shape."""
+    if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
+        return missing
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    for name in catalog.names("models"):
+        spec = catalog.model(name)
+        same = all(getattr(spec, each) == shape.get(each) for each in names) and spec.num_experts == shape.get("num_experts")
+        if same and spec.ffn_size == shape.get("intermediate_size") and "vocab_size=..." in missing.hint:
+            hint = missing.hint.replace("vocab_size=...", f"vocab_size={spec.vocab_size}")
+            return Missing(field=missing.field, hint=f"{hint} (the shape is that of {name})")
+    return missing
+
+
+def _vocabulary(found: Mapping[str, Setting]) -> str:
+    """What a tokenizer's name tells of its vocabulary: that of the catalogue's model of this name, or GPT-2's."""
+    kind = found.get("tokenizer-type")
+    if kind is not None and kind.values == ("GPT2BPETokenizer",):
+        return "50257"
+    for key in ("tokenizer-model", "tokenizer-name-or-path", "load-tokenizer-from", "tokenizer-path"):
+        if key in found and found[key].values and not found[key].unknown:
+            tail = found[key].values[0].rstrip("/").split("/")[-1].lower()
+            whole = found[key].values[0].lower()
+            plain = re.sub(r"^meta-|-(hf|instruct|chat|base|it)(?=-|$)", "", tail)
+            for name in (whole, tail, plain):
+                if catalog.knows("models", name):
+                    return str(catalog.model(name).vocab_size)
+    return ""
+
+
+def _mentioned_gpu(text: str) -> str:
+    """The catalogue's GPU that a text speaks of, for a hint."""
+    words = set(re.findall(r"[a-z]+\d+[a-z]*", text[:100_000].lower()))
+    known = sorted(catalog.names("gpus"), key=lambda name: (name.split("-")[0] not in ("h100", "a100", "h200", "b200"), name))
+    return next((name for name in known if name.split("-")[0] in words and re.search(r"\d", name.split("-")[0])), "")
+
+
+def _refusal(reading: Reading) -> ImportRefusedError:
+    """One error for all that is refused and all that is missing."""
+    parts = []
+    if reading.refused:
+        listed = "; ".join(reading.refused[:MAX_NAMED])
+        more = f"; and {len(reading.refused) - MAX_NAMED} more" if len(reading.refused) > MAX_NAMED else ""
+        parts.append(f"not read: {listed}{more} (--ignore NAME passes over what costs neither time nor memory)")
+    if reading.missing:
+        parts.append("missing: " + "; ".join(f"{each.field}: {each.hint}" for each in reading.missing[:MAX_NAMED]))
+    first = reading.missing[0].field if reading.missing else reading.refused[0].split(" ")[0].rstrip(":")
+    code = "unsupported" if reading.refused else "missing_field"
+    field = reading.refused[0].split(" ")[0].rstrip(":") if reading.refused else first
+    return ImportRefusedError("; ".join(parts), reading=reading, field=field, code=code)

@@ -1,0 +1,372 @@
+"""Any configuration that is read: whose it is, and the query it asks for."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hp_tool import documents
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats import engine_commands, megatron_lm, nanotron, torchtitan, trainer, verl, yaml_configs
+from hp_tool.formats.launch import Launch, launch_of, world_size
+from hp_tool.formats.megatron_lm.arguments import TABLE
+from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
+from hp_tool.formats.names import IMPORTS as READ
+from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table
+from hp_tool.formats.renamed import of_printed, printed
+from hp_tool.formats.shell import Script
+
+NOT_READ = {
+    "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes",
+    "_component_": "torchtune",
+    "max_duration": "LLM Foundry (Composer)", "auto_map": "a model's config.json", "architectures": "a model's config.json",
+    "enable_attention_dp": "TensorRT-LLM's options", "nodes_and_edges": "a workflow",
+}  # fmt: skip
+"""Keys and words that give away a format that is not read."""
+MAX_YAML = 400_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A configuration and what is at hand beside it."""
+
+    text: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment of a script; 1, 2, ... are its arguments."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files that it sources or names, by the name it gives them."""
+    ignore: Sequence[str] = ()
+    """Flags and keys to pass over."""
+    log: Sequence[str] = ()
+    """Lines of the run's log, which completes what the configuration does not say."""
+    num_gpus: int | None = None
+    vocabulary: Callable[[Mapping[str, Setting]], str] = lambda found: ""
+    """What is known of a tokenizer's vocabulary: digits, or an empty text."""
+    layers_of: Callable[[str], int] = lambda name: 1
+    num_experts_of: Callable[[str], int | None] = lambda name: None
+
+
+def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
+    """Whose configuration a text is, one of READ. Raises UnsupportedError for a known format that is not read, InputError
+    where it
+    is none.
+    """
+    stripped = text.lstrip("\ufeff \t\r\n")
+    if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ \t]*(#.*)?$", text):
+        return "torchtitan"
+    if re.search(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}", text[:200_000]):
+        return "megatron-lm"
+    if stripped.startswith("{") or (found := _mapping(text)) is not None:
+        content = found if not stripped.startswith("{") else _json(text)
+        return _of_mapping(content or {}, text)
+    if re.search(r"\bopenrlhf\b", text):
+        raise _unread("OpenRLHF")
+    if re.search(r"(?m)(?<![\w/.-])vllm\s+serve\b|vllm\.entrypoints\.(openai\.)?api_server", text):
+        return "vllm"
+    if re.search(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b", text):
+        return "sglang"
+    if re.search(r"trtllm-serve|tensorrt_llm\.commands\.serve", text):
+        raise _unread("TensorRT-LLM's server")
+    if re.search(r"\bverl\.trainer\.|actor_rollout_ref\.", text):
+        return "verl"
+    if re.search(r"\bdeepy\.py\b", text):
+        return "gpt-neox"
+    if re.search(
+        r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b",
+        text,
+    ):
+        return "megatron-lm"
+    if re.search(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path", text):
+        return "accelerate" if re.search(r"accelerate\s+launch", text) and "--config_file" in text and files else "deepspeed"
+    if re.search(r"--job\.config_file|--model\.flavor", text):
+        return "torchtitan"
+    if re.search(r"(?<!\S)--[A-Za-z]", text):
+        return "megatron-lm"
+    raise InputError(
+        f"nothing that is read: {', '.join(READ)} are, as launch scripts, configuration files or logs; say which with --format",
+        field="format",
+    )
+
+
+def _unread(name: str) -> UnsupportedError:
+    return UnsupportedError(f"this is {name}, which is not read; {', '.join(READ)} are", field="format")
+
+
+def _mapping(text: str) -> dict[str, Any] | None:
+    """What a YAML text holds; None where it is none, as a shell script."""
+    first = next((row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), "")
+    if len(text) > MAX_YAML or text.startswith("#!") or not re.match(r"(---|[\w\"'.-]+[ \t]*:([ \t]|$))", first):
+        return None
+    try:
+        return documents.parse(text, origin=Path("configuration.yaml"))
+    except InputError:
+        return None
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        return documents.parse(text, origin=Path("deepspeed.json"))
+    except InputError:  # GPT-NeoX writes YAML in braces, with comments
+        return documents.parse(text, origin=Path("configuration.yaml"))
+
+
+def _of_mapping(content: Mapping[str, Any], text: str) -> str:
+    keys = {str(key).replace("-", "_") for key in content}
+    model = content.get("model")
+    if keys & {"pipe_parallel_size", "model_parallel_size", "train_iters"} or ("num_layers" in keys and "hidden_size" in keys):
+        return "gpt-neox"
+    if keys & {"actor_rollout_ref", "critic"}:
+        return "verl"
+    if keys & {"distributed_type", "compute_environment"}:
+        return "accelerate"
+    if "parallelism" in keys and "tokens" in keys:
+        return "nanotron"
+    if keys & {"train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
+        return "deepspeed"
+    if keys & {"language_model", "model_parallel"} or (
+        isinstance(model, Mapping) and keys & {"train", "trainer", "ddp", "mixed_precision"}
+    ):
+        return "nemo"
+    if isinstance(model, Mapping) and any("tensor_model_parallel_size" in str(key) for key in model):
+        return "nemo"
+    for sign, name in NOT_READ.items():
+        if sign in keys or f"{sign}:" in text[:20_000]:
+            raise _unread(name)
+    if "kind" in keys and keys & {"training", "inference"}:
+        raise InputError("this is a query already: give it to estimate, recommend or tune", field="format")
+    if text.lstrip().startswith("{"):
+        return "deepspeed"
+    raise InputError(f"a file of keys that none of {', '.join(READ)} has; say which with --format", field="format")
+
+
+def read(source: Source, *, format: str | None = None) -> Reading:
+    """The query of a configuration, with what became of each of its words. Raises InputError, UnsupportedError."""
+    tool = format or detect(source.text, files=source.files)
+    if tool not in READ:
+        raise InputError(f"no format {tool}; choose one of {', '.join(READ)}", field="format")
+    reading = Reading(tool=tool)
+    told, facts = printed(source.log)
+    if source.num_gpus is None and facts.get("world_size", "").isdecimal():
+        reading.num_gpus = int(facts["world_size"])
+        reading.read.append(Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus"))
+    reading.num_gpus = source.num_gpus or reading.num_gpus
+    _READERS[tool](source, reading, told, facts)
+    return reading
+
+
+def _script(source: Source, reading: Reading) -> tuple[Launch, Script]:
+    launch, script = launch_of(source.text, reading=reading, variables=dict(source.variables), files=dict(source.files))
+    if launch is None:
+        ends = next((f" (line {note.line}: {note.reason})" for note in script.notes if "would end" in note.reason), "")
+        raise InputError(
+            f"the script starts no command that trains or serves{ends}: python, torchrun, srun, deepspeed, accelerate, vllm "
+            f"and sglang "
+            "lines are looked for; give what it sources with --file and its arguments with --var 1=...",
+            field="command",
+        )
+    reading.num_gpus = reading.num_gpus or world_size(launch, script, reading=reading)
+    for word in launch.launchers[:1]:
+        reading.ignored.append(Ignored(flag=word, reason="starts the processes", line=launch.line))
+    return launch, script
+
+
+def _megatron(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+    lines = source.text.splitlines()
+    listed, own = printed(lines) if "arguments ---" in source.text else ([], {})
+    if listed:
+        facts = {**facts, **own}
+        settings = of_printed(listed, reading=reading)
+        if reading.num_gpus is None and facts.get("world_size", "").isdecimal():
+            reading.num_gpus = int(facts["world_size"])
+    else:
+        launch, script = _script(source, reading)
+        _check_program(launch)
+        settings = settings_of(launch.words, table=table(TABLE), reading=reading)
+        _deepspeed_beside(settings, script, reading)
+    if told:
+        ours = {each.name for each in settings if not each.unknown}
+        from_log = [each for each in of_printed(told, reading=Reading(tool=reading.tool)) if each.name not in ours]
+        settings = [each for each in settings if not each.unknown] + from_log
+    if "padded_vocab_size" in facts and all(each.name not in ("padded-vocab-size", "vocab-size") for each in settings):
+        settings.append(Setting(name="padded-vocab-size", written="padded vocab", values=(facts["padded_vocab_size"],)))
+    if known := source.vocabulary({each.name: each for each in settings}):
+        reading.hints["model.vocab_size"] = known
+    megatron_lm.read(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _check_program(launch: Launch) -> None:
+    name = PurePosixPath(launch.program).name.lower()
+    parts = set(re.split(r"[_./-]", name)) if name.startswith(("pretrain", "train", "finetune")) or "." in name else set()
+    for part, what in OTHER_PROGRAMS.items():
+        if part in parts:
+            raise UnsupportedError(
+                f"{launch.program} trains {what}; only decoders, as pretrain_gpt.py trains them, are read", field="command"
+            )
+
+
+def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
+    """Megatron-DeepSpeed's own file, if the script writes it or it was given: its ZeRO stage."""
+    named = next((each for each in settings if each.name == "deepspeed-config" and each.values), None)
+    if named is None or any(each.name == "zero-stage" for each in settings):
+        return
+    text = script.files.get(named.values[0], script.files.get(PurePosixPath(named.values[0]).name))
+    if text is None:
+        reading.ignored.append(
+            Ignored(flag=named.values[0], reason="not at hand; give it with --file if it says a ZeRO stage", line=named.line)
+        )
+        return
+    zero = _json(text).get("zero_optimization")
+    if isinstance(zero, Mapping) and "stage" in zero:
+        settings.append(
+            Setting(name="zero-stage", written=f"{named.values[0]}: zero_optimization.stage", values=(str(zero["stage"]),))
+        )
+
+
+def _torchtitan(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+    text = source.text
+    if not re.search(r"(?m)^[ \t]*\[\w", text) and re.search(r"--job\.config_file|torchtitan", text):
+        launch, script = _script(source, reading)
+        named = next((word.text.partition("=")[2] for word in launch.words if word.text.startswith("--job.config_file=")), "")
+        words = [word.text for word in launch.words]
+        named = named or next(
+            (words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--job.config_file", "--job.config-file")), ""
+        )
+        text = script.files.get(named, script.files.get(PurePosixPath(named).name, ""))
+        if not text:
+            raise InputError(
+                f"the command's file {named or '(none named)'} is not at hand; import it, or give it with --file",
+                field="command",
+            )
+        reading.refused += [
+            f"{word}: overrides on the command line are not read; write them into the file"
+            for word in words
+            if re.match(r"--(model|training|parallelism|activation_checkpoint)\.", word)
+        ]
+    torchtitan.read(text, reading=reading, num_gpus=reading.num_gpus, layers_of=source.layers_of, spare=source.ignore)
+
+
+def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+    if source.text.lstrip().startswith("{") or _mapping(source.text) is not None:
+        trainer.read(_json(source.text), text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+        return
+    launch, script = _script(source, reading)
+    words = settings_of(launch.words, table=table("trainer"), reading=reading)
+    named = next(
+        (
+            each.values[0]
+            for each in words
+            if each.name in ("deepspeed", "deepspeed-config", "deepspeed-config-file") and each.values
+        ),
+        None,
+    )
+    text = None if named is None else script.files.get(named, script.files.get(PurePosixPath(named).name))
+    if named is not None and text is None:
+        stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
+        reading.lack(
+            "parallel.zero_stage",
+            f"{named} is not at hand; give it with --file"
+            + (f", or add --set parallel.zero_stage={stage[1]}" if stage else ""),
+        )
+    config = next(
+        (script.files.get(word.text, script.files.get(PurePosixPath(word.text).name)) for word in _accelerate_files(script)),
+        None,
+    )
+    content = None if text is None else _json(text)
+    if config is not None:
+        trainer.accelerate(
+            _json(config), text=config, reading=reading, num_gpus=reading.num_gpus, words=words, spare=source.ignore
+        )
+        return
+    trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _accelerate_files(script: Script) -> list[Any]:
+    """Words behind --config_file of `accelerate launch`."""
+    found = []
+    for command in script.commands:
+        for word, after in zip(command.words, command.words[1:], strict=False):
+            if word.text in ("--config_file", "--config-file"):
+                found.append(after)
+    return found
+
+
+def _accelerate(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+    content = _mapping(source.text)
+    if content is None:
+        _trainer(source, reading, told, facts)
+        return
+    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
+        reading.num_gpus = int(content["num_processes"])
+    trainer.accelerate(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
+    def follow(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+        content = _json(source.text) if source.text.lstrip().startswith("{") else _mapping(source.text)
+        if content is None:
+            content = {}
+            launch, script = _script(source, reading)
+            names = [word.text for word in launch.words if word.text.endswith((".yml", ".yaml", ".json"))]
+            for name in names:
+                text = script.files.get(name, script.files.get(PurePosixPath(name).name))
+                if text is None:
+                    raise InputError(f"{name} is not at hand; give it with --file", field="command", code="missing_field")
+                content |= _json(text)
+        if known := source.vocabulary(
+            {
+                plain(str(key)): Setting(name=plain(str(key)), written=str(key), values=(str(value),))
+                for key, value in content.items()
+            }
+        ):
+            reading.hints["model.vocab_size"] = known
+        read_content(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+    return follow
+
+
+def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+    from hp_tool.formats.renamed import file_settings
+
+    content = _mapping(source.text)
+    if content is not None:
+        settings = file_settings(content, text=source.text)
+    else:
+        launch, _ = _script(source, reading)
+        settings = verl.settings_of(launch.words)
+        reading.ignored += [
+            Ignored(flag=word.text, reason="chooses the trainer's own file", line=word.line)
+            for word in launch.words
+            if "=" not in word.text
+        ]
+    verl.read(settings, reading=reading, num_gpus=source.num_gpus, spare=source.ignore)
+
+
+def _engine(engine: str) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
+    def follow(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
+        launch, _ = _script(source, reading)
+        words, model = list(launch.words), None
+        if engine == "vllm" and words and not words[0].text.startswith("-"):
+            model = words.pop(0).text
+        if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
+            reading.num_gpus = source.num_gpus  # srun starts one server
+        settings = settings_of(words, table=table(engine), reading=reading)
+        engine_commands.read(
+            settings, engine=engine, model=model, reading=reading, num_experts_of=source.num_experts_of, spare=source.ignore
+        )
+
+    return follow
+
+
+_READERS: dict[str, Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]] = {
+    "megatron-lm": _megatron,
+    "torchtitan": _torchtitan,
+    "deepspeed": _trainer,
+    "accelerate": _accelerate,
+    "nemo": _yaml(yaml_configs.nemo),
+    "gpt-neox": _yaml(yaml_configs.neox),
+    "nanotron": _yaml(nanotron.read),
+    "verl": _verl,
+    "vllm": _engine("vllm"),
+    "sglang": _engine("sglang"),
+}

@@ -1,0 +1,216 @@
+"""Which command of a script trains or serves, how many processes it starts, and what its own words are."""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from hp_tool.formats import shell
+from hp_tool.formats.reading import Ignored, Read, Reading
+from hp_tool.formats.shell import Command, Script, Word
+
+_COUNTS = {
+    "nproc-per-node": "per_node", "gpus-per-node": "per_node", "ntasks-per-node": "tasks", "gres": "per_node",
+    "nnodes": "nodes", "nodes": "nodes", "N": "nodes", "n": "all", "np": "all", "ntasks": "all",
+    "num-gpus": "per_node", "num-nodes": "nodes", "num-processes": "all", "num-machines": "machines",
+    "gpus-per-task": "per_task",
+}  # fmt: skip
+"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
+_SWITCHES = {
+    "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu",
+    "debug",
+    "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
+    "allow-run-as-root", "unbuffered",
+    "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u", "v", "use-hostfile",
+    "oversubscribe",
+}  # fmt: skip
+"""Options of launchers that no value follows."""
+LAUNCHERS = {
+    "torchrun",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "deepspeed",
+    "accelerate",
+    "ds",
+    "salloc",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+}
+_OTHERS = {
+    "cat",
+    "tee",
+    "echo",
+    "mkdir",
+    "cd",
+    "export",
+    "printf",
+    "rm",
+    "cp",
+    "ls",
+    "wait",
+    "sleep",
+    "module",
+    "conda",
+    "pip",
+    "grep",
+    "sed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A command that trains or serves."""
+
+    program: str
+    """pretrain_gpt.py, sglang.launch_server, vllm; empty where there are only flags."""
+    words: tuple[Word, ...]
+    """What is passed to the program."""
+    launchers: tuple[str, ...]
+    counts: dict[str, Word]
+    """How many processes: nodes, per_node, tasks, all."""
+    line: int
+
+
+def find(script: Script, *, reading: Reading) -> Launch | None:
+    """The command that trains or serves: the one with most flags; every other command is noted as ignored."""
+    flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
+    if flags_alone and len(flags_alone) == len(script.commands):
+        words = tuple(word for command in flags_alone for word in command.words)
+        return Launch(program="", words=words, launchers=(), counts={}, line=flags_alone[0].line)
+    launches = [_launch(command) for command in script.commands]
+    ranked = [each for each in launches if each is not None]
+    best = max(ranked, key=_weight, default=None)
+    for command, launch in zip(script.commands, launches, strict=True):
+        if launch is None or launch is not best:
+            text = " ".join(word.text for word in command.words)
+            reason = "does not train"
+            if command.words[0].text.startswith("--"):
+                reason = "bash takes this as a command of its own: the line before it does not end in a backslash"
+            elif launch is not None:
+                reason = "another command; the one with most flags is read"
+            reading.ignored.append(Ignored(flag=text[:200], reason=reason, line=command.line))
+    for note in script.notes:
+        reading.ignored.append(Ignored(flag=note.text, reason=note.reason, line=note.line))
+    return best
+
+
+def _weight(launch: Launch) -> tuple[int, int]:
+    flags = sum(word.text.startswith("-") or "=" in word.text for word in launch.words)
+    return (int(bool(launch.launchers)) + int(flags > 3), flags)
+
+
+def _launch(command: Command) -> Launch | None:
+    words = list(command.words)
+    texts = [word.text for word in words]
+    names = [PurePosixPath(text).name for text in texts]
+    if names[0] in _OTHERS:
+        return None
+    start = _program(texts, names)
+    if start is None:
+        return None
+    program = names[start] if texts[start].endswith((".py", ".sh")) else texts[start]
+    launchers = tuple(name for name in (*names[: start + 1], *texts[: start + 1]) if name in LAUNCHERS)
+    after = start + 1
+    if program == "vllm" or program == "sglang":
+        after += 1
+    return Launch(
+        program=program, words=tuple(words[after:]), launchers=launchers, counts=_counts(words[:start]), line=command.line
+    )
+
+
+def _program(texts: list[str], names: list[str]) -> int | None:
+    """Where the program stands among a command's words: vllm, a file of Python, or the module behind -m."""
+    for number, text in enumerate(texts):
+        if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[number + 1 : number + 2] != ["-m"]:
+            return number
+        if text == "-m" and number + 1 < len(texts) and texts[number + 1] not in LAUNCHERS:
+            return number + 1
+        if (
+            re.search(r"\.py$", text)
+            and (number == 0 or not texts[number - 1].startswith("--"))
+            and names[number] != "deepy.py"
+        ):
+            return number
+    for number, name in enumerate(names):
+        if name in ("torchrun", "deepspeed") or texts[number] in ("torch.distributed.run", "torch.distributed.launch"):
+            place = number + 1
+            while place < len(texts) and texts[place].startswith("-"):
+                alone = "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in _SWITCHES
+                place += 1 if alone else 2
+            return place if place < len(texts) else None
+    return None
+
+
+def _counts(words: list[Word]) -> dict[str, Word]:
+    counts: dict[str, Word] = {}
+    for number, word in enumerate(words):
+        name, separator, value = word.text.lstrip("-").partition("=")
+        kind = _COUNTS.get(name.replace("_", "-")) if word.text.startswith("-") else None
+        if kind is None:
+            continue
+        given = Word(value, word.line, word.unknown) if separator else (words[number + 1] if number + 1 < len(words) else word)
+        counts[kind] = given
+    return counts
+
+
+def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
+    """Processes, and so devices, that the launch starts; None where the script does not say."""
+    header = {_COUNTS[name]: Word(value, 0) for name, value in script.header.items() if name in _COUNTS}
+    own = dict(launch.counts)
+    agents = any(
+        name in ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate") for name in launch.launchers
+    )
+    if "machines" in own and "all" in own:  # accelerate counts all processes
+        return _number(own["all"], "--num_processes", reading)
+    nodes = _number(own.get("nodes"), "--nnodes", reading)
+    if nodes is None:
+        nodes = _number(header.get("nodes"), "#SBATCH --nodes", reading)
+    per_node = _number(own.get("per_node"), "--nproc_per_node", reading)
+    if per_node is None and not agents:
+        tasks = _number(own.get("tasks", header.get("tasks")), "--ntasks-per-node", reading)
+        per_node = tasks if tasks is not None and tasks > 1 else None
+    if per_node is None and "all" in own:
+        return _number(own["all"], "-n", reading)
+    if per_node is None:
+        per_node = _number(header.get("per_node"), "#SBATCH --gpus-per-node", reading)
+    if per_node is None:
+        whole = _number(header.get("all"), "#SBATCH --ntasks", reading)
+        return whole if whole is not None and whole > 1 else None
+    if nodes is None and ("nodes" in own or "nodes" in header):
+        return None
+    return per_node * (nodes or 1)
+
+
+def _number(word: Word | None, option: str, reading: Reading) -> int | None:
+    if word is None:
+        return None
+    text = word.text.rsplit(":", 1)[-1]
+    if text.isdecimal() and len(text) < 8:
+        reading.read.append(Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus"))
+        return int(text)
+    if word.unknown:
+        names = ", ".join(word.unknown)
+        reading.hints["cluster.num_gpus"] = f"{option} is {names}, which nothing sets here"
+    return None
+
+
+def launch_of(text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]) -> tuple[Launch | None, Script]:
+    """The launch of a script and the script; lines that words lost on the way are looked up in the text."""
+    script = shell.read(text, variables=variables, files=files)
+    launch = find(script, reading=reading)
+    if launch is None:
+        return None, script
+    lines = text.splitlines()
+    rows = {row.split()[0]: number for number, row in reversed(list(enumerate(lines, 1))) if row.split()}
+
+    def placed(word: Word) -> Word:
+        name = word.text.partition("=")[0]
+        if not word.text.startswith("--") or (0 < word.line <= len(lines) and name in lines[word.line - 1]):
+            return word
+        inside = rows.get(name) or next((number for number, row in enumerate(lines, 1) if name in row.split()), word.line)
+        return word._replace(line=inside)
+
+    words = tuple(placed(word) for word in launch.words[:500]) + launch.words[500:]
+    return Launch(
+        program=launch.program, words=words, launchers=launch.launchers, counts=launch.counts, line=launch.line
+    ), script

@@ -1,0 +1,237 @@
+"""Arguments of Megatron-LM with typed access, and the model that they describe."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from hp_tool.errors import InputError
+from hp_tool.formats.megatron_lm import words
+from hp_tool.formats.reading import Reading, Setting, table
+
+TABLE = "megatron"
+MAX_LAYERS = 10_000
+SMALL = ("num-layers", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank", "mtp-num-layers")
+"""Arguments that lists are made as long as."""
+LARGEST = 1 << 40
+
+
+class Arguments:
+    """Arguments with typed access and Megatron's defaults; None in a section of the query: they do not say it."""
+
+    def __init__(self, found: Mapping[str, Setting], reading: Reading, num_gpus: int | None, *, older: bool) -> None:
+        self.found = found
+        self.reading = reading
+        self.num_gpus = num_gpus or 0
+        self.older = older
+
+    def on(self, *names: str) -> bool:
+        return any(name in self.found for name in names)
+
+    def refuse(self, name: str, why: str) -> None:
+        self.reading.refused.append(
+            f"--{name} {' '.join(self.found[name].values) if name in self.found else ''}".strip() + f": {why}"
+        )
+
+    def lack(self, name: str, why: str) -> None:
+        field = table(TABLE)[name].why
+        self.reading.lack(field, f"{why}; add --set {field}=...")
+
+    def text(self, name: str, default: str) -> str:
+        setting = self.found.get(name)
+        if setting is None:
+            return default
+        if setting.unknown:
+            at = f"line {setting.line}: " if setting.line else ""
+            self.lack(name, f"{at}{setting.written} is {', '.join(setting.unknown)}, which nothing sets here")
+            return default
+        if len(setting.values) != 1:
+            raise InputError(f"--{name} takes one value, got {' '.join(setting.values) or 'none'}", field=f"--{name}")
+        return setting.values[0]
+
+    def number(self, name: str, default: int | None = None) -> int:
+        if name not in self.found and default is None:
+            self.lack(name, f"the command does not say --{name}")
+        text = self.text(name, str(1 if default is None else default))
+        try:
+            number = int(text[:20])
+        except ValueError:
+            raise InputError(f"--{name} takes a whole number, got {text}", field=f"--{name}") from None
+        if abs(number) > LARGEST or (name in SMALL and number > MAX_LAYERS):
+            raise InputError(f"--{name} {text} is more than any training has", field=f"--{name}")
+        return number
+
+    def given(self, name: str) -> int | None:
+        """The number behind a flag that has no default."""
+        return self.number(name) if self.on(name) else None
+
+    def real(self, name: str, default: float) -> float:
+        text = self.text(name, str(default))
+        try:
+            return float(text)
+        except ValueError:
+            raise InputError(f"--{name} takes a number, got {text}", field=f"--{name}") from None
+
+    def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
+        """Our word for a flag's value, of a mapping from our words to theirs."""
+        text = self.text(name, default)
+        for our, their in theirs.items():
+            if their.lower() == text.lower():
+                return our
+        self.refuse(name, "is not modelled")
+        return next(iter(theirs))
+
+    def model(self) -> dict[str, Any]:
+        hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
+        swiglu = self.on("swiglu") or self.text("glu-activation", "") == "swiglu"
+        # validate_args: 4h, or two thirds of it in multiples of 64 under --swiglu.
+        usual = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+        layers, bias, latent = self.number("num-layers"), not self.on("disable-bias-linear"), self.on("multi-latent-attention")
+        positions = self.positions()
+        grouped = self.on("group-query-attention", "num-key-value-heads") or (latent and self.on("num-query-groups"))
+        groups = self.number("num-key-value-heads", self.number("num-query-groups", 1))
+        model: dict[str, Any] = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups if grouped else heads,
+            "head_dim": self.number("kv-channels", max(hidden // max(heads, 1), 1)),
+            "intermediate_size": self.number("ffn-hidden-size", usual),
+            "vocab_size": self.vocabulary(),
+            "tie_word_embeddings": not self.on("untie-embeddings-and-output-weights"),
+            "gated_mlp": swiglu or self.on("quick-geglu", "glu-activation"),
+            "normalization": self.ours("normalization", words.NORMS, "LayerNorm"),
+            "embedding_norm": True if self.on("embed-layernorm") else None,
+            "position_embedding": positions,
+            "attention_bias": bias or self.on("add-qkv-bias"),
+            "attention_output_bias": False if self.on("add-qkv-bias") and not bias else None,
+            "mlp_bias": bias,
+            "max_position_embeddings": self.number("max-position-embeddings") if positions == "learned" else None,
+            # Of latent attention it switches the norms of the latents, which are always there.
+            "query_key_norm": "head" if self.on("qk-layernorm") and not latent else None,
+            "attention_sinks": True if self.text("softmax-type", "vanilla") == "learnable" else None,
+            "num_nextn_predict_layers": self.given("mtp-num-layers"),
+            **self.window(layers),
+        }
+        if self.experts():
+            width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
+            shared = self.number("moe-shared-expert-intermediate-size", 0)
+            limited = self.given("moe-router-num-groups")
+            model |= {
+                "num_experts": self.experts(),
+                "num_experts_per_tok": self.number("moe-router-topk", 1 if self.older else 2),
+                "moe_intermediate_size": width,
+                "num_shared_experts": 1 if shared % width else shared // width,
+                "first_k_dense_replace": self.leading_dense_layers(layers),
+                "n_group": limited,
+                "topk_group": None if limited is None else self.number("moe-router-group-topk", limited),
+                "shared_expert_intermediate_size": shared if shared % width else None,
+                "shared_expert_gate": True if self.on("moe-shared-expert-gate") else None,
+            }
+        if latent:
+            model |= {
+                "kv_lora_rank": self.number("kv-lora-rank", 32),
+                "qk_nope_head_dim": self.number("qk-head-dim", 128),
+                "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
+                "v_head_dim": self.number("v-head-dim", 128),
+                "q_lora_rank": self.given("q-lora-rank"),
+            }
+        return model
+
+    def positions(self) -> str:
+        if self.on("use-rotary-position-embeddings"):
+            return "rotary"
+        kind = self.text("position-embedding-type", "learned_absolute").lower()
+        kinds = {"learned_absolute": "learned", "absolute": "learned", "rope": "rotary", "mrope": "rotary", "rotary": "rotary",
+                 "none": "none", "alibi": "none"}  # fmt: skip
+        if kind not in kinds:
+            self.refuse("position-embedding-type", "is not modelled for decoders")
+        return kinds.get(kind, "rotary")
+
+    def window(self, layers: int) -> dict[str, int | None]:
+        """--window-size left,right of the layers that --window-attn-skip-freq leaves; a query sees `left` keys and itself."""
+        if not self.on("window-size"):
+            return {}
+        left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
+        if not left.lstrip("-").isdecimal():
+            raise InputError(f"--window-size takes two numbers, got {self.text('window-size', '')}", field="--window-size")
+        if int(left) < 0:
+            return {}
+        pattern = self.layers("window-attn-skip-freq", layers, every=lambda n: [int((i + 1) % n != 0) for i in range(layers)])
+        count = layers if pattern is None else sum(pattern)
+        return {"sliding_window": int(left) + 1, "sliding_window_layers": None if count == layers else count}
+
+    def experts(self) -> int:
+        """Megatron-DeepSpeed's --num-experts takes one number a layer or one for all."""
+        setting = self.found.get("num-experts")
+        if setting is None:
+            return 0
+        values = set(setting.values)
+        if len(values) != 1:
+            self.refuse("num-experts", "layers with different numbers of experts are not modelled")
+        if setting.unknown or not (text := setting.values[0] if setting.values else "").isdecimal():
+            self.lack("num-experts", f"--num-experts is {' '.join(setting.values)}")
+            return 0
+        return int(text) if int(text) > 1 or not self.older else 0
+
+    def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
+        """One number a layer of a flag that takes N or a list expression such as ([0]*3+[1]*58); None where it is not given."""
+        if not self.on(name):
+            return None
+        text = self.text(name, "1").replace(" ", "")
+        if text.isdecimal() and int(text) > 0:
+            return list(every(int(text)))
+        try:
+            pattern = number_list(ast.parse(text[:1_000], mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pattern = []
+        if len(pattern) != layers or not set(pattern) <= {0, 1}:
+            self.refuse(name, f"write a number, or 0 and 1 for each of {layers} layers, as ([0]*k+[1]*n)")
+            return None
+        return pattern
+
+    def vocabulary(self) -> int:
+        """Rows of the embedding: the vocabulary padded to a multiple of --make-vocab-size-divisible-by x TP."""
+        if self.on("padded-vocab-size"):
+            return self.number("padded-vocab-size")
+        size = self.number("vocab-size") if self.on("vocab-size") else 0
+        if not size:
+            told = (
+                self.found.get("tokenizer-model")
+                or self.found.get("tokenizer-name-or-path")
+                or self.found.get("tokenizer-type")
+            )
+            known = self.reading.hints.get("model.vocab_size", "")
+            if not known.isdecimal():
+                known = known or ("32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else "")
+                tokenizer = "the tokenizer" if told is None else " ".join((told.written, *told.values))
+                self.reading.lack(
+                    "model.vocab_size", f"{tokenizer} decides the vocabulary; add --set model.vocab_size={known or '...'}"
+                )
+                return 1
+            size = int(known)
+        size += self.number("vocab-extra-ids", 0)
+        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
+        return -(-size // max(multiple, 1)) * multiple
+
+    def leading_dense_layers(self, layers: int) -> int:
+        """--moe-layer-freq: 1, or k dense layers, then experts in all others."""
+        pattern = self.layers("moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]) or [1]
+        dense = pattern.index(1) if 1 in pattern else layers
+        if 0 in pattern[dense:]:
+            self.refuse(
+                "moe-layer-freq", f"only leading layers without experts are modelled: ([0]*k+[1]*n) with k + n = {layers}"
+            )
+        return dense
+
+
+def number_list(node: ast.expr) -> list[int]:
+    """The list that sums and multiples of lists of numbers make. Raises ValueError."""
+    if isinstance(node, ast.List) and all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.elts):
+        return [int(each.value) for each in node.elts]  # type: ignore[attr-defined]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (number_list(node.left) + number_list(node.right))[:20_000]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = (node.right, node.left) if isinstance(node.left, ast.Constant) else (node.left, node.right)
+        if isinstance(right, ast.Constant) and isinstance(right.value, int) and 0 <= right.value <= 10_000:
+            return (number_list(left) * right.value)[:20_000]
+    raise ValueError

@@ -1,0 +1,203 @@
+"""A configuration as something that starts: a shell script, an sbatch script, a manifest for Kubernetes."""
+
+import functools
+import shlex
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.network import domains
+from hp_tool.domain.parallel import divisors
+from hp_tool.domain.switches import device_connections
+from hp_tool.formats.megatron_lm import words
+from hp_tool.formats.megatron_lm.write import flags, loop_flags
+from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
+
+PORT = 29_500
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
+FILL = "FILL IN"
+_YOURS: tuple[tuple[str, Values], ...] = (
+    ("your data and tokenizer (mock data starts at once)", {"mock-data": True, "tokenizer-type": "NullTokenizer",
+    "split": "99,1,0"}),
+    ("your learning rate, schedule and length", {
+        "lr": "3e-4", "min-lr": "3e-5", "lr-decay-style": "cosine", "lr-warmup-fraction": "0.01", "train-iters": 1000,
+        "weight-decay": "0.1", "clip-grad": "1.0", "adam-beta1": "0.9", "adam-beta2": "0.95",
+    }),
+    ("your checkpoints (--save FOLDER --load FOLDER)", {"save-interval": 1000}),
+    ("your logs", {"log-interval": 10, "log-throughput": True, "eval-iters": 0}),
+)  # fmt: skip
+"""What a command needs beside the configuration, with values that start; all of it is the user's."""
+
+
+@functools.cache
+def _trained_with() -> dict[str, dict[str, Any]]:
+    text = resources.files("hp_tool.formats").joinpath("tables/trained_with.yaml").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return found
+
+
+def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Flags of the model that nothing is estimated from (rotary base, epsilon, router), and those that nobody here knows."""
+    m, name = setup.model, setup.model.name
+    known = _trained_with().get(max((each for each in _trained_with() if name.startswith(each)), key=len, default=""), {})
+    values: Values = {
+        flag: f"{value:g}" if isinstance(value, float) else value
+        for flag, value in known.items()
+        if (m.positions == "rotary" or not flag.startswith(("rotary", "rope", "use-rope")))
+        and (m.num_experts or not flag.startswith("moe-"))
+    }
+    wanted = ["norm-epsilon"] + ["rotary-base"] * (m.positions == "rotary")
+    wanted += ["moe-router-load-balancing-type", "moe-aux-loss-coeff"] * bool(m.num_experts)
+    lacking = tuple(
+        flag
+        for flag in wanted
+        if flag not in known and not (flag == "moe-aux-loss-coeff" and "moe-router-load-balancing-type" in known)
+    )
+    return option_words(values), lacking
+
+
+def environment(setup: TrainingSetup) -> dict[str, str]:
+    """Variables that Megatron asserts or the configuration is slow without (validate_args of core 0.16)."""
+    if setup.parallel.zero_stage >= 2:  # FSDP refuses 1
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    connections = device_connections(workload=setup.workload, parallel=setup.parallel)
+    if connections is None or (connections == "1" and setup.cluster.gpu.name.startswith(_BLACKWELL)):
+        return {}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": connections}
+
+
+def arguments(setup: TrainingSetup) -> dict[str, list[str]]:
+    """Every flag of the configuration and of the model."""
+    return flags(setup) | loop_flags(setup) | trained_with(setup)[0]
+
+
+def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
+    """Comment lines for the top of a script, and the array of flags that they speak of."""
+    lacking = trained_with(setup)[1]
+    parts = list(_YOURS)
+    if lacking:
+        parts.append((f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {}))
+    head = [f"# Fill in, each marked {FILL} below:", *(f"#   {number}. {what}" for number, (what, _) in enumerate(parts, 1))]
+    array = ["YOURS=("]
+    for number, (what, values) in enumerate(parts, 1):
+        array.append(f"    # {FILL} {number}: {what}")
+        array += [
+            "    " + " ".join(shlex.quote(word) for word in (f"--{name}", *texts))
+            for name, texts in option_words(values).items()
+        ]
+    return head, [*array, ")"]
+
+
+def _per_node(setup: TrainingSetup) -> int:
+    return min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+
+
+def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
+    """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
+    nodes = setup.cluster.num_nodes
+    lines = [" ".join(shlex.quote(word) for word in (f"--{name}", *values)) for name, values in arguments(setup).items()]
+    launch = f"torchrun --nnodes {nodes} --nproc-per-node {_per_node(setup)}"
+    if nodes > 1:
+        launch += f' --rdzv-backend c10d --rdzv-endpoint "${{MASTER_ADDR:?set it to the first node}}:${{MASTER_PORT:-{PORT}}}"'
+    head, yours = _fill_in(setup)
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            f"# {words.TOOL}: {headline(setup)}.",
+            *head,
+            *(f"export {name}={value}" for name, value in environment(setup).items()),
+            *yours,
+            " \\\n    ".join((f"{launch} {script}", *lines, '"${YOURS[@]}"', '"$@"')),
+            "",
+        )
+    )
+
+
+def _segment(setup: TrainingSetup) -> list[str]:
+    """Nodes that Slurm's block topology keeps in one rack: as many as the cost model fills together, in equal segments."""
+    cluster = setup.cluster
+    domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
+    if not domain.of_several_nodes:
+        return []
+    together = max(int(domain.together) // cluster.gpus_per_node, 1)
+    sizes = divisors(cluster.num_nodes, limit=int(domain.size) // cluster.gpus_per_node)
+    return [f"#SBATCH --segment={max((size for size in sizes if size % together == 0), default=max(sizes))}"]
+
+
+def _job_name(setup: TrainingSetup) -> str:
+    """Letters, digits, dot and dash alone: a model's name is a user's string."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[:64] or "training"
+
+
+def slurm(setup: TrainingSetup) -> str:
+    """An sbatch script with one torchrun agent per node; account, partition and time limit are given to sbatch."""
+    body = command(setup).splitlines()
+    start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
+    run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={_job_name(setup)}",
+            f"#SBATCH --nodes={setup.cluster.num_nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={_per_node(setup)}",
+            "#SBATCH --exclusive",
+            *_segment(setup),
+            *body[1:start],
+            "set -euo pipefail",
+            'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export MASTER_ADDR",
+            run,
+            "",
+        )
+    )
+
+
+def kubernetes(setup: TrainingSetup) -> str:
+    """A manifest: an Indexed Job with a pod per node, and the headless Service by which they find the first."""
+    name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
+    nodes, per_node = setup.cluster.num_nodes, _per_node(setup)
+    script = "".join(line + "\n" for line in command(setup).splitlines())
+    labels = {"app": name}
+    variables = [{"name": "MASTER_ADDR", "value": f"{name}-0.{name}"}, {"name": "MASTER_PORT", "value": str(PORT)}]
+    container = {
+        "name": "train",
+        "image": "FILL-IN/image-with-megatron-lm",
+        "workingDir": "/workspace/megatron-lm",
+        "command": ["bash", "-c", script],
+        "env": variables,
+        "resources": {"limits": {"nvidia.com/gpu": per_node}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 (in the container)
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "subdomain": name,
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"clusterIP": "None", "selector": labels},
+    }
+    head = (
+        f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your data, and in the script "
+        f"what its "
+        "own list names.\n"
+    )
+    return head + yaml.safe_dump_all([service, job], sort_keys=False, width=10_000)

@@ -1,0 +1,238 @@
+"""What is read of another tool's configuration: every word of it, and what became of each."""
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+
+from hp_tool.errors import InputError, UnsupportedError
+
+Fate = Literal["read", "ignored", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A setting that the query took."""
+
+    flag: str
+    value: str
+    line: int | None
+    """Of the script or file, from 1; None where it has no lines."""
+    field: str
+    """The query's field that it decides, alone or with others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """A setting, or a line, that the query does not need."""
+
+    flag: str
+    reason: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """What the configuration does not say and the query needs."""
+
+    field: str
+    hint: str
+    """How to give it, with the value that the configuration suggests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting as it is written: a flag and the words behind it, or a key and its value."""
+
+    name: str
+    """As tables write it: no dashes before, dashes inside."""
+    written: str
+    values: tuple[str, ...]
+    line: int | None = None
+    unknown: tuple[str, ...] = ()
+    """Parts of the values that only running would tell."""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """A configuration as a query, and what became of its words."""
+
+    tool: str
+    query: dict[str, Any] = field(default_factory=dict)
+    read: list[Read] = field(default_factory=list)
+    ignored: list[Ignored] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Sentences, each naming its setting."""
+    num_gpus: int | None = None
+    hints: dict[str, str] = field(default_factory=dict)
+    """By field, what the configuration suggests where it does not say."""
+
+    def lack(self, path: str, hint: str) -> None:
+        """Note that a field is missing, once."""
+        if all(each.field != path for each in self.missing):
+            self.missing.append(Missing(field=path, hint=hint))
+
+
+class ImportRefusedError(UnsupportedError):
+    """A configuration that holds what is not modelled or not known, all of it named at once, or lacks what a query needs."""
+
+    def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
+        super().__init__(message, field=field, code=code)
+        self.reading = reading
+        self.details = accounts(reading)
+
+
+def accounts(reading: Reading) -> dict[str, Any]:
+    """read, ignored and missing as JSON writes them."""
+    return {
+        "read": [{"flag": r.flag, "value": r.value, "line": r.line, "field": r.field} for r in reading.read],
+        "ignored": [{"flag": i.flag, "reason": i.reason, "line": i.line} for i in reading.ignored],
+        "missing": [{"field": m.field, "hint": m.hint} for m in reading.missing],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A line of a table of arguments."""
+
+    name: str
+    arity: str
+    """0, 1, + or *, as argparse's nargs; ? where it may stand alone."""
+    fate: Fate
+    why: str
+    """The query's field, or the reason."""
+    harmless: tuple[str, ...] = ()
+    """refused: values at which it changes nothing."""
+
+
+@functools.cache
+def table(name: str) -> Mapping[str, Argument]:
+    """The arguments that the table called `name` holds, by name: a YAML file of fates, reasons and names.
+
+    A name alone is a switch, `name=` takes a value, `name=+` and `name=*` several, `name=?` perhaps one; `name=|a|b` is refused
+    unless its value is a or b.
+    """
+    text = resources.files("hp_tool.formats").joinpath(f"tables/{name}.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    arguments: dict[str, Argument] = {}
+    for fate in ("read", "ignored", "refused"):
+        for why, names in (content.get(fate) or {}).items():
+            for entry in names.split():
+                flag, separator, rest = entry.partition("=")
+                kinds, *harmless = rest.split("|")
+                arity = (kinds or "1") if separator else "0"
+                arguments[flag] = Argument(name=flag, arity=arity, fate=fate, why=why, harmless=tuple(harmless))
+    return arguments
+
+
+def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
+    """The table's line for a name: its own, or one that ends in * and begins it."""
+    if name in table:
+        return table[name]
+    beginnings = [each for each in table if each.endswith("*") and f"{name}.".startswith(each[:-1])]
+    return table[max(beginnings, key=len)] if beginnings else None
+
+
+def plain(name: str) -> str:
+    """A flag's or a key's name as tables write it."""
+    return name.lstrip("-").replace("_", "-")
+
+
+def sort(
+    settings: Iterable[Setting], *, table: Mapping[str, Argument], reading: Reading, spare: Iterable[str] = ()
+) -> dict[str, Setting]:
+    """Settings by name (the last of each), every one noted in `reading` as read, ignored or refused. `spare` are names that
+    the caller says to ignore.
+    """
+    spared = {plain(name) for name in spare}
+    last: dict[str, Setting] = {}
+    for setting in settings:
+        if (before := last.pop(setting.name, None)) is not None:
+            flag = " ".join((before.written, *before.values))
+            reading.ignored.append(Ignored(flag=flag, reason="it is given again, and the last one counts", line=before.line))
+        last[setting.name] = setting
+    for setting in last.values():
+        argument, value = look_up(setting.name, table), " ".join(setting.values)
+        if setting.name in spared:
+            reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
+        elif argument is None:
+            near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            reading.refused.append(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
+        elif argument.fate == "read":
+            reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
+        elif argument.fate == "ignored" or value in argument.harmless:
+            why = argument.why if argument.fate == "ignored" else "as if it were left out"
+            reading.ignored.append(Ignored(flag=setting.written, reason=why, line=setting.line))
+        else:
+            reading.refused.append(f"{setting.written}: {argument.why}")
+    return last
+
+
+def as_settings(mapping: Mapping[str, Any], *, lines: str = "", prefix: str = "") -> list[Setting]:
+    """The leaves of a file's mapping as settings named by dotted keys; `lines` is its text, for line numbers."""
+    found: list[Setting] = []
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found += as_settings(value, lines=lines, prefix=f"{dotted}.")
+            continue
+        items = value if isinstance(value, list | tuple) else [value]
+        texts = tuple(_word(item) for item in items)
+        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=_line(lines, str(key))))
+    return found
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _line(text: str, key: str) -> int | None:
+    match = re.search(rf"(?m)^[^#\n]*(?<![\w.-])['\"]?{re.escape(key)}['\"]?\s*[:=]", text)
+    return None if match is None else text.count("\n", 0, match.start()) + 1
+
+
+def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading) -> list[Setting]:
+    """Flags and the words behind them, as argparse would take them; a word that no flag takes is refused by name."""
+    found: list[Setting] = []
+    current: list[Any] = []
+    room = 0
+
+    def close() -> None:
+        if current:
+            head, *rest = current
+            name, separator, value = head.text.partition("=")
+            texts = ((value,) if separator else ()) + tuple(word.text for word in rest)
+            unknown = tuple(part for word in current for part in word.unknown)
+            found.append(Setting(name=plain(name), written=name, values=texts, line=head.line or None, unknown=unknown))
+
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word.text):
+            close()
+            current = [word]
+            argument = table.get(plain(word.text.partition("=")[0]))
+            arity = argument.arity if argument else "*"
+            room = 0 if "=" in word.text else {"0": 0, "?": 1, "1": 1}.get(arity, int(arity) if arity.isdecimal() else 1 << 20)
+        elif room > 0:
+            current.append(word)
+            room -= 1
+        elif word.unknown:
+            reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
+        else:
+            reading.refused.append(f"{word.text!r}: no flag takes this word" + (f" (line {word.line})" if word.line else ""))
+    close()
+    return found
+
+
+def whole_number(value: Any, name: str) -> int:
+    """A count. Raises InputError."""
+    text = str(value)
+    if not re.fullmatch(r"-?\d{1,18}(\.0*)?", text):
+        raise InputError(f"{name} takes a whole number, got {text}", field=name)
+    return int(float(text)) if "." in text else int(text)

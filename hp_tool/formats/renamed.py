@@ -1,0 +1,147 @@
+"""Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo, --yaml-cfg, and the list
+that
+Megatron prints at a log's start.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from hp_tool.errors import InputError
+from hp_tool.formats.megatron_lm.arguments import TABLE
+from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look_up, plain, table
+
+_SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
+"""Of a file whose keys are Megatron's own where they decide something."""
+_OFF = ("false", "none", "null", "no", "")
+_PRINTED_START = re.compile(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}")
+_PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
+MAX_PRINTED = 3_000
+"""Lines that a list of arguments may have."""
+
+
+@functools.cache
+def names(tool: str) -> Mapping[str, str]:
+    """Arguments of Megatron by the tool's own keys; those that a key switches off end in `!`."""
+    text = resources.files("hp_tool.formats").joinpath(f"tables/{tool}.yaml").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for argument, keys in (yaml.safe_load(text).get("as") or {}).items():
+        found |= dict.fromkeys(keys.split(), argument)
+    return found
+
+
+def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading) -> list[Setting]:
+    """The settings under Megatron's names; those of other parts of the tool are noted as its table says."""
+    own, known, megatron = table(tool), names(tool), table(TABLE)
+    found: list[Setting] = []
+    for setting in settings:
+        tail = setting.name.rpartition(".")[2]
+        name = known.get(setting.name, known.get(tail, setting.name if setting.name in megatron else ""))
+        section = setting.name.rpartition(".")[0]
+        if not name and section in _SECTIONS and tail in megatron and megatron[tail].fate == "read":
+            name = tail
+        argument = None if name else look_up(setting.name, own)
+        if argument is None and not name and tail in megatron:
+            name = tail
+        value = " ".join(setting.values)
+        if argument is not None:
+            if argument.fate == "ignored" or value in (*argument.harmless, *_OFF):
+                reading.ignored.append(Ignored(flag=setting.written, reason=argument.why, line=setting.line))
+            else:
+                reading.refused.append(f"{setting.written} {value}: {argument.why}")
+        elif not name:
+            reading.refused.append(f"{setting.written} is not known to {reading.tool}")
+        else:
+            found += _argument(
+                setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=_arity(name), reading=reading
+            )
+    return found
+
+
+def _arity(name: str) -> str:
+    argument = table(TABLE).get(name.removesuffix("!"))
+    return argument.arity if argument else "1"
+
+
+def _argument(setting: Setting, name: str, *, off: bool, megatron_arity: str, reading: Reading) -> list[Setting]:
+    value = " ".join(setting.values).strip()
+    absent = value.lower() in _OFF
+    if megatron_arity == "0":
+        if absent != off:
+            reading.ignored.append(Ignored(flag=setting.written, reason="off, as without it", line=setting.line))
+            return []
+        return [Setting(name=name, written=setting.written, values=(), line=setting.line)]
+    if absent:
+        reading.ignored.append(Ignored(flag=setting.written, reason="says nothing", line=setting.line))
+        return []
+    return [Setting(name=name, written=setting.written, values=setting.values, line=setting.line)]
+
+
+def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
+    """The arguments that Megatron printed into a log, and facts of other lines: world_size, padded_vocab_size."""
+    found: list[Setting] = []
+    facts: dict[str, str] = {}
+    inside = False
+    for number, line in enumerate(lines, 1):
+        text = re.sub(r"\x1b\[[0-9;]*m", "", line[:2_000]).rstrip()
+        if match := re.search(r"using world size: (\d+)", text):
+            facts["world_size"] = match[1]
+        if match := re.search(r"padded vocab \(size: \d+\).*new (?:vocab )?size: (\d+)", text):
+            facts["padded_vocab_size"] = match[1]
+        if "end of arguments" in text:
+            inside = False
+        elif _PRINTED_START.search(text):
+            inside = True
+        elif inside and len(found) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
+            found.append(Setting(name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number))
+        if number > 200_000 or ("iteration" in text and "elapsed time" in text and found):
+            break
+    world = next((each.values[0] for each in found if each.name == "world-size" and each.values), None)
+    return found, ({"world_size": world} if world else {}) | facts
+
+
+def _values(text: str) -> tuple[str, ...]:
+    if text.startswith(("[", "(")) and len(text) < 10_000:
+        try:
+            return tuple(str(each) for each in ast.literal_eval(text))
+        except (ValueError, SyntaxError, TypeError):
+            return (text,)
+    return (re.sub(r"^(AttnBackend|CudaGraphScope|torch)\.", "", text),)
+
+
+def of_printed(found: list[Setting], *, reading: Reading) -> list[Setting]:
+    """Printed arguments as flags. Every argument is printed, so a value that is not read may be a default, and counts as
+    one."""
+    known, megatron = names("printed"), table(TABLE)
+    passed: list[Setting] = []
+    for setting in found:
+        name = known.get(setting.name, setting.name)
+        argument = megatron.get(name.removesuffix("!"))
+        off = " ".join(setting.values).strip().lower() in _OFF
+        told = argument is not None and (
+            argument.fate == "read" or (argument.arity == "0" and not off) or setting.name in known
+        )
+        if told and argument is not None and not (argument.arity != "0" and off):
+            passed += _argument(
+                setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=argument.arity, reading=reading
+            )
+        else:
+            why = argument.why if argument is not None and argument.fate == "ignored" else "printed, and as if it were left out"
+            reading.ignored.append(Ignored(flag=setting.written, reason=why, line=setting.line))
+    both = {each.name for each in passed}
+    drop = {"num-layers-per-virtual-pipeline-stage", "vocab-size"} if "num-virtual-stages-per-pipeline-rank" in both else set()
+    spare = {"encoder-num-layers", "encoder-seq-length", *(drop - {"vocab-size"})}
+    return [each for each in passed if each.name not in spare]
+
+
+def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
+    """The leaves of a YAML file. Raises InputError where it holds more than any configuration does."""
+    settings = as_settings(content, lines=text)
+    if len(settings) > MAX_PRINTED:
+        raise InputError(f"the file holds {len(settings):,} settings; at most {MAX_PRINTED:,} are read", code="too_large")
+    return settings

@@ -1,0 +1,207 @@
+"""The commands that a bash script would run, in its order."""
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tree_sitter import Node
+
+from hp_tool.errors import InputError
+from hp_tool.formats.shell.statements import (
+    MAX_COMMANDS,
+    MAX_NESTING,
+    SHELLS,
+    BreakError,
+    Command,
+    Note,
+    ReturnError,
+    Statements,
+)
+from hp_tool.formats.shell.sums import test
+from hp_tool.formats.shell.words import Value, Word, source_of
+
+_SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_PER_NODE": "gpus-per-node",
+          "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+          "SLURM_NTASKS": "ntasks"}  # fmt: skip
+"""Variables that Slurm sets, and the option of the script's header that each repeats."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script would do."""
+
+    commands: tuple[Command, ...]
+    notes: tuple[Note, ...]
+    files: Mapping[str, str]
+    """Files that it writes from heredocs, and those given beside it."""
+    header: Mapping[str, str]
+    """Options of its #SBATCH lines, without dashes."""
+
+
+def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script. `variables` are those of its environment (and 1, 2, ... its arguments), `files` the texts of
+    the files that it sources or names.
+
+    Raises InputError where it is no bash, or asks for more than is followed.
+    """
+    given = dict(variables or {})
+    arguments = [Word(given[str(number)]) for number in range(1, 100) if str(number) in given]
+    runner = _Runner(files=dict(files or {}))
+    runner.filler.arguments = arguments
+    header = {}
+    for match in re.finditer(r"(?m)^#SBATCH[ \t]+(?:--([\w-]+)|-([A-Za-z]))(?:[= \t]+(\S+))?", text):
+        header[match[1] or {"N": "nodes", "n": "ntasks"}.get(match[2], match[2])] = match[3] or ""
+    if "gpus-per-node" not in header and "gres" in header:
+        header["gpus-per-node"] = header["gres"]
+    for name, option in _SLURM.items():
+        if (value := header.get(option, "").rsplit(":", 1)[-1]).isdecimal():
+            runner.filler.variables[name] = Word(value)
+    runner.filler.variables |= {name: Word(value) for name, value in given.items() if not name.isdecimal()}
+    runner.run(text, first_line=0)
+    return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
+
+
+class _Runner(Statements):
+    """Commands: those of the shell itself are followed, all others noted as what the script would run."""
+
+    def _command(self, node: Node) -> bool:
+        own: dict[str, Value | None] = {}
+        words: list[Word] = []
+        for child in node.children:
+            if child.type == "variable_assignment":
+                name = source_of(child.children[0])
+                own[name] = self.filler.variables.get(name)
+                self.statement(child)
+            elif child.type == "command_name":
+                words += self.filler.words(child.children[0])
+            elif child.type == "herestring_redirect" or not child.is_named:
+                continue
+            elif child.type != "comment" and not child.type.endswith("redirect"):
+                words += self.filler.words(child)
+        done = self._called(words, node) if words else True
+        if words:
+            for name, old in own.items():
+                self.filler.variables.pop(name, None)
+                if old is not None:
+                    self.filler.variables[name] = old
+        return done
+
+    def _called(self, words: list[Word], node: Node) -> bool:
+        name, rest = words[0].text, words[1:]
+        builtin: Callable[[list[Word], Node], bool] | None = getattr(self, f"_do_{_BUILTIN.get(name, '')}", None)
+        if name in self.functions:
+            return self._function(name, rest)
+        if builtin is not None:
+            return builtin(rest, node)
+        for number, word in enumerate(words):
+            program = PurePosixPath(word.text).name
+            after = words[number + 1 :]
+            if program in SHELLS and after:
+                return self._shell(after, before=words[:number], node=node)
+            path = word.text.removeprefix("./")
+            if (number == 0 or words[0].text in ("sbatch", "srun")) and (path in self.files or program in self.files):
+                self._nested(self.files.get(path, self.files.get(program, "")), words[:number], arguments=after, line=0)
+                return True
+        if len(self.commands) < MAX_COMMANDS:
+            shown = tuple(self.filler.shown(word) for word in (*self.prefix, *words))
+            self.commands.append(Command(shown, self.filler.line(node)))
+        return True
+
+    def _shell(self, after: list[Word], *, before: list[Word], node: Node) -> bool:
+        """bash -c 'a script' arguments, or bash file arguments."""
+        options = 0
+        while options < len(after) and after[options].text.startswith(("-", "+")):
+            options += 1
+            if "c" in after[options - 1].text and not after[options - 1].text.startswith("--") and options < len(after):
+                script = after[options]
+                self._nested(script.text, before, arguments=after[options + 2 :], line=max(script.line - 1, 0))
+                return True
+        name = after[options].text if options < len(after) else ""
+        text = self.files.get(name, self.files.get(PurePosixPath(name).name))
+        if text is None:
+            self.note(node, f"{name or 'it'} is not at hand; give it with --file, or import it itself")
+        else:
+            self._nested(text, before, arguments=after[options + 1 :], line=0)
+        return True
+
+    def _function(self, name: str, arguments: list[Word]) -> bool:
+        self.nesting += 1
+        if self.nesting > MAX_NESTING:
+            raise InputError("the script's functions and scripts call each other too deeply", code="syntax")
+        given, self.filler.arguments = self.filler.arguments, arguments
+        self.locals_.append({})
+        done = True
+        with contextlib.suppress(ReturnError):
+            done = self.statement(self.functions[name])
+        for local, old in self.locals_.pop().items():
+            self.filler.variables.pop(local, None)
+            if old is not None:
+                self.filler.variables[local] = old
+        self.filler.arguments = given
+        self.nesting -= 1
+        return done
+
+    def _do_true(self, words: list[Word], node: Node) -> bool:
+        return True
+
+    def _do_false(self, words: list[Word], node: Node) -> bool:
+        return False
+
+    def _do_test(self, words: list[Word], node: Node) -> bool:
+        return self._known(node, test(self.filler, [word.text for word in words if word.text != "]"]))
+
+    def _do_break(self, words: list[Word], node: Node) -> bool:
+        raise BreakError
+
+    def _do_return(self, words: list[Word], node: Node) -> bool:
+        raise ReturnError
+
+    def _do_exit(self, words: list[Word], node: Node) -> bool:
+        self.note(node, "the script would end here as it stands; read on as if its arguments and files were right")
+        return True
+
+    def _do_let(self, words: list[Word], node: Node) -> bool:
+        for word in words:
+            self.run(f"(( {word.text} ))", first_line=word.line - 1)
+        return True
+
+    def _do_set(self, words: list[Word], node: Node) -> bool:
+        texts = [word.text for word in words]
+        if "--" in texts:
+            self.filler.arguments = words[texts.index("--") + 1 :]
+        return True
+
+    def _do_shift(self, words: list[Word], node: Node) -> bool:
+        count = int(words[0].text) if words and words[0].text.isdecimal() else 1
+        had = len(self.filler.arguments) >= count
+        self.filler.arguments = self.filler.arguments[count:]
+        return had
+
+    def _do_eval(self, words: list[Word], node: Node) -> bool:
+        self.run(" ".join(word.text for word in words), first_line=self.filler.line(node) - 1)
+        return True
+
+    def _do_source(self, words: list[Word], node: Node) -> bool:
+        name = words[0].text if words else ""
+        text = self.files.get(name, self.files.get(PurePosixPath(name).name))
+        if text is None:
+            self.note(node, "the sourced file is not at hand; give it with --file")
+        else:
+            self.run(text, first_line=0)
+        return True
+
+    def _do_read(self, words: list[Word], node: Node) -> bool:
+        for word in words:
+            if re.fullmatch(r"[A-Za-z_]\w*", word.text):
+                self.filler.variables[word.text] = Word(self.filler.mark(f"$({source_of(node)})"))
+        return False
+
+
+_BUILTIN = {
+    ":": "true", "true": "true", "false": "false", "test": "test", "[": "test", "break": "break", "continue": "true",
+    "return": "return", "exit": "exit", "let": "let", "set": "set", "shift": "shift", "eval": "eval", "source": "source",
+    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read",
+}  # fmt: skip
+"""Commands of the shell itself, and the method that follows each."""

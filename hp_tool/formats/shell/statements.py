@@ -1,0 +1,361 @@
+"""Statements of a bash script: conditions, loops, assignments, redirections, followed as bash would; nothing is executed."""
+
+import contextlib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from tree_sitter import Node
+
+from hp_tool.errors import InputError
+from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
+from hp_tool.formats.shell.sums import test
+from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, Word, first, source_of
+
+MAX_NESTING = 12
+"""Functions, sourced files and scripts within scripts."""
+MAX_COMMANDS = 2_000
+SHELLS = ("bash", "sh", "zsh", "dash")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as the script would run it."""
+
+    words: tuple[Word, ...]
+    line: int
+    stdin: str | None = None
+    """What a heredoc feeds it."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the script says that was not followed, and why."""
+
+    text: str
+    reason: str
+    line: int
+
+
+class LeaveError(Exception):
+    """break, continue or return."""
+
+
+class BreakError(LeaveError):
+    pass
+
+
+class ReturnError(LeaveError):
+    pass
+
+
+@dataclass
+class Statements:
+    files: dict[str, str]
+    filler: Filler = field(default_factory=Filler)
+    functions: dict[str, Node] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    prefix: tuple[Word, ...] = ()
+    """Words before a script within the script: `srun -N 4 bash -c '...'`."""
+    nesting: int = 0
+    locals_: list[dict[str, Value | None]] = field(default_factory=list)
+
+    def run(self, text: str, *, first_line: int) -> None:
+        """Follow a script's text; its lines count from `first_line`."""
+        self.nesting += 1
+        if self.nesting > MAX_NESTING:
+            raise InputError("the script's functions and scripts call each other too deeply", code="syntax")
+        if len(text) > MAX_CHARACTERS:
+            raise InputError(f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read", code="too_large")
+        self.filler.step(text)
+        before, self.filler.first_line = self.filler.first_line, first_line
+        clean = text if self.nesting > 1 else text.replace(OPEN, "?").replace(CLOSE, "?")
+        with contextlib.suppress(LeaveError):
+            self.statements(parse_script(clean.replace("\r\n", "\n")).children)
+        self.filler.first_line = before
+        self.nesting -= 1
+
+    def note(self, node: Node, reason: str) -> None:
+        if len(self.notes) < MAX_COMMANDS:
+            text = self.filler.shown(Word(" ".join(source_of(node).split()))).text
+            self.notes.append(Note(text[:200], reason, self.filler.line(node)))
+
+    def statements(self, nodes: list[Node]) -> bool:
+        """Follow statements in order; whether the last one succeeds."""
+        done = True
+        for node in nodes:
+            if node.is_named and node.type != "comment":
+                done = self.statement(node)
+        return done
+
+    def statement(self, node: Node) -> bool:
+        """Follow one statement; whether it succeeds. Commands count as succeeding."""
+        self.filler.step()
+        self.filler.depth += 1
+        if self.filler.depth > MAX_DEPTH:
+            raise InputError(f"line {self.filler.line(node)} is nested too deeply to be read", code="syntax")
+        follow: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
+        try:
+            return follow(node)
+        finally:
+            self.filler.depth -= 1
+
+    def _children(self, node: Node) -> bool:
+        return self.statements(node.children)
+
+    def _compound_statement(self, node: Node) -> bool:
+        if node.children[0].type != "((":
+            return self.statements(node.children)
+        number = next((self.filler.calculated(child) for child in node.children[1:-1]), 0)
+        return self._known(node, None if number is None else number != 0)
+
+    def _known(self, node: Node, truth: bool | None) -> bool:
+        if truth is None:
+            self.note(node, "only running would tell; taken as false")
+        return bool(truth)
+
+    def _subshell(self, node: Node) -> bool:
+        kept = dict(self.filler.variables)
+        done = self.statements(node.children)
+        self.filler.variables = kept
+        return done
+
+    def _list(self, node: Node) -> bool:
+        left, sign, right = node.children[0], node.children[1].type, node.children[2]
+        done = self.statement(left)
+        return self.statement(right) if done == (sign == "&&") else done
+
+    def _negated_command(self, node: Node) -> bool:
+        inner = node.children[-1]
+        if inner.type == "test_command":
+            truth = test(self.filler, self._tokens(inner))
+            return self._known(node, None if truth is None else not truth)
+        return not self.statement(inner)
+
+    def _test_command(self, node: Node) -> bool:
+        if node.children[0].type == "((":
+            return self._compound_statement(node)
+        return self._known(node, test(self.filler, self._tokens(node)))
+
+    def _tokens(self, node: Node) -> list[str]:
+        """Operands and operators of a test in the order they are written."""
+        tokens: list[str] = []
+        for child in node.children:
+            if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
+                tokens += self._tokens(child)
+            elif child.type in ("[", "]", "[[", "]]"):
+                continue
+            elif not child.is_named or child.type == "test_operator":
+                tokens.append(source_of(child))
+            else:
+                tokens.append(self.filler.text(child).text)
+        return tokens
+
+    def _if_statement(self, node: Node) -> bool:
+        condition, body, taken = True, [], False
+        reading = True
+        for child in node.children[1:]:
+            if child.type == "then":
+                reading = False
+            elif child.type in ("elif_clause", "else_clause"):
+                break
+            elif reading:
+                condition = self.statement(child) if child.is_named and child.type != "comment" else condition
+            else:
+                body.append(child)
+        taken = condition
+        if taken:
+            return self.statements(body)
+        for clause in node.children:
+            if clause.type == "else_clause":
+                return self.statements(clause.children)
+            if clause.type == "elif_clause":
+                then = next(i for i, child in enumerate(clause.children) if child.type == "then")
+                if self.statements(clause.children[:then]):
+                    return self.statements(clause.children[then + 1 :])
+        return True
+
+    def _case_statement(self, node: Node) -> bool:
+        subject = self.filler.without_unset(self.filler.text(node.children[1]).text)
+        for item in node.children:
+            if item.type != "case_item":
+                continue
+            end = next(i for i, child in enumerate(item.children) if child.type == ")")
+            patterns = [self._pattern(child) for child in item.children[:end] if child.is_named]
+            if any(p == "*" or (OPEN not in subject and len(p) < 100 and fnmatch.fnmatchcase(subject, p)) for p in patterns):
+                if OPEN in subject:
+                    self.note(node.children[1], "only running would tell; the last case is taken")
+                return self.statements(item.children[end + 1 :])
+        return True
+
+    def _pattern(self, node: Node) -> str:
+        return source_of(node) if node.type == "extglob_pattern" else self.filler.text(node).text
+
+    def _for_statement(self, node: Node) -> bool:
+        name, body = source_of(node.children[1]), node.children[-1]
+        listed = [child for child in node.children[3:-1] if child.is_named and child.type != "comment"]
+        words = [word for child in listed for word in self.filler.words(child)]
+        if node.children[2].type != "in":
+            words = list(self.filler.arguments)
+        return self._loop((self._set(name, word) for word in words), body)
+
+    def _set(self, name: str, value: Value) -> bool:
+        self.filler.variables[name] = value
+        return True
+
+    def _loop(self, rounds: Iterable[bool], body: Node) -> bool:
+        with contextlib.suppress(BreakError):
+            for go in rounds:
+                if not go:
+                    break
+                self.filler.step()
+                self.statement(body)
+        return True
+
+    def _c_style_for_statement(self, node: Node) -> bool:
+        parts: list[list[Node]] = [[]]
+        for child in node.children[2:]:
+            if child.type == "))":
+                break
+            parts.append([]) if child.type == ";" else parts[-1].append(child)
+        start, condition, after = [*parts, [], []][:3]
+
+        def rounds() -> Iterator[bool]:
+            for each in start:
+                self.filler.calculated(each) if each.type != "variable_assignment" else self.statement(each)
+            while all(self.filler.calculated(each) for each in condition):
+                yield True
+                for each in after:
+                    self.filler.calculated(each)
+
+        return self._loop(rounds(), node.children[-1])
+
+    def _while_statement(self, node: Node) -> bool:
+        until, conditions = node.children[0].type == "until", node.children[1:-1]
+
+        def rounds() -> Iterator[bool]:
+            while True:
+                yield self.statements(conditions) != until
+
+        return self._loop(rounds(), node.children[-1])
+
+    def _function_definition(self, node: Node) -> bool:
+        name = next(source_of(child) for child in node.children if child.type == "word")
+        self.functions[name] = node.children[-1]
+        return True
+
+    def _variable_assignment(self, node: Node) -> bool:
+        target, sign, value = node.children[0], node.children[1].type, node.children[2] if len(node.children) > 2 else None
+        name = source_of(target.children[0] if target.type == "subscript" else target)
+        old = self.filler.variables.get(name)
+        if old is None and value is not None:
+            self.filler.variables[name] = Word("")  # A="$A --more" begins with nothing
+        made: Value
+        if value is not None and value.type == "array":
+            made = self._array(value, old if isinstance(old, dict) else None)
+            if sign == "+=" and isinstance(made, list):
+                made = [*(old if isinstance(old, list) else [old] if isinstance(old, Word) else []), *made]
+        else:
+            made = Word("", self.filler.line(node)) if value is None else self.filler.text(value)
+            if target.type == "subscript":
+                return self._set(name, self._element(target, made, old))
+            if sign == "+=" and old is not None:
+                kept = first(old)
+                made = Word(kept.text + made.text, made.line if not kept.text.strip() else kept.line)
+                if isinstance(old, list):
+                    made = [made, *old[1:]]
+        return self._set(name, made)
+
+    def _array(self, node: Node, keys: dict[str, Word] | None) -> Value:
+        elements = [child for child in node.children[1:-1] if child.is_named and child.type != "comment"]
+        pairs = [re.fullmatch(r"\[([^\]]*)\]=(.*)", self.filler.text(child).text, re.DOTALL) for child in elements]
+        if elements and all(pairs) and (keys is not None or all(source_of(child).startswith("[") for child in elements)):
+            made = {m[1]: Word(m[2], self.filler.line(c)) for m, c in zip(pairs, elements, strict=True) if m}
+            return (keys or {}) | made
+        return [word for child in elements for word in self.filler.words(child)]
+
+    def _element(self, target: Node, made: Word, old: Value | None) -> Value:
+        index = target.children[2]
+        number = None if isinstance(old, dict) else self.filler.calculated(index)
+        if number is None or not 0 <= number < 10_000:
+            return (old if isinstance(old, dict) else {}) | {self.filler.text(index).text: made}
+        values = list(old) if isinstance(old, list) else [old] if isinstance(old, Word) else []
+        values += [Word("")] * (number + 1 - len(values))
+        values[number] = made
+        return values
+
+    def _declaration_command(self, node: Node) -> bool:
+        local = node.children[0].type in ("local", "declare", "typeset") and self.locals_
+        keyed = any(
+            source_of(child).startswith("-") and "A" in source_of(child) for child in node.children if child.type == "word"
+        )
+        for child in node.children[1:]:
+            if child.type not in ("variable_assignment", "variable_name"):
+                continue
+            name = re.split(r"\+?=|\[", source_of(child), maxsplit=1)[0]
+            if local and self.locals_ and name not in self.locals_[-1]:
+                self.locals_[-1][name] = self.filler.variables.get(name)
+            if keyed and not isinstance(self.filler.variables.get(name), dict):
+                self.filler.variables[name] = {}
+            if child.type == "variable_assignment":
+                self.statement(child)
+        return True
+
+    def _unset_command(self, node: Node) -> bool:
+        for child in node.children[1:]:
+            self.filler.variables.pop(source_of(child), None)
+        return True
+
+    def _redirected_statement(self, node: Node) -> bool:
+        target, stdin = None, None
+        for child in node.children:
+            if child.type == "file_redirect":
+                target = self._file(child) or target
+            elif child.type == "heredoc_redirect":
+                stdin = self._heredoc(child)
+                target = next((self._file(each) for each in child.children if each.type == "file_redirect"), target)
+            elif child.type == "herestring_redirect":
+                stdin = self.filler.text(child.children[-1]).text
+        inner = node.children[0]
+        before = len(self.commands)
+        done = self.statement(inner) if inner.is_named and not inner.type.endswith("_redirect") else True
+        if stdin is not None and len(self.commands) == before + 1:
+            command = self.commands.pop()
+            names = [PurePosixPath(word.text).name for word in command.words]
+            if names[:1] == ["cat"] and target:
+                self.files[target] = self.filler.shown(Word(stdin)).text
+            elif names[-1] in SHELLS or names[0] == "sbatch":
+                self._nested(stdin, command.words, line=command.line)
+            else:
+                self.commands.append(Command(command.words, command.line, self.filler.shown(Word(stdin)).text))
+        for child in node.children:
+            if child.type == "heredoc_redirect":
+                self.statements([each for each in child.children if each.type == "pipeline"])
+        return done
+
+    def _file(self, node: Node) -> str | None:
+        signs = [child.type for child in node.children if not child.is_named]
+        return self.filler.shown(self.filler.text(node.children[-1])).text if signs and signs[0] in (">", ">>", ">|") else None
+
+    def _heredoc(self, node: Node) -> str:
+        body = next((child for child in node.children if child.type == "heredoc_body"), None)
+        start = next(source_of(child) for child in node.children if child.type == "heredoc_start")
+        if body is None:
+            return ""
+        text = source_of(body)
+        if not re.search(r"['\"\\]", start):
+            whole, parts = body.text or b"", body.children
+            head, tail = (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte) if parts else (0, 0)
+            inside = "".join(piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True))
+            text = whole[:head].decode(errors="replace") + inside + whole[tail:].decode(errors="replace")
+        return re.sub(r"(?m)^\t+", "", text) if node.children[0].type == "<<-" else text
+
+    def _nested(self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int) -> None:
+        """Follow a script within the script, whose commands get the words before it."""
+        kept, self.prefix = self.prefix, (*self.prefix, *prefix)
+        given, self.filler.arguments = self.filler.arguments, arguments or []
+        self.run(text, first_line=line)
+        self.prefix, self.filler.arguments = kept, given

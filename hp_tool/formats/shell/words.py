@@ -1,0 +1,360 @@
+"""Words of a shell script: variables, arrays, defaults and sums filled in; what only running would tell stays marked."""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from hp_tool.errors import InputError
+from hp_tool.formats.shell.sums import SumError, calculate
+
+MAX_STEPS = 200_000
+"""Nodes of the script that are looked at, each pass through a loop or a function counted."""
+MAX_MADE = 2_000_000
+"""Characters of filled-in text: a few lines can ask for billions."""
+MAX_DEPTH = 100
+MAX_PATTERN = 4_000
+"""Characters of a value that ${X%pattern} and its kin are tried on."""
+OPEN, CLOSE = "\ue000", "\ue001"
+_MARK = re.compile(f"{OPEN}(\\d+){CLOSE}")
+_PLAIN = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
+_NAMES = ("variable_name", "special_variable_name")
+_LITERAL = ("word", "number", "string_content", "heredoc_content", "regex", "extglob_pattern", *_NAMES)
+_REFERENCES = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
+
+
+class Word(NamedTuple):
+    """A word of a command and where it was written."""
+
+    text: str
+    line: int = 0
+    unknown: tuple[str, ...] = ()
+    """The parts that the script does not tell, as they are written: variables nobody sets, commands that are not run."""
+
+
+class Piece(NamedTuple):
+    """Part of a word: text that is split at spaces unless it is quoted; text None ends the word."""
+
+    text: str | None
+    quoted: bool
+    line: int
+
+
+Value = Word | list[Word] | dict[str, Word]
+
+
+def words_of(pieces: Iterator[Piece]) -> list[Word]:
+    """Pieces joined to words as bash splits them; quotes keep an empty word."""
+    made: list[Word] = []
+    current: list[str] = []
+    line, open_ = 0, False
+    for piece in pieces:
+        if piece.text is None or (not piece.quoted and piece.text[:1].isspace()):
+            if open_:
+                made.append(Word("".join(current), line))
+            current, open_ = [], False
+        if piece.text is None:
+            continue
+        if piece.quoted:
+            line = line if open_ else piece.line
+            current.append(piece.text)
+            open_ = True
+            continue
+        row = piece.line
+        for part in re.split(r"(\s+)", piece.text):
+            if part.isspace():
+                row += part.count("\n")
+                if open_:
+                    made.append(Word("".join(current), line))
+                current, open_ = [], False
+            elif part:
+                line = line if open_ else row
+                current.append(part)
+                open_ = True
+    if open_:
+        made.append(Word("".join(current), line))
+    return made
+
+
+@dataclass
+class Filler:
+    """Fills in the words of one script; `variables` are what its assignments have made so far."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    arguments: list[Word] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    """Source of every part that is not known, by the number in its mark."""
+    first_line: int = 0
+    steps: int = 0
+    made: int = 0
+    depth: int = 0
+
+    def step(self, text: str = "") -> None:
+        """Count one node and the characters it made. Raises InputError past the limits."""
+        self.steps += 1
+        self.made += len(text)
+        if self.steps > MAX_STEPS or self.made > MAX_MADE:
+            raise InputError("the script asks for too many steps or too much text to be followed", code="too_large")
+
+    def line(self, node: Node) -> int:
+        return self.first_line + int(node.start_point[0]) + 1
+
+    def mark(self, source: str) -> str:
+        """A stand-in for what the script does not tell."""
+        self.marks.append(_MARK.sub(lambda match: self.marks[int(match[1])], source)[:200])
+        return f"{OPEN}{len(self.marks) - 1}{CLOSE}"
+
+    def without_unset(self, text: str) -> str:
+        """Text in a condition: what nobody sets is empty there; other marks stay."""
+        return _MARK.sub(lambda match: "" if _PLAIN.fullmatch(self.marks[int(match[1])]) else match[0], text)
+
+    def shown(self, word: Word) -> Word:
+        """The word with every mark as it was written, and those listed."""
+        unknown = tuple(self.marks[int(number)] for number in _MARK.findall(word.text))
+        return Word(_MARK.sub(lambda match: self.marks[int(match[1])], word.text), word.line, unknown)
+
+    def words(self, node: Node) -> list[Word]:
+        """The words that one written word becomes: none, one, or as many as an array has."""
+        return words_of(self.pieces(node, quoted=False))
+
+    def text(self, node: Node) -> Word:
+        """The text that an assignment takes of it: nothing is split."""
+        text = "".join(" " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False))
+        return Word(text, self.line(node))
+
+    def pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
+        """The parts of a word's node. Raises InputError where it is nested too deeply."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise InputError(f"line {self.line(node)} is nested too deeply to be read", code="syntax")
+        for piece in self._pieces(node, quoted=quoted):
+            self.step(piece.text or "")
+            yield piece
+        self.depth -= 1
+
+    def _pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
+        kind, source, line = node.type, source_of(node), self.line(node)
+        if kind in _REFERENCES and quoted and source[:1].isspace():
+            yield Piece(source[: len(source) - len(source.lstrip())], True, line)  # the grammar gives blanks to the `$`
+        if kind == "raw_string":
+            yield Piece(source[1:-1], True, line)
+        elif kind == "ansi_c_string":
+            yield Piece(re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), source[2:-1]), True, line)
+        elif kind in ("string", "translated_string"):
+            yield from self._string(node)
+        elif kind == "simple_expansion":
+            yield from self._value(node.children[-1], quoted=quoted, line=line)
+        elif kind == "expansion":
+            yield from self._expansion(node, quoted=quoted)
+        elif kind == "arithmetic_expansion":
+            yield Piece(self.sum_text(node), True, line)
+        elif kind in ("command_substitution", "process_substitution"):
+            yield Piece(self.mark(source.strip()), True, line)
+        elif kind == "brace_expression":
+            ends = [int(text) for text in re.findall(r"-?\d+", source)[:2]]
+            step = 1 if ends[-1] >= ends[0] else -1
+            for number in range(ends[0], ends[-1] + step, step):
+                yield Piece(str(number), True, line)
+                yield Piece(None, False, line)
+                self.step()
+        elif kind == "concatenation":
+            yield from self._with_gaps(node, node.children, quoted=quoted)
+        elif quoted:
+            yield Piece(re.sub(r'\\([$`"\\\n])', lambda match: match[1].strip("\n"), source), True, line)
+        else:
+            text = re.sub(r"\\(.)", r"\1", re.sub(r"\\\r?\n", "", source), flags=re.DOTALL)
+            yield Piece(text, True, line)
+
+    def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
+        """Children and what is written between them."""
+        whole, start = node.text or b"", node.start_byte
+        end = children[0].start_byte if children else start
+        for child in children:
+            if gap := whole[end - start : child.start_byte - start].decode(errors="replace"):
+                yield Piece(gap, quoted, self.line(child))
+            yield from self.pieces(child, quoted=quoted)
+            end = child.end_byte
+
+    def _string(self, node: Node) -> Iterator[Piece]:
+        """What stands between double quotes: one word, but for "${A[@]}", which is as many as the array has."""
+        inside = [child for child in node.children if child.type not in ('"', "string")]
+        if node.type == "translated_string":
+            inside = [child for child in node.children[-1].children if child.type != '"']
+        empty = True
+        whole, start, end = node.text or b"", node.start_byte, None
+        for child in inside:
+            gap = whole[(child.start_byte if end is None else end) - start : child.start_byte - start].decode(errors="replace")
+            if end is None and (lead := whole[: child.start_byte - start].decode(errors="replace").lstrip("$")[1:]):
+                gap = lead
+            if gap:
+                yield Piece(gap, True, self.line(child))
+            yield from self.pieces(child, quoted=True)
+            empty = empty and is_list(child) and not gap
+            end = child.end_byte
+        rest = whole[end - start : -1].decode(errors="replace") if end is not None else source_of(node).lstrip("$")[1:-1]
+        if rest or not inside or not empty:
+            yield Piece(rest, True, self.line(node))
+
+    def value(self, name: str) -> Value | None:
+        """What a name stands for; None where nothing has set it."""
+        if name in ("@", "*"):
+            return list(self.arguments)
+        if name == "#":
+            return Word(str(len(self.arguments)))
+        if name == "?":
+            return Word("0")
+        if name.isdecimal() and 0 < int(name[:9]) <= len(self.arguments):
+            return self.arguments[int(name) - 1]
+        return self.variables.get(name)
+
+    def _value(self, name: Node, *, quoted: bool, line: int) -> Iterator[Piece]:
+        text = source_of(name)
+        value = self.value(text)
+        if value is None:
+            yield Piece(self.mark(f"${text}"), True, line)
+        elif text in ("@", "*"):
+            yield from spread(value, quoted=quoted, joined=text == "*")
+        else:
+            one = first(value)
+            yield Piece(one.text, quoted, one.line)
+
+    def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
+        line, children = self.line(node), node.children[1:-1]
+        prefix = children[0].type if children and children[0].type in ("!", "#") and len(children) > 1 else ""
+        children = children[1:] if prefix else children
+        if not children:
+            return
+        target, rest = children[0], children[1:]
+        value, listed = self._target(target)
+        if prefix == "!" and value is not None and not listed:
+            value = self.value(first(value).text)
+        if prefix == "#":
+            length = (
+                len(value) if isinstance(value, list | dict) and listed else None if value is None else len(first(value).text)
+            )
+            yield Piece(self.mark(source_of(node)) if length is None else str(length), True, line)
+            return
+        operator = rest[0].type if rest else ""
+        operands = rest[1:]
+        empty = value is None or not (value if isinstance(value, list | dict) and listed else first(value).text)
+        if operator in (":-", "-", ":=", "=", ":?", "?"):
+            if value is not None and (not empty or not operator.startswith(":")):
+                yield from self._given(value, listed, target, quoted=quoted)
+            elif operator in (":?", "?"):
+                yield Piece(self.mark(source_of(node)), True, line)
+            else:
+                pieces = list(self._with_gaps(node, operands, quoted=quoted))
+                if operator.endswith("="):
+                    self.variables[source_of(target)] = Word("".join(piece.text or " " for piece in pieces), line)
+                yield from pieces
+        elif operator in (":+", "+"):
+            if value is not None and (not empty or operator == "+"):
+                yield from self._with_gaps(node, operands, quoted=quoted)
+        elif value is None:
+            yield Piece(self.mark(source_of(node)), True, line)
+        elif not operator:
+            yield from self._given(value, listed, target, quoted=quoted)
+        elif operator == ":" and listed and isinstance(value, list):
+            whole = [Word(""), *value] if source_of(target) in ("@", "*") else value  # $0 comes before the arguments
+            start, count = self._slice(operands, of=len(whole))
+            yield from spread(whole[start : start + count], quoted=quoted, joined=False)
+        else:
+            pattern = "".join(first(list(self.words(each)) or Word("")).text for each in operands[:1])
+            changed = self._changed(first(value).text, operator, pattern, operands)
+            yield Piece(self.mark(source_of(node)) if changed is None else changed, quoted, line)
+
+    def _target(self, node: Node) -> tuple[Value | None, bool]:
+        """The value that a name or NAME[index] stands for, and whether it is all of an array."""
+        if node.type != "subscript":
+            name = source_of(node)
+            return self.value(name), name in ("@", "*")
+        value, index = self.value(source_of(node.children[0])), node.children[2]
+        key = source_of(index)
+        if value is None or key in ("@", "*"):
+            return ([value] if isinstance(value, Word) else value), True
+        if isinstance(value, dict):
+            return value.get(first(self.words(index) or Word("")).text), False
+        values = value if isinstance(value, list) else [value]
+        number = self.calculated(index)
+        inside = number is not None and -len(values) <= number < len(values)
+        return (values[number] if inside and number is not None else None), False
+
+    def _given(self, value: Value, listed: bool, target: Node, *, quoted: bool) -> Iterator[Piece]:
+        if listed:
+            yield from spread(value, quoted=quoted, joined=source_of(target).endswith(("*", "*]")))
+        else:
+            one = first(value)
+            yield Piece(one.text, quoted, one.line)
+
+    def _slice(self, operands: list[Node], *, of: int) -> tuple[int, int]:
+        numbers = [self.calculated(each) for each in operands if each.type != ":"]
+        start = numbers[0] if numbers and numbers[0] is not None else 0
+        start = max(start + of, 0) if start < 0 else min(start, of)
+        count = numbers[1] if len(numbers) > 1 and numbers[1] is not None else of
+        return start, max(count, 0) if count >= 0 else max(of + count - start, 0)
+
+    def _changed(self, text: str, operator: str, pattern: str, operands: list[Node]) -> str | None:
+        """${X%pattern} and its kin; None where a part is not known."""
+        if OPEN in text + pattern or len(text) > MAX_PATTERN or len(pattern) > 100:
+            return None
+        if operator in ("%", "%%", "#", "##"):
+            tail, shortest = operator[0] == "%", len(operator) == 1
+            cuts = range(len(text) + 1) if tail != shortest else range(len(text), -1, -1)
+            matches = re.compile(fnmatch.translate(pattern)).match
+            for cut in cuts:
+                part, kept = (text[cut:], text[:cut]) if tail else (text[:cut], text[cut:])
+                if matches(part):
+                    return kept
+            return text
+        if operator in ("/", "//"):
+            other = "".join(first(list(self.words(each)) or Word("")).text for each in operands[2:3])
+            search = re.compile(fnmatch.translate(pattern).removesuffix(r"\Z").replace(".*", "[^ ]*"))
+            return None if OPEN in other else search.sub(lambda _: other, text, count=operator == "/")
+        if operator == ":":
+            start, count = self._slice(operands, of=len(text))
+            return text[start : start + count]
+        cases = {",": text[:1].lower() + text[1:], ",,": text.lower(), "^": text[:1].upper() + text[1:], "^^": text.upper()}
+        return cases.get(operator)
+
+    def sum_text(self, node: Node) -> str:
+        """The number of $((a sum)), or its mark."""
+        number = next((self.calculated(child) for child in node.children[1:-1]), 0)
+        return self.mark(source_of(node)) if number is None else str(number)
+
+    def calculated(self, node: Node) -> int | None:
+        """The number of a sum; None where it holds what is not known."""
+        self.step()
+        try:
+            return calculate(self, node)
+        except SumError:
+            return None
+
+
+def first(value: Value) -> Word:
+    """What a name alone stands for: of an array its first element, as in bash."""
+    if isinstance(value, Word):
+        return value
+    return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
+
+
+def spread(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
+    """The elements of an array, each a word of its own where quoted."""
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    for number, each in enumerate(values):
+        if number:
+            yield Piece(" ", True, each.line) if joined and quoted else Piece(None, False, each.line)
+        yield Piece(each.text, quoted, each.line)
+
+
+def is_list(node: Node) -> bool:
+    """Whether $@ or ${...} stands for all arguments or all of an array."""
+    source = source_of(node)
+    return node.type in ("simple_expansion", "expansion") and (source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0])
+
+
+def source_of(node: Node) -> str:
+    return (node.text or b"").decode(errors="replace")

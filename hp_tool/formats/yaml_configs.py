@@ -1,0 +1,102 @@
+"""Megatron's arguments in the YAML files of other trainers: GPT-NeoX, Megatron Bridge, NeMo."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hp_tool.formats.megatron_lm.read import read as read_arguments
+from hp_tool.formats.reading import Reading, Setting, whole_number
+from hp_tool.formats.renamed import file_settings, renamed
+
+_MIXED = {
+    "bf16": (), "fp16": (), "fp8_delayed": ("fp8-format=hybrid",), "fp8_current": ("fp8-format=hybrid",
+    "fp8-recipe=tensorwise"),
+    "fp8_subchannel": ("fp8-format=hybrid", "fp8-recipe=blockwise"), "mxfp8": ("fp8-format=e4m3", "fp8-recipe=mxfp8"),
+    "nvfp4": ("fp4-format=e2m1",),
+}  # fmt: skip
+
+
+def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
+    """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
+    settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading)
+    found = {each.name: each for each in settings}
+    if "position-embedding-type" in found and found["position-embedding-type"].values == ("rotary",):
+        settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
+        settings.remove(found["position-embedding-type"])
+    if found.get("glu-activation") and found["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
+        settings.remove(found["glu-activation"])
+    if content.get("precision") in ("bfloat16", "fp16"):
+        name = "bf16" if content["precision"] == "bfloat16" else "fp16"
+        settings.append(Setting(name=name, written="precision", values=()))
+    if "flash" in str(content.get("attention_config", content.get("attention-config", ""))):
+        settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
+    steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
+    parallel = [int(found[n].values[0]) for n in ("tensor-model-parallel-size", "pipeline-model-parallel-size") if n in found]
+    if "global-batch-size" not in found and "micro-batch-size" in found and steps and num_gpus:
+        replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
+        whole = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu") * int(steps) * replicas
+        settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
+    settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
+    stage = found.get("zero-stage")
+    if stage is None:
+        settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
+    elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
+        pass
+    read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+
+
+def _positive(setting: Setting) -> Setting:
+    """NeoX writes 0 for no model or pipeline parallelism."""
+    if setting.name.endswith("model-parallel-size") and setting.values == ("0",):
+        return Setting(name=setting.name, written=setting.written, values=("1",), line=setting.line)
+    return setting
+
+
+def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
+    """A file of Megatron Bridge's ConfigContainer, or of NeMo."""
+    leaves = file_settings(content, text=text)
+    trainer = content.get("trainer") if isinstance(content.get("trainer"), Mapping) else {}
+    if num_gpus is None and isinstance(trainer, Mapping) and "devices" in trainer:
+        num_gpus = whole_number(trainer["devices"], "trainer.devices") * whole_number(
+            trainer.get("num_nodes", 1), "trainer.num_nodes"
+        )
+    reading.num_gpus = reading.num_gpus or num_gpus
+    settings = renamed([each for each in leaves if plain_of(each) != "mixed-precision"], tool="nemo", reading=reading)
+    found = {each.name for each in settings}
+    settings += [
+        Setting(name=name, written=written, values=tuple(value), line=None) for name, written, value in _precision(content)
+    ]
+    if "num-query-groups" in found:
+        settings.append(Setting(name="group-query-attention", written="model.num_query_groups", values=()))
+    activation = str((content.get("model") or {}).get("activation", ""))
+    if activation in ("fast-swiglu", "swiglu"):
+        settings.append(Setting(name="glu-activation", written="model.activation", values=("swiglu",)))
+    read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
+
+
+def plain_of(setting: Setting) -> str:
+    return setting.name.partition(".")[0]
+
+
+def _precision(content: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """What mixed_precision (a recipe's name, or its fields) and trainer.precision say."""
+    given = content.get("mixed_precision")
+    name = str(given) if isinstance(given, str) else ""
+    if isinstance(given, Mapping):
+        fields = [(key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")]
+        flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather"}
+        return [
+            (flags.get(key, key.replace("_", "-")), f"mixed_precision.{key}", () if value is True else (str(value),))
+            for key, value in fields
+            if value not in (None, False)
+        ]
+    trainer = content.get("trainer")
+    name = name or str(trainer.get("precision", "") if isinstance(trainer, Mapping) else "")
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    if name and "32" not in name:
+        found.append(("fp16" if name.startswith(("fp16", "16")) and "bf16" not in name else "bf16", "precision", ()))
+    for kind, texts in _MIXED.items():
+        if kind in name:
+            found += [(flag.partition("=")[0], "mixed_precision", (flag.partition("=")[2],)) for flag in texts]
+    if "fp8" in name and "subchannel" not in name:
+        found.append(("fp8-param-gather", "mixed_precision", ()))
+    return found

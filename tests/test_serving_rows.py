@@ -1,0 +1,92 @@
+"""Readers of served runs: one replica, pools apart, queued requests; and the scatter that their fits leave."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.accuracy.fit_experts import fit, left_out, log_ratios, mixtures, predicted, prepared, with_scatter
+from benchmarks.accuracy.serving_rows import later_runs, pool_runs, queued_runs
+from benchmarks.accuracy.serving_runs import ServingRun
+from hp_tool.domain.serving import ExpertEfficiency, ServingConfig
+
+SERVED = {
+    "engine": "sglang", "engine_version": "0.5.9", "model": "deepseek-ai/DeepSeek-R1", "system": "h200_sxm", "mode": "agg",
+    "isl": "1024", "osl": "1024", "concurrency": "16", "batch": "16", "tp": "8", "pp": "1", "moe_ep": "1",
+    "gemm_quant": "fp8", "moe_quant": "fp8_block", "ttft_ms": "285.9", "tpot_ms": "16.63",
+}  # fmt: skip
+SIDES = ("num_workers", "tp_size", "pp_size", "attention_dp_size", "moe_ep_size")
+APART = SERVED | {"mode": "disagg", "tp": "", "pp": "", "moe_ep": ""}
+QUEUED = {
+    "engine": "trtllm", "version": "0.17", "gpu": "H200", "model": "mixtral-8x7b", "weights": "fp8", "kv_cache": "fp8",
+    "tp": "2", "pp": "1", "isl_tokens": "128", "osl_tokens": "2048", "num_requests": "3000", "runner": "trtllm-bench",
+    "output_tokens_s": "29584", "output_tokens_s_gpu": "14792",
+}  # fmt: skip
+
+
+def apart(prefill: tuple[str, ...], decode: tuple[str, ...], **changes: str) -> dict[str, str]:
+    sides = {"prefill": prefill, "decode": decode}
+    named = {f"{side}_{name}": value for side, values in sides.items() for name, value in zip(SIDES, values, strict=True)}
+    return APART | named | changes
+
+
+def write(folder: Path, name: str, rows: list[dict[str, str]]) -> None:
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with (folder / name).open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_rows_become_runs_of_one_replica_and_pools_that_are_listed_twice_count_once(tmp_path: Path) -> None:
+    four_bits = SERVED | {"engine": "vllm", "model": "openai/gpt-oss-120b", "gemm_quant": "nvfp4", "concurrency": ""}
+    told = apart(("1", "8", "1", "1", "1"), ("1", "1", "1", "8", "8"), model="deepseek-ai/DeepSeek-V3", tpot_ms="42.734520")
+    untold = apart(("", "8", "1", "1", "1"), ("", "8", "1", "1", "8"), tpot_ms="42.73452")
+    write(tmp_path, "inference_measured_2.csv", [SERVED, four_bits, untold, told])
+    runs = later_runs(tmp_path)
+    assert [run.precision for run in runs] == ["fp8", "mxfp4"] and runs[1].concurrency == 16
+    assert runs[0].config == ServingConfig(tensor_parallel_size=8) and runs[0].tpot_s == pytest.approx(0.01663)
+    (pools,) = pool_runs(tmp_path)
+    assert pools.replicas == (1, 1) and pools.decode.attention_data_parallel_size == pools.decode.expert_parallel_size == 8
+
+
+def test_queued_rows_have_their_throughput_and_number_formats(tmp_path: Path) -> None:
+    write(tmp_path, "inference_trtllm_throughput.csv", [QUEUED])
+    (run,) = queued_runs(tmp_path)
+    assert (run.gpu, run.config.tensor_parallel_size, run.throughput) == ("h200-sxm-141gb", 2, 14792.0)
+
+
+def synthetic(truth: ExpertEfficiency) -> list[ServingRun]:
+    """Runs of two mixtures as a model with these constants has them."""
+    asked = [
+        ServingRun(
+            engine="sglang", version="0.5.6.post2", model=model, gpu="h200-sxm-141gb", precision="fp8",
+            input_length=length, output_length=512, concurrency=load,
+            config=ServingConfig(tensor_parallel_size=8, expert_parallel_size=e), ttft_s=1.0, tpot_s=1.0,
+        )
+        for model in ("deepseek-v3", "qwen3-235b-a22b") for length in (512, 4096) for load in (1, 8, 64) for e in (1, 8)
+    ]  # fmt: skip
+    found = predicted(prepared(asked), truth)
+    return [dataclasses.replace(pair.run, ttft_s=pair.ttft_s, tpot_s=pair.tpot_s) for pair in found]
+
+
+def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out() -> None:
+    truth = ExpertEfficiency(grouped_slowdown=1.8, popularity_variance=1.5, prompt_layer_overhead_s=1e-4, first_token_s=0.05)
+    runs = synthetic(truth)
+    found = fit(runs)
+    # Few runs: priors pull at what they leave open.
+    assert np.abs(log_ratios(predicted(prepared(runs), found), "tpot")).mean() < 0.02
+    assert 1.5 < found.grouped_slowdown < 2.0
+    groups = left_out(runs, lambda run: run.model)
+    assert set(groups) == {"deepseek-v3", "qwen3-235b-a22b"}
+    profile = with_scatter(found, [pairs for _, pairs in groups.values()])
+    worst = max(float(np.abs(log_ratios(pairs, "tpot")).max()) for _, pairs in groups.values())
+    assert profile.tpot_log_sd > 0.0 and worst < 0.2
+
+
+def test_a_folder_without_the_files_has_no_runs(tmp_path: Path) -> None:
+    assert mixtures(tmp_path) == pool_runs(tmp_path) == queued_runs(tmp_path) == []
