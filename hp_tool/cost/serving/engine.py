@@ -176,7 +176,20 @@ def _room(case: ServingCase, c: ServingCandidates, memory: ServingBytes) -> tupl
     cached = seen_tokens(case.model, length + case.engine.kv_reserved_output_fraction * output)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     by_cache = np.maximum(rooms / cached, 1.0)
-    return np.minimum(by_cache, c.max_num_seqs), by_cache, rooms >= seen_tokens(case.model, length + output)
+    whole = rooms >= seen_tokens(case.model, length + output)
+    return np.minimum(np.minimum(by_cache, c.max_num_seqs), _beside_prompts(case, c)), by_cache, whole
+
+
+def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
+    """Requests whose decoding leaves a mixed pass room for the prompts of those that follow them: more never come to decode
+    at once. At least as many as fill half of the pass, for prompts also have passes of their own.
+    """
+    if case.engine.schedule != "mixed":
+        return np.full(len(c), np.inf)
+    decoded = 1.0 + drafted_tokens(case.speculative)
+    follow = tokens_per_pass(case.speculative) * case.computed_length / case.output_length
+    tokens: FloatArray = c.max_num_batched_tokens * c.pipeline_parallel_size
+    return np.maximum(tokens * np.maximum(1.0 / (decoded + follow), 0.5 / decoded), 1.0)
 
 
 def prompt_overhead(case: ServingCase) -> float:
