@@ -41,7 +41,7 @@ def test_a_recommendation_becomes_a_command_and_comes_back(server: str) -> None:
         ("exports", {"result": QUERY, "format": "word"}, "format"),
         ("exports", {"result": QUERY, "format": "slurm", "rank": 0}, "rank"),
         ("imports", {"command": "hello"}, "format"),
-        ("imports", {"command": "x --num-layers 2", "num_gpus": 1}, "--hidden-size"),
+        ("imports", {"command": "python pretrain_gpt.py --num-layers 2", "num_gpus": 1}, "model.hidden_size"),
     ],
 )
 def test_bad_requests_name_the_field(server: str, path: str, body: dict[str, Any], field: str) -> None:

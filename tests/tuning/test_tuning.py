@@ -154,7 +154,8 @@ def test_a_second_search_runs_again_and_starts_wiser(store, query):
 
 
 def test_reuse_lets_earlier_measurements_stand_for_runs(store, query):
-    query = replace(query, search=replace(query.search, budget_runs=4, min_gain_fraction=0.5))
+    few = ParallelQuery(tensor_parallel_size=1, pipeline_parallel_size=1, micro_batch_size=4)
+    query = replace(query, parallel=few, search=replace(query.search, budget_runs=4))
     first = tune(query=query, store=store, launcher=CpuEngine())
     engine = CpuEngine()
     reusing = replace(query, search=replace(query.search, reuse=True))
