@@ -9,7 +9,7 @@ import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
@@ -127,7 +127,7 @@ class ExportRequest(BaseModel):
     trtllm."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
-    rerank: bool = False
+    rerank: StrictBool = False
     """Rank again among what the format's tool runs, instead of refusing what it does not; the answer says what that costs."""
 
 
