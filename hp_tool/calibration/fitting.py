@@ -45,7 +45,7 @@ class Prior:
     memory_residual_log_sd: float
     """What remains of memory per configuration."""
     slow_share: float = 0.1
-    """Share of runs that stall; see `residual`."""
+    """Share of runs that stall; see `regimes`."""
 
 
 GPU_PRIOR = Prior(

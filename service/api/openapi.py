@@ -26,11 +26,13 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
-    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a list of them."""
+    """`openapi_extra` of a route that parses a body of the type `kind` itself; `or_list`: or a list, whose
+    entries are accepted or refused one by one.
+    """
     _BODIES[kind.__name__] = kind
     schema: dict[str, Any] = {"$ref": _REF.format(model=kind.__name__)}
     if or_list:
-        schema = {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
+        schema = {"anyOf": [schema, {"type": "array", "items": {}, "minItems": 1}]}
     content = {"schema": schema, "example": example}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
