@@ -58,7 +58,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
-        provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
+        provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
     if workload.total_tokens is None:
@@ -148,7 +148,13 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
 
 
-def _provenance(case: TrainingCase) -> dict[str, object]:
+def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
+    """Knobs that the query left open; a dispatcher that a ranking varies is the configuration's."""
+    key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
+    return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})
+
+
+def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     provenance: dict[str, object] = {
         "version": __version__,
@@ -161,7 +167,7 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
-        "assumed": dict(case.assumed),
+        "assumed": _assumed(case, config),
     }
     if workload.framework_version is not None:
         version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release

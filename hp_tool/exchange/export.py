@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import serving, training
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig
 from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
@@ -118,7 +118,8 @@ def export_for(
         for name, value in RUNS.get(format, {}).items()
         if name != "recompute" or framework == query.training.framework
     }
-    free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
+    same = framework == query.training.framework
+    free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
     ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
     refusal: UnsupportedError | None = None
