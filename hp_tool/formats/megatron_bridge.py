@@ -60,7 +60,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if setup.model.num_experts:
         options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
         options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
-        options["model.moe_token_dispatcher_type"] = setup.dispatcher
+        options["model.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
         if backend := setup.switches.get("moe_flex_dispatcher_backend"):
             options["model.moe_flex_dispatcher_backend"] = str(backend)
     if w.loss != "unfused":

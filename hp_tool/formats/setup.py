@@ -6,7 +6,7 @@ from typing import Any
 
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy, TokenDispatcher
+from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
 from hp_tool.domain.pipeline_layout import missing_layers
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.switches import Switches, switches
@@ -31,20 +31,13 @@ class TrainingSetup:
         return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
 
     @property
-    def dispatcher(self) -> TokenDispatcher:
-        """How tokens reach their experts; alltoall where each rank has all of them, which Megatron Core's flex refuses."""
-        c = self.parallel
-        alone = c.expert_parallel_size * c.expert_tensor_parallel_size == 1
-        return "alltoall" if alone else c.moe_token_dispatcher_type or self.strategy.moe_token_dispatcher_type
-
-    @property
     def switches(self) -> Switches:
         """What Megatron Core overlaps and fuses of it."""
         return switches(
             model=self.model,
             workload=self.workload,
             parallel=self.parallel,
-            dispatcher=self.dispatcher,
+            dispatcher=self.strategy.moe_token_dispatcher_type,
             nvlink_domain_size=self.cluster.nvlink_domain_size,
         )
 

@@ -74,7 +74,9 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         )
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
     if setup.model.num_experts:
-        options[f"+{_ACTOR}.megatron.override_transformer_config.moe_token_dispatcher_type"] = setup.dispatcher
+        options[f"+{_ACTOR}.megatron.override_transformer_config.moe_token_dispatcher_type"] = (
+            setup.strategy.moe_token_dispatcher_type
+        )
     if c.virtual_pipeline_parallel_size == 1:
         options[f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = "null"
     options |= {

@@ -44,7 +44,7 @@ def _model(setup: TrainingSetup) -> Values:
         "num-experts": m.num_experts,
         "moe-router-topk": m.num_experts_per_tok or 1,
         "moe-ffn-hidden-size": m.moe_intermediate_size or m.ffn_size,
-        "moe-token-dispatcher-type": setup.dispatcher,
+        "moe-token-dispatcher-type": setup.strategy.moe_token_dispatcher_type,
         "moe-flex-dispatcher-backend": setup.switches.get("moe_flex_dispatcher_backend"),
         "moe-grouped-gemm": setup.switches.get("moe_grouped_gemm"),
         "moe-permute-fusion": setup.switches.get("moe_permute_fusion"),
