@@ -8,6 +8,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
+from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
@@ -169,6 +170,8 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
         "assumed": _assumed(case, config),
     }
+    if workload.lora is not None:
+        provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:
         version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
         trend = "constants do not tell releases apart" if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"
