@@ -10,6 +10,7 @@ from hp_tool.domain.parallel import (
     ParallelQuery,
     PipelineSchedule,
     Recompute,
+    RecomputeModule,
     RecomputeName,
     TokenDispatcher,
     axis_values,
@@ -106,7 +107,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         moe_token_dispatcher_type=_dispatchers(query, case),
         micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
-        recompute=_recompute_values(query, workload),
+        recompute=_recompute_values(query, case),
         zero_stage=axis_values(query.zero_stage) or usual or known,
         known_zero_stages=known,
         data_parallel_shard_size=shards,
@@ -186,10 +187,25 @@ def _counts_ends(layers: int, chunks: Ints) -> Bools:
     return -layers % chunks <= 2
 
 
-def _recompute_values(query: ParallelQuery, workload: TrainingWorkload) -> tuple[tuple[int, int, int], ...]:
+def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[int, int, int], ...]:
+    workload = case.workload
     values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
     if not values and facts(workload.framework).is_plain:
         values = ("none", "full")
     elif not values:  # merged passes cannot run whole layers again
-        values = ("none", "selective") if workload.merges_passes else ("none", "selective", "full")
+        sets = tuple(Recompute(granularity="selective", modules=modules) for modules in _module_sets(case))
+        values = ("none", "selective", *sets, *(() if workload.merges_passes else ("full",)))
     return tuple(dict.fromkeys(recompute_codes(value) for value in values))
+
+
+def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
+    """What recipes of models with experts recompute (Megatron-Bridge): what costs little to make again, by itself or together.
+    Megatron Core does not recompute norms and activations under delayed scaling.
+    """
+    model, workload = case.model, case.workload
+    if not model.num_experts or workload.framework != "megatron-core" or workload.lora is not None:
+        return ()
+    latent: tuple[RecomputeModule, ...] = ("mla_up_proj",) if model.kv_lora_rank is not None else ()
+    delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
+    cheap: tuple[RecomputeModule, ...] = () if delayed else ("layernorm", "moe_act")
+    return tuple(dict.fromkeys(modules for modules in (latent, cheap, (*latent, *cheap)) if modules))
