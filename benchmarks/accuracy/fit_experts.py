@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
 from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, predict
 from hp_tool.catalog import model as catalogue_model
@@ -146,11 +145,9 @@ def main() -> None:
         fitted_on=f"{len(found)} runs of inference_measured_2.csv ({models}) by python -m benchmarks.accuracy.fit_experts; "
         "deviations of models left out",
     )
-    text = yaml.safe_dump(dataclasses.asdict(profile), sort_keys=False, width=120)
-    (FOLDER / "experts.yaml").write_text(
-        f"# Written by python -m benchmarks.accuracy.fit_experts; do not edit by hand.\n{text}"
-    )
-    print(text)
+    path = FOLDER / "experts.yaml"
+    write_constants(path, dataclasses.asdict(profile), command="benchmarks.accuracy.fit_experts")
+    print(path.read_text())
 
 
 if __name__ == "__main__":
