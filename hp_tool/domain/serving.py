@@ -229,6 +229,16 @@ class ServingMend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrices:
+    """US dollars per million tokens. A request's prompt and answer together cost the devices' time that it takes."""
+
+    input: float
+    """Prompt tokens, cached ones included, by the time that prefill takes."""
+    output: float
+    """By the time that decoding takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
     """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
 
@@ -250,6 +260,12 @@ class InferenceEstimate:
     """1 / tpot_s."""
     request_rate_per_second: float | None = None
     """Requests completed a second, all replicas together."""
+    concurrency: int | float | None = None
+    """Requests in flight over all GPUs: the load's, the highest within the targets where it gives none, or at a rate the mean
+    (Little's law)."""
+    users: int | None = None
+    """People who keep that up, each with one request at a time and inference.think_time_s between two: concurrency + rate x
+    think time."""
     max_concurrency: int | None = None
     """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
     max_concurrency_without_preemption: int | None = None
@@ -262,10 +278,15 @@ class InferenceEstimate:
     kv_cache_limited: bool | None = None
     """Whether memory for keys and values, not the load, bounds running_requests."""
     cost_per_million_output_tokens: float | None = None
-    """US dollars."""
+    """US dollars, all of the devices' time charged to the output."""
+    cost_per_million_tokens: TokenPrices | None = None
+    """The same time divided between input and output."""
     tails: Tails | None = None
     goodput: ServingGoodput | None = None
     """None without targets."""
+    highest_load: float | None = None
+    """Where the query's load is too high: the highest that is not, in requests in flight or a second as the query counts. None
+    in batches, and where no load is low enough."""
     mends: tuple[ServingMend, ...] = ()
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None

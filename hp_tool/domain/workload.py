@@ -253,7 +253,8 @@ class LoadSpec(Strict):
 
     arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
     """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
-    neither): all requests are queued at once, without an HTTP front end."""
+    neither): all requests are queued at once, without an HTTP front end. With neither, closed and poisson ask for the highest
+    load."""
     num_prompts: Count | None = None
     """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
@@ -297,17 +298,36 @@ class DisaggregationSpec(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyRange(Strict):
+    """Loads to choose the highest from, both ends included."""
+
+    min: Count = 1
+    max: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateRange(Strict):
+    """The same of requests per second."""
+
+    min: Amount
+    max: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload(Strict):
-    """A serving load."""
+    """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
+    of one of them narrows that."""
 
     input_length: Count
     """Tokens of a prompt."""
     output_length: Count
     """Tokens of an answer."""
-    concurrency: Count | None = None
-    """Requests in flight over all GPUs."""
-    request_rate_per_second: Amount | None = None
-    """Requests arriving per second over all GPUs; instead of concurrency."""
+    concurrency: Axis[Count] | ConcurrencyRange = None
+    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
+    request_rate_per_second: Axis[Amount] | RateRange = None
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
+    think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
+    """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
     precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"
     """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
     kv_cache_precision: Precision | None = None

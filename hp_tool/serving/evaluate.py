@@ -13,6 +13,7 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.serving.estimates import estimate_row
 from hp_tool.serving.fixes import fixes
+from hp_tool.serving.highest import bearable_load, highest_loads
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.evaluate import single_values
 
@@ -37,10 +38,12 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
-        estimate = estimate_row(problem.costed(candidate), 0)
+        loads = highest_loads(problem, candidate)
+        estimate = estimate_row(problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate), 0)
     if estimate.feasible or not with_fixes:
         return estimate
-    return replace(estimate, mends=fixes(query=query, problem=problem, infeasible=estimate))
+    bearable = None if code else bearable_load(problem, candidate)
+    return replace(estimate, highest_load=bearable, mends=fixes(query=query, problem=problem, infeasible=estimate))
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:

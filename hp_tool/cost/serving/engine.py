@@ -188,8 +188,9 @@ def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
         return np.full(len(c), np.inf)
     decoded = 1.0 + drafted_tokens(case.speculative)
     follow = tokens_per_pass(case.speculative) * case.computed_length / case.output_length
-    tokens: FloatArray = c.max_num_batched_tokens * c.pipeline_parallel_size
-    return np.maximum(tokens * np.maximum(1.0 / (decoded + follow), 0.5 / decoded), 1.0)
+    tokens = (c.max_num_batched_tokens * c.pipeline_parallel_size).astype(np.float64)
+    most: FloatArray = np.maximum(tokens * max(1.0 / (decoded + follow), 0.5 / decoded), 1.0)
+    return most
 
 
 def prompt_overhead(case: ServingCase) -> float:
