@@ -275,6 +275,8 @@ class InferenceEstimate:
     """Requests that do run at once, the rest of the concurrency waits."""
     expert_imbalance: float | None = None
     """Expected load of the busiest of the ranks that divide the experts, over the mean, while decoding."""
+    preemptions_per_request: float | None = None
+    """How often a full cache put a request back, to be computed again; of traces, which are played event by event."""
     kv_cache_limited: bool | None = None
     """Whether memory for keys and values, not the load, bounds running_requests."""
     cost_per_million_output_tokens: float | None = None

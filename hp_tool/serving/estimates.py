@@ -81,7 +81,7 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         **_price(rows, row),
         tails=tails(rows, row),
         goodput=goodput(rows, row),
-        intervals=_intervals(ttft, tpot, throughput, problem),
+        intervals=intervals(ttft, tpot, throughput, problem),
     )
 
 
@@ -168,7 +168,8 @@ def widened(*factors: float) -> float:
     return math.sqrt(1.0 + sum(factor**2 - 1.0 for factor in factors))
 
 
-def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
+def intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
+    """The central 90 % around predicted means."""
     engine, gpu = problem.engine, problem.profile.gpu
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures are those of other versions' groups.
@@ -333,9 +334,15 @@ def worst_miss(rows: CostedRows) -> FloatArray:
 
 def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
     """A reason for each target that the configuration misses, and by how much."""
-    reasons = []
+    reasons: list[Reason] = []
     for name, limit, values in bounded_values(rows):
-        if (value := float(values[row])) > limit:
-            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
+        reasons += missed_target(name, value=float(values[row]), limit=limit)
     return tuple(reasons)
+
+
+def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
+    """Why a value is no answer to a target; nothing where it keeps to it."""
+    if value <= limit:
+        return ()
+    message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
+    return (Reason(code="target_missed", message=message, needed=value, available=limit),)

@@ -9,6 +9,7 @@ import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
@@ -57,6 +58,8 @@ class ServingProblem(ServingCase):
     """What the highest load within the targets is wanted of; None: the load is given."""
     think_time_s: float
     """Seconds between an answer and the same person's next request."""
+    trace: Trace | None
+    """Requests to play; the lengths are then their means."""
     offline: bool
     """Whether all requests are queued at once, without a front end."""
     num_prompts: int | None
@@ -121,8 +124,9 @@ def resolve_serving(query: Query) -> ServingProblem:
     for name in ("expert_imbalance", "two_batch_overlap"):
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
-    concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
-    load = query.inference.load
+    workload, trace = _traced(query.inference)
+    concurrency, rate = workload.concurrency, workload.request_rate_per_second
+    load = workload.load
     offline = load is not None and load.arrival == "offline"
     if concurrency is not None and rate is not None:
         raise InputError(
@@ -137,18 +141,52 @@ def resolve_serving(query: Query) -> ServingProblem:
             field="cluster.stages",
         )
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
-    case = serving_case(model=model, cluster=cluster, workload=query.inference, engine=engine)
+    case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
-        unknown=None if offline else unknown_loads(query.inference),
-        think_time_s=query.inference.think_time_s,
+        unknown=None if offline else unknown_loads(workload),
+        think_time_s=workload.think_time_s,
+        trace=trace,
         offline=offline,
         num_prompts=load.num_prompts if load is not None else None,
         constraints=query.constraints,
         targets=query.targets or Targets(),
     )
+
+
+def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
+    """The workload with what its trace says of lengths, cached prefixes and rate, and the trace."""
+    if workload.trace is None:
+        return workload, None
+    trace = request_trace(workload.trace)
+    if workload.input_length:  # lengths that are given stand in for the trace's
+        inputs = np.full(len(trace.input_tokens), workload.input_length)
+        trace = dataclasses.replace(trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1))
+    if workload.output_length:
+        trace = dataclasses.replace(trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length))
+    if workload.concurrency is None and workload.request_rate_per_second is None:
+        if trace.rate_per_second is None:
+            raise InputError(
+                "the trace has no arrivals; give inference.concurrency or request_rate_per_second",
+                field="inference.concurrency",
+                code="missing_field",
+            )
+        workload = dataclasses.replace(workload, request_rate_per_second=trace.rate_per_second)
+    for name in ("concurrency", "request_rate_per_second"):
+        if not isinstance(getattr(workload, name), int | float | None):
+            raise UnsupportedError(f"a trace is played under one {name}; give one value", field=f"inference.{name}")
+    for name in ("load", "disaggregated"):
+        if getattr(workload, name) is not None:
+            raise UnsupportedError(f"a trace says itself how requests come; leave {name} out", field=f"inference.{name}")
+    cached = float(trace.prefix_tokens.sum() / trace.input_tokens.sum())
+    return dataclasses.replace(
+        workload,
+        input_length=max(round(float(trace.input_tokens.mean())), 1),
+        output_length=max(round(float(trace.output_tokens.mean())), 1),
+        prefix_cache_hit_rate=min(cached, 0.99) if cached else workload.prefix_cache_hit_rate,
+    ), trace
 
 
 def unknown_loads(workload: InferenceWorkload) -> Loads | None:
@@ -170,7 +208,7 @@ def seeks_concurrency(query: Query) -> bool:
     """Whether the highest number of requests in flight is wanted."""
     workload = query.inference
     assert workload is not None
-    if workload.load is not None and workload.load.arrival == "offline":
+    if workload.trace is not None or (workload.load is not None and workload.load.arrival == "offline"):
         return False
     unknown = unknown_loads(workload)
     return unknown is not None and not unknown.by_rate and workload.output_length > 1

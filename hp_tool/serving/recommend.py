@@ -1,5 +1,6 @@
 """The best serving configurations: a query's space, costed chunk by chunk, ranked or cut down to its Pareto front."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,18 +13,21 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.result import Ranking, SpaceSummary
-from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.errors import InputError
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, worst_miss
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
+from hp_tool.serving.replay import played
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
 
 MAX_TOP = 1_000
 NEAREST = 3
+PLAYED = 10
+"""Configurations that a trace is played on."""
 STEPS_PER_DOUBLING = 2
 """Concurrencies of a front between one and twice itself: coarser than this the front shows corners."""
 CHUNK = 12_288
@@ -62,6 +66,8 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
     problem = resolve_serving(query)
+    if problem.trace is not None:
+        return _played_best(query, problem, top=top, start=start)
     space = cost_space(query=query, problem=problem)
     while query.objective == "min_gpus" and problem.cluster.num_gpus % 2 == 0:
         smaller = problem.with_num_gpus(problem.cluster.num_gpus // 2)
@@ -80,6 +86,38 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         ),
         rejections=space.rejections,
     )
+
+
+def _played_best(query: Query, problem: ServingProblem, *, top: int, start: float) -> Ranking[ServingRecommendation]:
+    """The PLAYED best by means under the trace itself, ranked by what its requests see."""
+    if query.objective == "min_gpus":
+        raise UnsupportedError("min_gpus ranks by means; ask it without the trace", field="objective")
+    space = cost_space(query=query, problem=replace(problem, targets=Targets()))
+    rows = space.best(PLAYED)
+    chosen = [
+        space.candidates.take(slice(row, row + 1))
+        for row in (rows if len(rows) else nearest(space.candidates, problem=problem))
+    ]
+    found = [ServingRecommendation(rank=0, parallel=one.config(0), estimate=played(problem.costed(one))) for one in chosen]
+    found.sort(key=lambda row: _played_score(row.estimate, query.objective))
+    kept = [row for row in found if row.estimate.feasible]
+    missed = [row for row in found if not row.estimate.feasible]
+    if late := sum(row.estimate.ttft_s is not None for row in missed):
+        space.rejections["target_missed"] = late
+    ranked, misses = ([replace(row, rank=place + 1) for place, row in enumerate(each)] for each in (kept, missed))
+    return Ranking(
+        recommendations=tuple(ranked[:top]),
+        nearest_misses=() if ranked else tuple(misses[:NEAREST]),
+        space=SpaceSummary(legal=len(space.candidates), feasible=len(ranked), seconds=time.perf_counter() - start),
+        rejections=space.rejections,
+    )
+
+
+def _played_score(estimate: InferenceEstimate, objective: str | None) -> float:
+    """What to minimise, as `_score`."""
+    if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
+        return math.inf
+    return {"ttft": estimate.ttft_s, "tpot": estimate.tpot_s}.get(objective or "", estimate.request_latency_s)
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
