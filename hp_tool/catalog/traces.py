@@ -1,6 +1,6 @@
 """Request traces: a query's own columns, or a file of this machine in one of three formats.
 
-CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens);
+CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's (TIMESTAMP, ContextTokens, GeneratedTokens);
 JSON lines of the former's names, or Mooncake's (timestamp in ms, input_length, output_length, and hash_ids of blocks of 512
 tokens, of which a request finds in the prefix cache those that an earlier one had).
 """
