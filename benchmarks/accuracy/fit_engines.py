@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -159,6 +160,17 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
     return found
 
 
+def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
+    """The same of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
+    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for p in pairs:
+        groups[p.run.group].append(math.log(p.run.throughput / p.throughput))
+    ratios = sorted(abs(one - other) for logs in groups.values() for one, other in itertools.combinations(logs, 2))
+    if len(ratios) < FEWEST_RUNS:
+        return None
+    return ratios[min(math.ceil(0.9 * (len(ratios) + 1)), len(ratios)) - 1] / NORMAL_QUANTILE
+
+
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
@@ -184,7 +196,8 @@ def by_gpu(run: ServingRun) -> str:
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
     """The profile with its scatter on groups it did not see, and how much more there is on models and GPUs left out."""
     unseen = [run for run in members if not run.fitted]
-    own = scatter(predict(batches(unseen, profile), profile))
+    predicted = predict(batches(unseen, profile), profile)
+    own, pair = scatter(predicted), pair_scatter(predicted)
     name, version = profile.engine, profile.version
     refits = [left_out(members, name=name, version=version, key=key) for key in (by_model, by_gpu)]
     foreign = [pair for found in refits for pairs in found.values() for pair in pairs]
@@ -193,6 +206,7 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     return dataclasses.replace(
         profile,
         **{f"{what}_log_sd": float(f"{assumed[what]:.3g}") for what in NOISE},
+        pair_log_sd=None if pair is None else float(f"{pair:.3g}"),
         unfamiliar_factor=float(f"{max([1.0, *wider]):.3g}") if wider else UNFAMILIAR_FACTOR,
         fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
         fitted_silicon=tuple(dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))),

@@ -65,7 +65,7 @@ def _print_space(console: Console, answer: RecommendAnswer) -> None:
     console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
 
 
-def _print_groups(console: Console, rows: Sequence[Recommendation]) -> None:
+def _print_groups(console: Console, rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> None:
     """How far the best can be told apart from the next."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
@@ -288,6 +288,7 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     heads = ("rank", "layout", "TTFT", "TPOT", "request", "tokens/s/GPU", "in flight", "users", *_PRICES, "memory")
     print_table(console, heads, rows, title="best serving configurations by the cost model")
     _print_space(console, answer)
+    _print_groups(console, [row for row in answer.recommendations if isinstance(row, ServingRecommendation)])
     print_nearest(console, answer.nearest_misses)
     _print_rejections(console, answer)
     if answer.disaggregated is not None:

@@ -93,6 +93,8 @@ class EngineEfficiency(Strict):
     normal's 90 %."""
     tpot_log_sd: float
     throughput_log_sd: float
+    pair_log_sd: float | None = None
+    """The same of the ratio of two layouts' throughputs under one load; None: as if they erred independently."""
     unfamiliar_factor: float = 2.0
     """How many times as far predictions are off for models and dies that are not among these:"""
     fitted_models: tuple[str, ...] = ()
@@ -300,6 +302,9 @@ class ServingRecommendation:
     """One row of the answer, best first."""
 
     rank: int
+    group: int | None = None
+    """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them; 1 holds the best. None: rows
+    that are not ranked by a prediction."""
     parallel: ServingConfig
     estimate: InferenceEstimate
     measurement: Measurement | None = None

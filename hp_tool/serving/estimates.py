@@ -17,6 +17,7 @@ from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.query import Targets
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import (
+    EngineEfficiency,
     InferenceEstimate,
     ServingGoodput,
     ServingIntervals,
@@ -188,6 +189,15 @@ def intervals(ttft: float, tpot: float, throughput: float, problem: ServingProbl
         output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd),
         source=scatter.fitted_on,
     )
+
+
+def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
+    """Standard deviation of ln(measured / predicted) of the ratio of two layouts' `ttft`, `tpot` or `throughput`, one load."""
+    scatter = problem.experts if problem.model.num_experts is not None else problem.engine
+    if figure == "throughput" and isinstance(scatter, EngineEfficiency) and scatter.pair_log_sd is not None:
+        return scatter.pair_log_sd
+    own: float = getattr(scatter, f"{figure}_log_sd")
+    return math.sqrt(2.0) * own
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,16 +13,18 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query, Targets
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, worst_miss
+from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, ratio_log_sd, worst_miss
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import played
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
+from hp_tool.training.rank import group_numbers
 
 MAX_TOP = 1_000
 NEAREST = 3
@@ -77,7 +79,7 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         problem, space = smaller, fewer
     best = space.best(top)
     return Ranking(
-        recommendations=recommendations(space, best, problem=problem),
+        recommendations=grouped(recommendations(space, best, problem=problem), problem=problem, objective=query.objective),
         nearest_misses=() if len(best) else _nearest_misses(space, problem=problem),
         space=SpaceSummary(
             legal=len(space.candidates),
@@ -106,7 +108,7 @@ def _played_best(query: Query, problem: ServingProblem, *, top: int, start: floa
         space.rejections["target_missed"] = late
     ranked, misses = ([replace(row, rank=place + 1) for place, row in enumerate(each)] for each in (kept, missed))
     return Ranking(
-        recommendations=tuple(ranked[:top]),
+        recommendations=grouped(ranked[:top], problem=problem, objective=query.objective),
         nearest_misses=() if ranked else tuple(misses[:NEAREST]),
         space=SpaceSummary(legal=len(space.candidates), feasible=len(ranked), seconds=time.perf_counter() - start),
         rejections=space.rejections,
@@ -211,6 +213,25 @@ def nearest(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArra
         wanted = (costs.bytes.capacity - costs.bytes.kv_capacity, 1.0 / costs.output_tokens_per_second_per_gpu)
         factor[rows] = np.where(costs.fits, np.where(costs.sustained, worst_miss(costed), wanted[1]), wanted[0])
     return np.lexsort((factor, kind))[:NEAREST]
+
+
+def grouped(
+    rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
+) -> tuple[ServingRecommendation, ...]:
+    """Ranked rows with their groups, by the figure that ranks them."""
+    figure = objective if objective in ("ttft", "tpot") else "throughput"
+    bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
+    by_latency = problem.request_rate_per_second is not None or (problem.unknown is not None and problem.unknown.by_rate)
+    name = (
+        f"{figure}_s" if figure != "throughput" else "request_latency_s" if by_latency else "output_tokens_per_second_per_gpu"
+    )
+
+    def alike(row: ServingRecommendation, first: ServingRecommendation) -> bool:
+        one, other = (getattr(each.estimate, name) for each in (row, first))
+        return bool(one == other or (one > 0.0 and other > 0.0 and abs(math.log(one / other)) <= bound))
+
+    groups = group_numbers(rows, alike=alike)
+    return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
 
 
 def _score(costs: ServingCosts, objective: str | None, problem: ServingProblem) -> FloatArray:

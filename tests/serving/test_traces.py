@@ -41,7 +41,8 @@ def asked(**inference: Any) -> dict[str, Any]:
 def written(folder: Path) -> dict[str, Path]:
     """The requests in each format."""
     lines = [
-        {"timestamp": 1000 * t, "input_length": i, "output_length": o, "hash_ids": h} for (t, i, o), h in zip(ROWS, HASHES, strict=False)
+        {"timestamp": 1000 * t, "input_length": i, "output_length": o, "hash_ids": h}
+        for (t, i, o), h in zip(ROWS, HASHES, strict=False)
     ]
     texts = {
         "own.csv": "arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},{i},{o}\n" for t, i, o in reversed(ROWS)),
