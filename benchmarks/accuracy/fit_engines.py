@@ -45,6 +45,7 @@ PRIORS = {
     "prompt_layer_overhead_s": (2e-5, 5e-5, 0.0, 8e-4),
     "request_overhead_s": (5e-3, 1e-2, 0.0, 5e-2),
     "stream_overhead_s": (5e-5, 1e-4, 0.0, 1e-3),
+    "first_token_s": (1e-2, 2e-2, 0.0, 1e-1),
     "prefill_group": (3.0, 1.5, 1.0, 8.0),
     "wave_share": (0.2, 0.3, 0.0, 1.2),
 }
@@ -62,7 +63,7 @@ UNFAMILIAR_FACTOR = 2.0
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": True},
+             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
     "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
                "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
     "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,

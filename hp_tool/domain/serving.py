@@ -69,6 +69,9 @@ class EngineEfficiency(Strict):
     """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
     stream_overhead_s: float
     """The same per streamed token: detokenization and one event to the client."""
+    first_token_s: float = 0.0
+    """Seconds before a first token in which device and front end are free for others: hops between processes, and waiting for
+    the scheduler's next turn."""
     prefill_group: float
     """Requests whose prompts a request waits for in a steady load, its own included."""
     wave_share: float

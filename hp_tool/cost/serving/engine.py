@@ -134,10 +134,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
-    if case.model.num_experts:
-        early = early + case.experts.first_token_s
-        served = served + case.experts.first_token_s
-        waiting = waiting + case.experts.first_token_s
+    apart = case.experts.first_token_s if case.model.num_experts else engine.first_token_s
+    early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
