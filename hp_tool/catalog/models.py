@@ -32,7 +32,7 @@ def model(name: str) -> ModelSpec:
 
 
 def checkpoint(name: object) -> str | None:
-    """The Hugging Face id, or one's own folder, of a model by name; an instructed one before its base. None: nobody knows it."""
+    """The Hugging Face id, or own folder, of a model by name; an instructed one before its base. None: nobody knows it."""
     if not isinstance(name, str):
         return None
     if is_own_file(name):
