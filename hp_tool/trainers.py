@@ -22,6 +22,7 @@ import numpy as np
 
 from hp_tool import exchange
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.fields import checked
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
 from hp_tool.domain.ports import Launcher, LaunchPlan, Queueing
@@ -260,7 +261,7 @@ def measurement(
         return ended
     step_s = statistics.median(times_s)
     shortfall = f"{steps} of {settings.steps} steps measured"
-    return Measurement(
+    found = Measurement(
         status="ok",
         step_s=step_s,
         step_s_spread=interquartile_range(times_s),
@@ -274,6 +275,10 @@ def measurement(
         wall_s=ended.wall_s,
         cause=None if done else f"{shortfall}: {ended.cause}" if ended.status == "timeout" else shortfall,
     )
+    try:
+        return checked(found, field="log")
+    except InputError as error:
+        return replace(ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}")
 
 
 def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:

@@ -181,8 +181,8 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
     yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
     if inference.kv_cache_precision not in (None, precision):
         yield "inference.kv_cache_precision", "a kv_cache_precision other than precision"
-    if inference.concurrency is None:
-        yield "inference.concurrency", "a load without concurrency"
+    if not isinstance(inference.concurrency, int):
+        yield "inference.concurrency", "a load without one concurrency"
     if load is not None and load.arrival != "closed":
         yield "inference.load", f"arrival: {load.arrival}"
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in _SERVED}
@@ -209,5 +209,5 @@ def unserved_sizes(*, model: ModelSpec, inference: InferenceWorkload, parallel: 
     ):
         if count % t:
             yield f"model.{name}", f"{name} {count}, which is not divisible by tensor_parallel_size {t}"
-    if (inference.concurrency or 0) > parallel.max_num_seqs:
+    if isinstance(inference.concurrency, int) and inference.concurrency > parallel.max_num_seqs:
         yield "parallel.max_num_seqs", f"a concurrency above max_num_seqs {parallel.max_num_seqs}: a run has no queue"

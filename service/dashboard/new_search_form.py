@@ -133,7 +133,9 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
     "inference": (
         ("inference.input_length", "Input tokens", "4000"),
         ("inference.output_length", "Output tokens", "1000"),
-        ("inference.concurrency", "Concurrent requests", "64"),
+        ("inference.concurrency", "Concurrent requests", "the most within the targets"),
+        ("inference.request_rate_per_second", "Requests per second", "instead"),
+        ("inference.think_time_s", "Think time (s)"),
         ("inference.load.arrival", "Load", "closed"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
