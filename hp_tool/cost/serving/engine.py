@@ -134,7 +134,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
-    apart = case.experts.first_token_s if case.model.num_experts else engine.first_token_s
+    apart = engine.first_token_s
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
     return ServingCosts(
