@@ -147,6 +147,13 @@ def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
         assert caught.value.field == "HP_API_KEY_FILE"
 
 
+@pytest.mark.parametrize(("key", "why"), [("", "empty"), ("secret", "fewer than 8")])
+def test_a_key_that_guards_nothing_is_refused(key: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        from_environment({"HP_API_KEY": key})
+    assert caught.value.field == "HP_API_KEY" and "secret" not in caught.value.message.replace("secrets", "")
+
+
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "inf", "many"])
 def test_ceilings_are_amounts(amount: str) -> None:
     with pytest.raises(InputError, match=r"(?i)max_gpu_seconds_per_day"):
