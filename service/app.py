@@ -25,6 +25,7 @@ from service.request_limits import RequestLimits
 from service.request_log import RequestLog
 from service.security import Gate
 from service.settings import Settings
+from service.watch import Watch
 
 log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
@@ -69,6 +70,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.include_router(health.router)
     pages.install(app)
     openapi.install(app)
+    app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(calibrations=app.state.calibrations)
     app.add_middleware(RequestLimits, settings=settings)

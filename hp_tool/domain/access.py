@@ -136,8 +136,8 @@ class AccessStore(Store, Protocol):
         """
 
     def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
-        """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after; None:
-        nothing is due.
+        """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after;
+        None: nothing is due.
 
         Two callers never get the same attempt. One that is not settled is followed by the next.
         """

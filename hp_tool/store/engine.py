@@ -120,8 +120,7 @@ class _SameFile:
         return stat.st_dev, stat.st_ino
 
     def make(self) -> None:
-        """Make a new database for its owner's eyes alone, as are the files that SQLite lays beside it: it holds queries, logs and
-        digests of keys."""
+        """Make a new database for its owner's eyes alone, and so the files that SQLite lays beside it."""
         with suppress(OSError):  # it is there, or SQLite will say why not
             self._path.touch(mode=0o600, exist_ok=False)
 
