@@ -29,7 +29,7 @@ def tune(
         str | None, typer.Option(metavar="URL", help="With --server: https URL to notify when the search ends.")
     ] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show the Pareto-optimal ones in step time and memory.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the job of one run, and stop.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what the search would cost and its first job, and stop.")] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Find the best configuration with a few real runs. An interrupted search pauses, unless it runs on a server; --resume
@@ -51,9 +51,7 @@ def tune(
     if plan:
         if parsed is None or server:
             raise InputError("--plan shows a job of this process: give a query, and neither --resume nor --server")
-        from hp_tool.tuning.run import describe_plan
-
-        typer.echo(describe_plan(parsed))
+        _print_plan(parsed, as_json=as_json)
         return
     with SearchProgress() as progress:
         if server:
@@ -68,6 +66,20 @@ def tune(
         raise typer.Exit(1)
     if not result.recommendations:
         raise typer.Exit(3)
+
+
+def _print_plan(query: Query, *, as_json: bool) -> None:
+    from hp_tool.cli.search_output import plan_lines
+    from hp_tool.queries import schema
+    from hp_tool.store import database_url, open_store
+    from hp_tool.tuning.plan import plan_search
+
+    with closing(open_store(database_url())) as store:
+        answer = plan_search(query, store=store)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    else:
+        typer.echo("\n".join((*plan_lines(answer.plan), "", answer.job or "")))
 
 
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:
