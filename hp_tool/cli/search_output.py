@@ -124,8 +124,8 @@ def plan_lines(plan: SearchPlan) -> list[str]:
     whole, most = (f", ${plan.cost:,.0f}", f", ${plan.most_cost:,.0f}") if known else ("", "")
     return [
         *lines,
-        f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices, "
-        f"{_device_time(plan.gpu_seconds)}{whole}",
+        f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices"
+        f", {_device_time(plan.gpu_seconds)}{whole}",
         f"{'at worst':12}  {_device_time(plan.most_gpu_seconds)}{most}, if every run takes all of its time limit",
     ]
 

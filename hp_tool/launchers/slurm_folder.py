@@ -148,8 +148,8 @@ def path_of(name: str, *, options: Logs, job_name: str) -> str:
     return f"{options.folder}/{job_name}.{name}"
 
 
-def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
-    """The lines of the batch script that run the job on every node.
+def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
+    """The lines of the batch script that run the job on every node, `around` being the words of a container.
 
     srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the here-document. Raises
     InputError for files that are too large for a batch script.
@@ -159,7 +159,7 @@ def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
         limit = f"a batch script should carry at most {streamed.MAX_FILES_BYTES:,}"
         raise InputError(f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command")
     command = shlex.join(("bash", "-c", _ON_NODE, "node", python, _UNPACK))
-    return f"{srun} \\\n  {command} << '{_END}'\n{payload}\n{_END}"
+    return f"{srun} \\\n  {around}{command} << '{_END}'\n{payload}\n{_END}"
 
 
 def bring_claim(folder: Path, *, options: SlurmOptions) -> None:

@@ -102,6 +102,7 @@ def run_search(
             report=on_event,
             should_release=heartbeat.watched(should_release),
             limit=runs_limit(query),
+            owner=record.owner or os.environ.get("USER", ""),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)

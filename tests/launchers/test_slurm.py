@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
@@ -307,6 +309,10 @@ class TestOutages:
         assert launcher.poll([done]) == {done: JobState.FINISHED}
         assert launcher.fetch(done).status == "ok"
         assert launcher.fetch(gone).status == "preempted"
+        for process in processes(gone):  # nobody else remembers them
+            with contextlib.suppress(psutil.Error):  # one ends with the other
+                process.kill()
+        until(lambda: processes(gone) == [])
 
 
 class _urgent_job:  # noqa: N801 - a context manager
