@@ -54,6 +54,8 @@ _FILES_LAG_S = 10.0
 _NOT_BEGUN = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
 )
+# Slurm held a step to its memory, by counting its processes or by control groups; the job's state may say no more than FAILED.
+_OUT_OF_MEMORY = re.compile(r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE)
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
 _END = "HP_TOOL_FILES"
 _UNPACK = (
@@ -112,9 +114,9 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
-    if slurm_state == "OUT_OF_MEMORY":
-        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
+    if slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY.search(slurm_log):
+        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record is None or not (folder / jobs.LOG).exists():
