@@ -193,6 +193,15 @@ class KubernetesOptions(ClusterOptions):
     volumes: tuple[dict[str, Any], ...] = ()
     """As in a pod's specification; /dev/shm is always mounted."""
     volume_mounts: tuple[dict[str, Any], ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and `{owner}` as on Slurm."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Likewise."""
+    pod_template: dict[str, Any] = field(default_factory=dict)
+    """A strategic merge patch to the pods' template, `{metadata, spec}`: security context, pull secrets, priority, affinity,
+    sidecars, runtime class. Our container is called `run`."""
+    workload: Literal["job", "jobset"] = "job"
+    """An indexed Job, or a JobSet of one such Job, for sites whose queues and dashboards know these."""
     service_account: Name | None = None
     host_network: bool = False
     """Use the nodes' network, which some fabrics need."""

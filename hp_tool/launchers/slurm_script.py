@@ -2,7 +2,6 @@
 its job's name and numbers: the request travels in a file, and the environment through sbatch's own."""
 
 import math
-import re
 import shlex
 import sys
 
@@ -106,7 +105,7 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
     named = {name: getattr(options, name) for name in ("account", "partition", "qos", "comment")}
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
-        *(_quoted(f"--{name}={_filled(value, plan=plan)}") for name, value in named.items() if value is not None),
+        *(_quoted(f"--{name}={jobs.filled(value, plan=plan)}") for name, value in named.items() if value is not None),
         *([f"--clusters={','.join(options.clusters)}"] if options.clusters else []),
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
@@ -119,14 +118,6 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         "--open-mode=truncate",
         *map(_quoted, options.sbatch_arguments),
     ]
-
-
-def _filled(template: str, *, plan: LaunchPlan) -> str:
-    """A template with the search and its owner, whose name may be anything, in characters that mean nothing to a shell."""
-    values = {"search": plan.search or plan.job_name, "owner": plan.owner or "nobody"}
-    for name, value in values.items():
-        template = template.replace(f"{{{name}}}", re.sub(r"[^A-Za-z0-9_.@-]+", "-", value)[:64])
-    return template
 
 
 def _quoted(argument: str) -> str:

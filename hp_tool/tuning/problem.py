@@ -122,9 +122,7 @@ def build_problem(
         table=table,
         cluster_key=series.cluster_key,
         assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu),
-        problem_digest=problem_digest(
-            model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer
-        ),
+        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer),
         reduce=reducer if reducer.kinds else None,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
