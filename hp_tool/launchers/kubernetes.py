@@ -1,8 +1,9 @@
 """Jobs on a Kubernetes cluster through kubectl: no shared folder, no state of our own.
 
 A job is an indexed Job with a pod per node (alone, or as a JobSet's only one), which find the first one by the name that a
-headless Service gives it; a ConfigMap holds the job's files. The supervisor runs a job's part in each pod and prints its results,
-which are read from the pods' logs. What is cancelled is deleted; a ConfigMap of its own then keeps the name taken, and the log.
+headless Service gives it; a ConfigMap holds the job's files. The supervisor runs a job's part in each pod and prints its
+results, which are read from the pods' logs. What is cancelled is deleted; a ConfigMap of its own then keeps the name
+taken, and the log.
 """
 
 import contextlib

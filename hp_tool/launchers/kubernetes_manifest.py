@@ -1,4 +1,4 @@
-"""The objects of a job on Kubernetes, pure: a Job or JobSet with its pods' template, their files, what a cancelled job leaves."""
+"""The objects of a job on Kubernetes, pure: a Job or JobSet with its pods' template, their files, what a cancel leaves."""
 
 import hashlib
 import math

@@ -113,15 +113,14 @@ def test_all_flags_of_megatron() -> None:
 
 
 def words_of(name: str, **changes: Any) -> tuple[str, ...]:
-    """The command of one of the recipes that the documentation shows."""
-    given = next(each for each in documented() if each["name"] == name)
-    return run(records.build(TrainerCommand, given["trainer"], field="trainer"), **changes).command
+    """The command of one of the trainers that the documentation registers."""
+    return run(records.build(TrainerCommand, documented()[name], field="trainer"), **changes).command
 
 
-def documented() -> list[dict[str, Any]]:
+def documented() -> dict[str, Any]:
     text = (ROOT / "docs" / "trainers.md").read_text()
-    recipes = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
-    return [each for each in recipes if "name" in each]
+    (entries,) = re.findall(r"```yaml\n(# my-catalogue/.*?)```", text, re.DOTALL)
+    return dict(yaml.safe_load(entries)["entries"])
 
 
 def test_the_documented_recipes_say_the_configuration_in_their_own_words() -> None:
@@ -136,7 +135,9 @@ def test_the_documented_recipes_say_the_configuration_in_their_own_words() -> No
     actor = words_of("verl")
     assert actor[:3] == ("python3", "-m", "verl.trainer.main_ppo")
     assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4" in actor
-    assert {each["trainer"]["reader"] for each in documented()} >= {"megatron-lm", "megatron-bridge", "torchtitan", "verl"}
+    for name, given in documented().items():
+        assert given["reader"] == name
+        check_trainer(records.build(TrainerCommand, given, field="trainer"))
 
 
 def test_a_reduced_run_is_smaller_in_every_word() -> None:
