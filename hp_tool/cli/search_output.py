@@ -62,6 +62,9 @@ class SearchProgress:
                 self._print(f"run {payload['number']}: given up: {payload['cause']}")
             case "pending":
                 self._progress.update(self._task, description=f"pending: {pending_words(payload)}")
+            case "preflight":
+                slow = [f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)" for each in payload["slow"]]
+                self._print(f"preflight: {'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}")
             case "waiting":
                 self._print(f"waiting for the runs folder: {payload['waiting_for']}")
 

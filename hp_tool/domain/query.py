@@ -77,6 +77,9 @@ class SearchSettings(Strict):
     fidelity: Literal["full", "auto"] = "auto"
     """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and layers where that saves half its
     cost, and is extrapolated; the best configuration is run whole before the search ends."""
+    preflight: bool = False
+    """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
+    from nodes that lag behind their peers. It is charged to the first run."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
 

@@ -23,6 +23,7 @@ from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, trained_by, within_limits
 from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
+from hp_tool.tuning.preflight import Preflight, preflight
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
 from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
@@ -77,6 +78,17 @@ def run_search(
             training = resolve_training_search(query)
             nothing = nothing_feasible(query=query, problem=training, space=problem, search_id=lease.search_id, seconds=seconds)
             return end(store, lease, nothing)
+        should_stop = heartbeat.watched(should_release)
+        checked = Preflight()
+        if query.search.preflight:
+            checked = preflight(
+                store=store,
+                lease=lease,
+                launcher=launcher,
+                cluster=problem.search.cluster,
+                should_release=should_stop,
+                on_event=on_event,
+            )
         if isinstance(problem, TuningProblem):
             launcher = trained_by(query, launcher, problem=problem.training)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
@@ -100,8 +112,10 @@ def run_search(
             reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
             lease_s=lease_s,
             report=on_event,
-            should_release=heartbeat.watched(should_release),
+            should_release=should_stop,
             limit=runs_limit(query),
+            avoided=checked.hosts,
+            carried_gpu_seconds=checked.gpu_seconds,
             owner=record.owner or os.environ.get("USER", ""),
         ).run()
         if outcome.state == "released":

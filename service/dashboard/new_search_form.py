@@ -167,6 +167,7 @@ BUDGET: tuple[Spec, ...] = (
     ("search.run_timeout_s", "Maximum seconds per run", "auto"),
     ("search.queue_timeout_s", "Maximum seconds in the queue", "no limit"),
     ("search.fidelity", "Fidelity"),
+    ("search.preflight", "Check the nodes first"),
     ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )

@@ -135,9 +135,9 @@ def test_the_documented_recipes_say_the_configuration_in_their_own_words() -> No
     actor = words_of("verl")
     assert actor[:3] == ("python3", "-m", "verl.trainer.main_ppo")
     assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4" in actor
-    for name, given in documented().items():
-        assert given["reader"] == name
-        check_trainer(records.build(TrainerCommand, given, field="trainer"))
+    for name, entry in documented().items():
+        assert entry["reader"] == name
+        check_trainer(records.build(TrainerCommand, entry, field="trainer"))
 
 
 def test_a_reduced_run_is_smaller_in_every_word() -> None:
