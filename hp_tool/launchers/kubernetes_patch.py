@@ -16,7 +16,8 @@ _DIRECTIVE = "$patch"
 
 
 def merged(base: Any, patch: Any, *, name: str = "") -> Any:
-    """`base` with `patch`: null removes a key, `$patch: delete` an entry of a list, `$patch: replace` starts a map anew.
+    """`base` with `patch`: null removes a key, `$patch: delete` an entry of a list; `$patch: replace` in a map, or in an entry
+    of a list, starts it anew.
 
     `name`: the key that both stand under.
     """
@@ -32,6 +33,8 @@ def merged(base: Any, patch: Any, *, name: str = "") -> Any:
 
 
 def _merged_lists(base: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], *, key: str) -> list[Any]:
+    if any(each.get(_DIRECTIVE) == "replace" for each in patch):
+        return [each for each in patch if _DIRECTIVE not in each]
     entries = {each.get(key): each for each in base}
     for each in patch:
         if each.get(_DIRECTIVE) == "delete":

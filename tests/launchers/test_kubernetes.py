@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -181,38 +182,58 @@ def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Pat
     assert run["volumeMounts"][0]["mountPath"] == "/hp-tool"  # whatever the patch adds
 
 
-def test_a_strategic_merge_patch_is_kubectls() -> None:
-    base = {
-        "metadata": {"labels": {"a": "1"}},
-        "spec": {
-            "containers": [{"name": "run", "image": "x", "env": [{"name": "A", "value": "1"}], "command": ["a", "b"]}],
-            "tolerations": [{"key": "old"}],
-            "nodeSelector": {"pool": "x"},
-            "volumes": [{"name": "v"}, {"name": "w"}],
-        },
-    }
-    patch = {
-        "metadata": {"labels": {"b": "2"}},
+POD: dict[str, Any] = {
+    "metadata": {"labels": {"a": "1"}},
+    "spec": {
+        "restartPolicy": "Never",
+        "containers": [{"name": "run", "image": "x", "env": [{"name": "A", "value": "1"}], "command": ["a", "b"]}],
+        "tolerations": [{"key": "old"}],
+        "nodeSelector": {"pool": "x"},
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "emptyDir": {}}],
+    },
+}
+PATCHES: dict[str, dict[str, Any]] = {
+    "sidecar": {
+        "metadata": {"labels": {"b": "2"}, "annotations": {"c": "3"}},
         "spec": {
             "containers": [
                 {"name": "run", "env": [{"name": "B", "value": "2"}], "securityContext": {"privileged": True}},
                 {"name": "sidecar", "image": "y"},
             ],
             "tolerations": [{"key": "new"}],
-            "nodeSelector": {"pool": None, "kind": "y", "$patch": "merge"},
-            "volumes": [{"name": "v", "$patch": "delete"}, {"name": "w", "$patch": "replace", "emptyDir": {}}],
             "imagePullSecrets": [{"name": "s"}],
             "priorityClassName": "high",
         },
-    }
-    result = merged(base, patch)
-    run, sidecar = result["spec"]["containers"]
-    assert run["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}] and run["image"] == "x"
-    assert run["securityContext"] == {"privileged": True} and sidecar == {"name": "sidecar", "image": "y"}
-    assert result["metadata"]["labels"] == {"a": "1", "b": "2"}
-    assert result["spec"]["tolerations"] == [{"key": "new"}] and result["spec"]["nodeSelector"] == {"kind": "y"}
-    assert result["spec"]["volumes"] == [{"name": "w", "emptyDir": {}}]
-    assert (result["spec"]["imagePullSecrets"], result["spec"]["priorityClassName"]) == ([{"name": "s"}], "high")
+    },
+    "other values": {"spec": {"nodeSelector": {"pool": None, "kind": "y"}, "containers": [{"name": "run", "command": ["c"]}]}},
+    "deleted": {"spec": {"volumes": [{"name": "v", "$patch": "delete"}, {"name": "z", "emptyDir": {}}]}},
+    "replaced": {
+        "spec": {"volumes": [{"name": "z", "emptyDir": {}}, {"$patch": "replace"}], "nodeSelector": {"$patch": "replace"}}
+    },
+}
+
+
+def in_order(value: Any) -> Any:
+    """Lists of named things by name: a merge promises no order."""
+    if isinstance(value, dict):
+        return {key: in_order(each) for key, each in value.items()}
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return sorted(map(in_order, value), key=lambda each: str(each.get("name")))
+    return value
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl")
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": POD}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    patch = json.dumps({"spec": {"template": PATCHES[name]}})
+    command = ("kubectl", "patch", "--local", "-f", "job.json", "--type=strategic", "-p", patch, "-o", "json")
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    theirs, ours = json.loads(printed)["spec"]["template"], merged(POD, PATCHES[name])
+    assert in_order(ours) == in_order(theirs)
+    assert merged(POD, {}) == POD
 
 
 @pytest.mark.parametrize("options", [OPTIONS, FULL, {**OPTIONS, "gpu": "cpu"}], ids=["plain", "full", "cpu"])
