@@ -49,9 +49,9 @@ def tune(
         parsed = queries.read_query(query, {}, settings)
         parsed = replace(parsed, search=replace(parsed.search, **changes))
     if plan:
-        if parsed is None or server:
-            raise InputError("--plan shows a job of this process: give a query, and neither --resume nor --server")
-        _print_plan(parsed, as_json=as_json)
+        if parsed is None:
+            raise InputError("--plan is of a search that has not begun: give a query, and no --resume", field="--plan")
+        _print_plan(parsed, as_json=as_json, server=server)
         return
     with SearchProgress() as progress:
         if server:
@@ -68,18 +68,26 @@ def tune(
         raise typer.Exit(3)
 
 
-def _print_plan(query: Query, *, as_json: bool) -> None:
+def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
+    """The bill; with the first job where this process would run the search."""
     from hp_tool.cli.search_output import plan_lines
     from hp_tool.queries import schema
-    from hp_tool.store import database_url, open_store
-    from hp_tool.tuning.plan import plan_search
+    from hp_tool.tuning.plan import PlanAnswer, plan_search
 
-    with closing(open_store(database_url())) as store:
-        answer = plan_search(query, store=store)
+    if server:
+        from service.client import Client
+
+        with Client(server=server) as client:
+            answer: PlanAnswer = schema.parse(PlanAnswer, client.plan(query=schema.to_dict(query)))
+    else:
+        from hp_tool.store import database_url, open_store
+
+        with closing(open_store(database_url())) as store:
+            answer = plan_search(query, store=store)
     if as_json:
         typer.echo(schema.to_json(answer))
     else:
-        typer.echo("\n".join((*plan_lines(answer.plan), "", answer.job or "")))
+        typer.echo("\n".join((*plan_lines(answer.plan), *(() if answer.job is None else ("", answer.job)))))
 
 
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+import service.client
 from hp_tool.catalog import library
+from hp_tool.cli.main import build
 from hp_tool.domain.ports import Store
 
 Query = dict[str, Any]
@@ -39,6 +43,28 @@ def test_a_plan_is_answered_and_nothing_is_queued(http: TestClient, store: Store
     assert not store.list_searches().items
     too_large = http.post("/v1/plans", json=query | {"model": "gpt3-175b"})
     assert (too_large.status_code, too_large.json()["code"]) == (422, "nothing_feasible")
+
+
+def test_the_command_line_asks_a_server(
+    http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Asking:
+        def __init__(self, *, server: str) -> None: ...
+
+        def __enter__(self) -> Asking:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def plan(self, *, query: Query) -> Query:
+            answer: Query = http.post("/v1/plans", json=query).json()
+            return answer
+
+    monkeypatch.setattr(service.client, "Client", Asking)
+    (tmp_path / "query.json").write_text(json.dumps(query | {"search": {"budget_runs": 3}}))
+    done = CliRunner().invoke(build(), ["tune", str(tmp_path / "query.json"), "--plan", "--server", "http://127.0.0.1:1"])
+    assert done.exit_code == 0, done.output
+    assert "at most 3 runs (budget_runs)" in done.stdout and "#!/bin" not in done.stdout
 
 
 def test_the_form_shows_the_bill(http: TestClient) -> None:
