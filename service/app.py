@@ -65,7 +65,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
     routed = (estimates, searches, measurements, catalog, keys)
-    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations):
+    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations, searches.plans):
         app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     pages.install(app)

@@ -84,6 +84,10 @@ class LaunchPlan:
     """Nodes that the job is to stay away from, where the engine can be told so."""
     returns: tuple[str, ...] = ()
     """Files that the job may leave in its folder and that output() will be asked for, beside its result."""
+    search: str = ""
+    """The search's id, for the site's own books."""
+    owner: str = ""
+    """Whose search it is, likewise."""
 
 
 class Launcher(Protocol):

@@ -22,8 +22,9 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
+from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
-from service.api.bodies import QueryBody, json_body
+from service.api.bodies import QueryBody, json_body, json_response
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
@@ -32,6 +33,7 @@ from service.watch import Watch
 from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
+plans = APIRouter(tags=["searches"])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -88,6 +90,15 @@ def submit(
         query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
     )
     return _accepted(record, response)
+
+
+@plans.post("/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
+def plan(query: QueryBody, store: StoreDep) -> Response:
+    """What a search would cost at its whole budget, before anything runs: its first run, the confirmation, GPU-hours and money.
+
+    As if one job could have all of the cluster; nothing is queued.
+    """
+    return json_response(bill(query, store=store))
 
 
 @router.get("")
