@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, cached_series, predict
 from hp_tool.catalog import gpu
@@ -230,12 +229,8 @@ def main() -> None:
             fitted_on=f"{len(seen)} runs ({models}) by python -m benchmarks.accuracy.fit_engines; deviations from "
             f"{len(members) - len(seen)} runs of other groups" + NOTES.get((name, version), ""),
         )
-        constants = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(profile).items()
-        }
-        text = yaml.safe_dump(constants, sort_keys=False, width=120)
         path = folder / f"{name}-{version}.yaml"
-        path.write_text(f"# Written by python -m benchmarks.accuracy.fit_engines; do not edit by hand.\n{text}")
+        write_constants(path, dataclasses.asdict(profile), command="benchmarks.accuracy.fit_engines")
         print(f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within a TPOT deviation of "
               f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that", flush=True)  # fmt: skip
 

@@ -136,8 +136,6 @@ def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
-    if strategy.moe_token_dispatcher_type == "allgather":  # noqa: S105 (a token is no password here)
-        yield "parallel.moe_token_dispatcher_type", "moe_token_dispatcher_type: allgather"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:

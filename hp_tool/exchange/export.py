@@ -8,7 +8,7 @@ from typing import Any
 from hp_tool import serving, training
 from hp_tool.catalog.models import checkpoint
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
@@ -122,7 +122,8 @@ def export_for(
         for name, value in RUNS.get(format, {}).items()
         if name != "recompute" or framework == query.training.framework
     }
-    free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
+    same = framework == query.training.framework
+    free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
     ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
     refusal: UnsupportedError | None = None
@@ -184,6 +185,13 @@ def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
     )
 
 
+def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
+    """alltoall where each rank has all experts, which Megatron Core's flex refuses."""
+    if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
+        return "alltoall"
+    return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
+
+
 def _slots(query: Query, problem: ServingProblem, config: ServingConfig) -> int:
     """Requests that one scheduler runs at once: what its share of the load fills, so that more cannot make it miss its targets.
     As the query says, or the engine's limit, where that is less.
@@ -213,7 +221,8 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    strategy, layout = at.strategy, at.named(config).pipeline_layout
+    layout = at.named(config).pipeline_layout
+    strategy = replace(at.strategy, moe_token_dispatcher_type=_dispatcher(at.strategy, config))
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
     if layout is not None and not ends_are_shorter(num_layers=at.model.num_hidden_layers, **sizes):
         strategy = replace(strategy, pipeline_layout=parse_layout(layout))
