@@ -113,14 +113,21 @@ def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys:
     """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
     from hp_tool.queries import schema
 
+    return schema.parse_own_query(as_mapping(query, **keys))
+
+
+def as_mapping(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any) -> dict[str, Any]:
+    """The mapping of a query or its file with the keys laid over it and its kind said, not yet validated."""
+    from hp_tool.queries import schema
+
     data = _read(query) if query is None or isinstance(query, Mapping | Path) else schema.query_mapping(query)
     for key, value in keys.items():
-        if isinstance(value, Mapping) and key != "model":
+        if isinstance(value, Mapping) and value and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
         else:
             schema.lay(data, {SHORT_KEYS.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
-    return schema.parse_own_query(data)
+    return data
 
 
 def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:
