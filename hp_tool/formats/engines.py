@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import ServingSetup, Values, headline, option_words
+from hp_tool.formats.setup import ServingSetup, Values, headline, one_word, option_words
 
 VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.6.post2", "trtllm": "1.0"}
 QUANTIZATION = {"fp8": "fp8"}
@@ -24,7 +24,7 @@ def vllm(setup: ServingSetup) -> tuple[str, Values]:
             f"set expert_parallel_size to {ranks} or 1, or choose sglang",
             field="parallel.expert_parallel_size",
         )
-    return f"vllm serve {shlex.quote(setup.model_path)}", {
+    return f"vllm serve {shlex.quote(one_word(setup.model_path))}", {
         "--tensor-parallel-size": c.tensor_parallel_size,
         "--pipeline-parallel-size": c.pipeline_parallel_size,
         "--max-num-seqs": c.max_num_seqs,
@@ -46,7 +46,7 @@ def sglang(setup: ServingSetup) -> tuple[str, Values]:
     limits are divided by the attention groups.
     """
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
-    return f"python -m sglang.launch_server --model-path {shlex.quote(setup.model_path)}", {
+    return f"python -m sglang.launch_server --model-path {shlex.quote(one_word(setup.model_path))}", {
         "--tp-size": c.tensor_parallel_size * groups,
         "--pp-size": c.pipeline_parallel_size,
         "--max-running-requests": c.max_num_seqs * groups,
@@ -80,7 +80,7 @@ def trtllm(setup: ServingSetup) -> tuple[str, Values]:
             "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
             field="inference.two_batch_overlap",
         )
-    return f"trtllm-serve {shlex.quote(setup.model_path)}", {
+    return f"trtllm-serve {shlex.quote(one_word(setup.model_path))}", {
         "--backend": "pytorch",
         "--tp_size": c.tensor_parallel_size * c.attention_data_parallel_size,
         "--pp_size": c.pipeline_parallel_size,

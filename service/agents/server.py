@@ -32,8 +32,8 @@ ASKING = ("estimate", "recommend", "why_not", "import_config", "export_config", 
 INSTRUCTIONS = """How to split a transformer's training or serving over GPUs. recommend ranks all configurations by a cost
 model; estimate predicts one; why_not says why one is infeasible or slow and how to fix it; import_config reads a script and
 says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search spends
-GPU time on real runs. Figures are {value, interval (90 %), basis}: say the interval with the value, and call extrapolated what is.
-SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""
+GPU time on real runs. Figures are {value, interval (90 %), basis}: say the interval with the value, and call extrapolated
+what is. SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""
 
 
 def build(tools: Tools) -> MCPServer:
