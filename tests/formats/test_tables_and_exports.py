@@ -101,8 +101,16 @@ SERVING = {
 
 
 TOLD = {
-    "accelerate": ("model", "training.sequence_length", "training.global_batch_size", "parallel.micro_batch_size"),
-    "deepspeed": ("model", "training.sequence_length", "training.dropout"),
+    "accelerate": (
+        "model",
+        "training.sequence_length",
+        "training.global_batch_size",
+        "parallel.micro_batch_size",
+        "training.attention",
+        "training.dropout",
+        "training.optimizer",
+    ),
+    "deepspeed": ("model", "training.sequence_length", "training.attention", "training.dropout", "training.cross_entropy"),
 }
 """What a script has to be told beside the file, as the importer asks for it."""
 FRAMEWORK = {"nanotron": ("nanotron",), "accelerate": ("torch-fsdp",), "torchtitan": ("torch-fsdp",),
@@ -129,7 +137,7 @@ def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
     }
     if format == "verl" and not fsdp and draw(st.booleans()):
         parallel["recompute"] = draw(
-            st.sampled_from(("selective", {"granularity": "selective", "modules": ["core_attn", "mlp"]}))
+            st.sampled_from(("selective", {"granularity": "selective", "modules": ["core_attn", "layernorm"]}))
         )
     training = {"sequence_length": 4096, "global_batch_size": 64, "framework": framework}
     unsaid: dict[str, Any] = {"attention": "unfused", "dropout": 0.1, "optimizer": "sgd", "gradient_precision": "bf16",
