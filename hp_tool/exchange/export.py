@@ -37,15 +37,18 @@ OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
 OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
 """Those that only Megatron Core has of what is ranked here."""
-RUNS: dict[str, dict[str, Any]] = {
-    "torchtitan": {"zero_stage": (2, 3)},
-    "accelerate": {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
-    "deepspeed": dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
-    | {"recompute": ("none", "full")},
-    "nanotron": {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
-    "verl": {"recompute": ("none", "selective", "full")},
+_ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), 1)
+_DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
+RUNS: dict[tuple[str, bool], dict[str, Any]] = {
+    ("torchtitan", True): {"zero_stage": (2, 3)},
+    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    ("accelerate", False): _DEEPSPEED,
+    ("deepspeed", False): _DEEPSPEED,
+    ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
+    ("verl", False): {"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
+    ("verl", True): {**_ALONE, "recompute": ("none", "per_layer")},
 }
-"""Axes of what a tool can be told, where it cannot be told all."""
+"""Axes of what a tool can be told, where it cannot be told all; by the tool, and whether it runs under torch-fsdp."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
 
@@ -122,11 +125,7 @@ def export_for(
                 open_again: dict[str, Any] = {name: default}
                 workload = replace(workload, **open_again)
                 left_out.append(f"training.{name}")
-    axes = {
-        name: value
-        for name, value in RUNS.get(format, {}).items()
-        if name != "recompute" or framework == query.training.framework
-    }
+    axes = runs(format, replace(query, training=workload))
     free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
     ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
@@ -151,6 +150,12 @@ def export_for(
             left_out=tuple(left_out),
         )
     raise refusal or InputError(f"nothing that {format} runs fits this query", field="for", code="infeasible")
+
+
+def runs(tool: str, query: Query) -> dict[str, Any]:
+    """Axes of `parallel` as far as the tool that runs the query can be told about them."""
+    fsdp = query.training is not None and query.training.framework == "torch-fsdp"
+    return RUNS.get((tool, fsdp), {})
 
 
 def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import TRAINING, export, export_for, read_query
+from hp_tool.exchange import TRAINING, assess, export, export_for, read_configuration, read_query
 from hp_tool.formats import names, nanotron, verl
 from hp_tool.formats.imports import _READERS
 from hp_tool.formats.megatron_lm import scripts
@@ -226,6 +226,16 @@ def test_a_name_that_a_program_would_read_otherwise_is_refused(name: str) -> Non
             export(result=SERVING | {"model": model}, format=format)
     with pytest.raises(InputError, match="begins with a dash"):
         export(result=llama() | {"model": model}, format="verl")
+
+
+def test_a_better_configuration_is_one_that_the_tool_can_be_told() -> None:
+    text = json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
+                       "bf16": {"enabled": True}})  # fmt: skip
+    said = {"cluster.gpu": "b200-sxm-180gb", "model": "llama-3-8b", "training.sequence_length": 4096}
+    reading = read_configuration(text, num_gpus=8, overrides=said)
+    assessment = assess(schema.parse_query(reading.query), reading=reading)
+    assert assessment.better is not None and assessment.better.parallel.tensor_parallel_size == 1
+    assert "zero_optimization.stage" in {change["flag"] for change in assessment.changes}
 
 
 def test_kubernetes_takes_the_manifest() -> None:
