@@ -14,6 +14,7 @@ from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, opti
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
+STRATEGY = "actor-rollout-ref.actor.strategy"
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
     "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size", "context_parallel_size": "context_parallel_size",
