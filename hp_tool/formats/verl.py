@@ -23,7 +23,7 @@ _SIZES = {
 """Fields of `parallel`, and their keys under actor.megatron."""
 SAID = {
     "sequence_length", "global_batch_size", "precision", "micro_batch_size", "recompute", "zero_stage", "sequence_parallel",
-    "offload", "data_parallel_shard_size", *_SIZES,
+    "offload", "data_parallel_shard_size", "moe_token_dispatcher_type", *_SIZES,
 }  # fmt: skip
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
 _YOURS = (
@@ -54,7 +54,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         )
     prompts = w.global_batch_size // ROLLOUTS
     options = {
-        "actor_rollout_ref.model.path": one_word(setup.model.name),
+        "actor_rollout_ref.model.path": setup.model_path or one_word(setup.model.name),
         "data.train_batch_size": str(prompts),
         "data.max_prompt_length": str(w.sequence_length // 4),
         "data.max_response_length": str(w.sequence_length - w.sequence_length // 4),
@@ -86,6 +86,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if c.zero_stage > 1 or c.data_parallel_shard_size:
         raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
+    if setup.model.num_experts:
+        options[f"++{_CONFIG}.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
     if c.virtual_pipeline_parallel_size == 1:
         options[f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = "null"
     options |= {
@@ -171,6 +173,8 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
         override = f"{section}.override_transformer_config"
         granularity = text_of(f"{override}.recompute_granularity", "none")
         method, count = text_of(f"{override}.recompute_method", "uniform"), size(f"{override}.recompute_num_layers")
+        if dispatcher := text_of(f"{override}.moe_token_dispatcher_type", ""):
+            parallel["moe_token_dispatcher_type"] = dispatcher
         modules = re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn"))
         parallel["recompute"] = granularity
         if granularity == "full" and (method, count) != ("uniform", 1):
