@@ -9,6 +9,9 @@ WITH_STEP = ("days", "effective_days", "gpu_hours", "cost")
 """Figures in proportion to the step time."""
 AGAINST_STEP = ("tokens_per_second_per_gpu", "mfu")
 """Figures in inverse proportion to it."""
+LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
+"""What serving bears: requests in flight as asked or found, people behind them, the most there is room for, the most within the
+targets."""
 IDLE = {
     **dict.fromkeys(("virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"), 1),
     "expert_tensor_parallel_size": 1,
@@ -64,6 +67,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "reasons": bounded(each["message"] for each in answer.get("reasons", ())),
             "parallel": parallel(answer.get("parallel") or {}),
             "replicas": answer.get("replicas"),
+            "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
             "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
             "confidence": intervals.get("confidence"),
             "extrapolated_because": because,
@@ -78,7 +82,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
 def recommendation(row: Answer) -> dict[str, Any]:
     """One row of a ranking; a measured one has what its run measured."""
     told = estimate(predicted(row))
-    keep = ("feasible", "reasons", "parallel", "replicas", "figures", "extrapolated_because")
+    keep = ("feasible", "reasons", "parallel", "replicas", "load", "figures", "extrapolated_because")
     chosen = {name: told[name] for name in keep if name in told and (name != "feasible" or not told[name])}
     places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability") if row.get(name) is not None}
     return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})
@@ -191,8 +195,8 @@ def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
         low, high = (each / throughput for each in bounds["output_tokens_per_second_per_gpu"])
         if (rate := answer.get("request_rate_per_second")) is not None:
             figures["request_rate_per_second"] = figure(rate, (rate * low, rate * high), basis)
-        if (cost := answer.get("cost_per_million_output_tokens")) is not None:
-            figures["cost_per_million_output_tokens"] = figure(cost, (cost / high, cost / low), basis)
+        for side, cost in (answer.get("cost_per_million_tokens") or {}).items():
+            figures[f"cost_per_million_{side}_tokens"] = figure(cost, (cost / high, cost / low), basis)
     if latency is not None and answer.get("tpot_s"):
         after = (latency - answer["ttft_s"]) / answer["tpot_s"]
         ends = [first + after * each for first, each in zip(bounds["ttft_s"], bounds["tpot_s"], strict=True)]
