@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +68,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
         ))  # fmt: skip
         return
     typer.echo(f"{found[0].description}\nsource: {found[0].source}\nLater rows win, and what a query writes wins over all.")
-    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules])
+    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules], text=True)
 
 
 def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
@@ -117,9 +116,9 @@ def _print(
         items = [dataclasses.asdict(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
     elif single:
-        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()])
+        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()], text=True)
     else:
-        _table(heads, rows)
+        _table(heads, rows, text=kind == "recipes")
 
 
 def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
@@ -147,15 +146,8 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     return shown | {key: value for key, value in metadata.items() if value}
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> None:
+    """A table of names and their figures, or, with `text`, of two columns of words that wrap."""
+    from hp_tool.cli.layout import make_console, print_table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, head in enumerate(heads):
-        table.add_column(head, no_wrap=column == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    # Piped output is for other programs and files, so its lines are not cut to the width of a screen.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(make_console(), heads, rows, left=len(heads) if text else 1)

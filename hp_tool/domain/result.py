@@ -132,7 +132,12 @@ class Estimate:
     tokens_per_second_per_gpu: float | None = None
     model_tflops_per_gpu: float | None = None
     mfu: float | None = None
+    """Model FLOPs as a share of peak, by the convention that provenance.flops_convention names (default: attention in full)."""
     hfu: float | None = None
+    """The same with the FLOPs that recomputation repeats."""
+    mfu_causal: float | None = None
+    """mfu with the half of the scores that a causal mask keeps; at long contexts half as large."""
+    hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
     days: float | None = None

@@ -83,7 +83,7 @@ def test_every_name_of_the_package_is_there() -> None:
 def test_a_notebook_shows_training() -> None:
     found = hp_tool.recommend(**LLAMA, top=3)
     words = Words(found._repr_html_()).words
-    assert words.count(f"{found.recommendations[0].estimate.mfu:.1%}") >= 1  # type: ignore[union-attr]
+    assert words.count(f"{100 * found.recommendations[0].estimate.mfu:.1f}") >= 1  # type: ignore[union-attr]
     assert "TP" in words and "recompute" in words
     infeasible = hp_tool.estimate(**LLAMA)  # a replica on every GPU
     assert "memory: needs" in " ".join(Words(infeasible._repr_html_()).words)
@@ -97,7 +97,7 @@ def test_a_notebook_shows_serving() -> None:
         "model": "qwen3-32b", "gpu": "h200-sxm-141gb", "num_gpus": 8,
         "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
     }  # fmt: skip
-    assert "TPOT" in Words(hp_tool.recommend(**serving)._repr_html_()).words
+    assert "TPOT, ms" in Words(hp_tool.recommend(**serving)._repr_html_()).words
     assert "kv_cache" in Words(hp_tool.estimate(**serving)._repr_html_()).words
 
 
