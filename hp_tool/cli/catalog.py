@@ -33,9 +33,8 @@ def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool.domain.query import OwnFile
 
     specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.names("models"))]
-    heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
-    rows = (_model_row(spec, catalog.entry("models", spec.name).parameters) for spec in specs)
-    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=rows)
+    heads = ("model", "parameters", "active", "layers", "hidden", "heads", "KV heads", "experts", "MLP", "vocabulary")
+    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=map(_model_row, specs))
 
 
 def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -71,10 +70,13 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules], text=True)
 
 
-def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
+def _model_row(spec: ModelSpec) -> Sequence[str]:
+    from hp_tool import catalog
+
     experts = f"{spec.num_experts}, top {spec.num_experts_per_tok}" if spec.num_experts else ""
-    sizes = (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads, spec.ffn_size, spec.vocab_size)
-    return (spec.name, f"{parameters / 1e9:.4g} B" if parameters else "", *map(str, sizes), experts)
+    total, active = (f"{count / 1e9:.4g} B" for count in catalog.parameter_counts(spec).values())
+    sizes = map(str, (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads))
+    return (spec.name, total, active, *sizes, experts, str(spec.ffn_size), str(spec.vocab_size))
 
 
 def _gpu_row(spec: GpuSpec) -> Sequence[str]:
@@ -113,7 +115,7 @@ def _print(
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
     if as_json:
-        items = [dataclasses.asdict(spec) for spec in specs]
+        items = [dataclasses.asdict(spec) | _counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
     elif single:
         _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()], text=True)
@@ -127,7 +129,6 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     A model has many: those that differ from their default, and its numbers of parameters.
     """
     from hp_tool import catalog
-    from hp_tool.cost.parameters import active_parameters, total_parameters
     from hp_tool.domain.model import ModelSpec
     from hp_tool.errors import NotFoundError
 
@@ -135,15 +136,23 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     if isinstance(spec, ModelSpec):
         usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
         shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
-        shown["parameters"] = f"{total_parameters(spec):,.0f}"
+        total, active = _counts(spec).values()
+        shown["parameters"] = f"{total:,}"
         if spec.num_experts:
-            shown["active parameters"] = f"{active_parameters(spec):,.0f}"
+            shown["active parameters"] = f"{active:,}"
     try:
         entry = catalog.entry(kind, spec.name)
     except NotFoundError:
         return shown
     metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
     return shown | {key: value for key, value in metadata.items() if value}
+
+
+def _counts(spec: Spec) -> dict[str, int]:
+    from hp_tool import catalog
+    from hp_tool.domain.model import ModelSpec
+
+    return catalog.parameter_counts(spec) if isinstance(spec, ModelSpec) else {}
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> None:
