@@ -17,23 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from hp_tool.queries.short_names import COMMON
+
 if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
 
-SHORT_KEYS = {
-    "model": "model",
-    "gpu": "cluster.gpu",
-    "num_gpus": "cluster.num_gpus",
-    "sequence_length": "training.sequence_length",
-    "global_batch_size": "training.global_batch_size",
-    "precision": "training.precision",
-    "total_tokens": "training.total_tokens",
-}
-"""Keys of a query that are common enough to be given without their path: as arguments here, as flags, as columns of a grid."""
-
-SIZING_KEYS = {name: SHORT_KEYS[name] for name in ("gpu", "num_gpus")}
+SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
 """Those of a sizing query, whose other keys stand at its top."""
 
 
@@ -69,7 +60,13 @@ class QueryKeys(TypedDict, total=False):
 def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> EstimateAnswer:
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
-    `query`: one, its mapping, or a file; `keys` are laid over it. One that does not fit is an answer with
+    `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus, sequence_length, global_batch_size,
+    precision, total_tokens, and the sections kind, cluster, training, inference, parallel, objective, constraints, targets, id:
+
+        hp_tool.estimate(model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=8, sequence_length=8192, global_batch_size=64,
+                         parallel={"tensor_parallel_size": 4, "recompute": "full"})
+
+    One that does not fit is an answer with
     `estimate.feasible` False, its reasons, and its fixes (`mends`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.answers import estimate_answer
@@ -88,7 +85,9 @@ def recommend(
     """The best `top` of all legal configurations that fit, fastest first; the axes that `parallel` leaves out vary.
 
     `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
-    per second for a user and for a GPU (throughput). Otherwise as `estimate`.
+    per second for a user and for a GPU (throughput). `query` and `keys` as of `estimate`: model, gpu, num_gpus,
+    sequence_length, global_batch_size, precision, total_tokens, kind, cluster, training, inference, parallel, objective,
+    constraints, targets, id. In `parallel` a value or a list narrows an axis.
     """
     from hp_tool.answers import recommend_answer
 
@@ -98,7 +97,8 @@ def recommend(
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:
     """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with failures.
 
-    `query`: a mapping or a file of what docs/sizing.md lists; `keys` are laid over it, as in
+    `query`: a mapping or a file of what docs/sizing.md lists; `keys` (gpu, num_gpus, days, model, parameters, tokens, flops,
+    tokens_per_parameter, law, style, sequence_length, global_batch_size, cluster, ...) are laid over it, as in
     `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
     """
     from hp_tool.budgets import parse_sizing, size_answer
@@ -118,7 +118,7 @@ def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys:
         if isinstance(value, Mapping) and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
         else:
-            schema.lay(data, {SHORT_KEYS.get(key, key): value})
+            schema.lay(data, {COMMON.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
     return schema.parse_own_query(data)
 

@@ -10,6 +10,7 @@ import pytest
 
 import hp_tool
 from hp_tool import answers
+from hp_tool.api import QueryKeys
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 
@@ -73,6 +74,49 @@ def test_a_wrong_argument_names_the_nearest_key() -> None:
         hp_tool.estimate(**(LLAMA | {"modell": "x"}))
     with pytest.raises(AttributeError, match="recomend"):
         hp_tool.recomend  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"parallel": {"tp": 8}}, "unknown key parallel.tp; did you mean tensor_parallel_size?"),
+        ({"parallel": {"mbs": 1}}, "unknown key parallel.mbs; did you mean micro_batch_size?"),
+        ({"parallel": {"gradient_checkpointing": True}}, "did you mean recompute?"),
+        ({"parallel": {"num_gpus": 8}}, "unknown key parallel.num_gpus; did you mean cluster.num_gpus?"),
+        ({"training": {"seq-length": 1}}, "did you mean sequence_length?"),
+        ({"tp": 8}, "unknown key tp; did you mean parallel.tensor_parallel_size?"),
+        ({"n_gpus": 8}, "did you mean cluster.num_gpus?"),
+        ({"max_days": 8}, "unknown key max_days; did you mean constraints.max_days?"),
+        ({"parallel": {"nonsense": 8}}, "known keys: attention_data_parallel_size, "),
+    ],
+)
+def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(keys: dict[str, Any], hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        hp_tool.estimate(**(LLAMA | keys))
+    assert hint in caught.value.message
+
+
+def test_names_that_are_suggested_exist() -> None:
+    from hp_tool.domain.query import Query
+    from hp_tool.queries import schema
+    from hp_tool.queries.short_names import COLUMNS, FOREIGN
+
+    for path in {*COLUMNS.values(), *FOREIGN.values()}:
+        assert schema.declarations(schema.adapter(Query), path.split(".")), path
+
+
+def test_completion_and_help_name_what_there_is() -> None:
+    assert {"estimate", "recommend", "size", "make_query"} <= set(dir(hp_tool)) and "TYPE_CHECKING" not in dir(hp_tool)
+    for function in (hp_tool.estimate, hp_tool.recommend):
+        assert function.__doc__ is not None
+        assert [key for key in QueryKeys.__annotations__ if key not in function.__doc__] == []
+
+
+def test_what_a_session_prints_of_an_answer_is_short() -> None:
+    ranked = hp_tool.recommend(**LLAMA, top=3)
+    assert repr(ranked).startswith("<RecommendAnswer: 3 of ") and len(repr(ranked)) < 400
+    assert "tensor_parallel_size" in repr(ranked.recommendations[0]) and "zero_stage" not in repr(ranked.recommendations[0])
+    assert repr(hp_tool.estimate(**LLAMA)).startswith("<EstimateAnswer: <Estimate: infeasible (memory), step ")
 
 
 def test_every_name_of_the_package_is_there() -> None:
