@@ -107,10 +107,10 @@ MFU = "model FLOPs over peak, attention in full"
 def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: float) -> Column:
     """The interval of the step time in a unit of `size` seconds; * marks one that is wider because nobody measured its kind."""
     intervals = [e.intervals if e is not None else None for e in estimates]
-    ends = [ABSENT if i is None else "-".join(scaled(i.step_s, size)) for i in intervals]
+    ends = iter(scaled([end for i in intervals if i is not None for end in i.step_s], size))
     marks = ["*" if e is not None and unchecked(e) else "" for e in estimates]
     confidence = next((i.confidence for i in intervals if i is not None), 0.9)
-    cells = tuple(end + mark for end, mark in zip(ends, marks, strict=True))
+    cells = tuple(ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}" for i, mark in zip(intervals, marks, strict=True))
     return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
 
 
