@@ -159,4 +159,4 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = 
     """A table of names and their figures, or, with `text`, of two columns of words that wrap."""
     from hp_tool.cli.layout import make_console, print_table
 
-    print_table(make_console(), heads, rows, left=len(heads) if text else 1)
+    print_table(make_console(), heads, rows, left=len(heads) if text else 1, wrap=text)

@@ -57,12 +57,18 @@ def print_columns(
 
 
 def print_table(
-    console: Console, heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, left: int = 0
+    console: Console,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: int = 0,
+    wrap: bool = False,
 ) -> None:
-    """A table whose first `left` columns are text, which wraps; of the others the last go first on a narrow screen."""
+    """A table whose first `left` columns are text. On a narrow screen the last columns go first; with `wrap` all stay and wrap."""
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
-        Column(head=head, cells=tuple(column), left=number < left, drop=0 if number < left else number)
+        Column(head=head, cells=tuple(column), left=number < left, drop=0 if wrap else number)
         for number, (head, column) in enumerate(zip(heads, cells, strict=True))
     ]
     print_columns(console, columns, title=title)
