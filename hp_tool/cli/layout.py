@@ -65,7 +65,7 @@ def print_table(
     left: int = 0,
     wrap: bool = False,
 ) -> None:
-    """A table whose first `left` columns are text. On a narrow screen the last columns go first; with `wrap` all stay and wrap."""
+    """A table whose first `left` columns are text. On a narrow screen the last columns go first; with `wrap` all stay."""
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
         Column(head=head, cells=tuple(column), left=number < left, drop=0 if wrap else number)

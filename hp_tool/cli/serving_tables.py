@@ -6,7 +6,16 @@ from rich.console import Console
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.cli.layout import make_console, print_columns
-from hp_tool.cli.tables import print_fixes, print_memory_parts, print_reasons, print_rejections, print_space, rank_column
+from hp_tool.cli.tables import (
+    print_fixes,
+    print_groups,
+    print_memory_parts,
+    print_nearest,
+    print_reasons,
+    print_rejections,
+    print_space,
+    rank_column,
+)
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.render.columns import (
     ABSENT,
@@ -33,6 +42,8 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     if estimate.parallel is not None:
         console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
     print_reasons(console, estimate.reasons)
+    if estimate.highest_load is not None:
+        console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
     if estimate.memory is not None:
         memory = estimate.memory
         console.print(f"memory on the fullest device: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
@@ -49,12 +60,18 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} requests running ({limit}), at most "
         f"{estimate.max_concurrency:,}; never preempted up to {estimate.max_concurrency_without_preemption:,}"
     )
+    console.print(
+        f"{estimate.concurrency:,.4g} requests in flight, {estimate.request_rate_per_second:,.3g} a second, of "
+        f"{estimate.users:,} people with one at a time"
+    )
     if estimate.goodput is not None:
         goodput = estimate.goodput
         rate = f"{goodput.requests_per_second_per_gpu:,.3g} requests/s/GPU"
         console.print(f"goodput: {rate} within the targets, {goodput.fraction:.0%} of all")
     if estimate.cost_per_million_output_tokens is not None:
-        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens")
+        prices = estimate.cost_per_million_tokens
+        apart = "" if prices is None else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
+        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}")
 
 
 def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
@@ -99,6 +116,8 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
     print_space(console, answer)
+    print_groups(console, ranked)
+    print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
     if answer.disaggregated:
         _print_pools(console, answer.disaggregated)

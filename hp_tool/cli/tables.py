@@ -53,7 +53,7 @@ def print_space(console: Console, answer: RecommendAnswer) -> None:
     console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
 
 
-def _print_groups(console: Console, rows: Sequence[Recommendation]) -> None:
+def print_groups(console: Console, rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> None:
     """How far the best can be told apart from the next."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
@@ -179,7 +179,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         print_columns(console, columns, title="best configurations by the cost model")
     print_unchecked(console, estimates)
     print_space(console, answer)
-    _print_groups(console, ranked)
+    print_groups(console, ranked)
     if calibrated is not None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)
@@ -200,7 +200,9 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
         elif isinstance(row, ServingRecommendation):
             reasons = "; ".join(reason.message for reason in (row.calibrated_estimate or row.estimate).reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
-            console.print(f"nearest: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}", highlight=False)
+            line = f"nearest: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}"
+            bearable = row.estimate.highest_load
+            console.print(line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"), highlight=False)
 
 
 def print_pareto(answer: RecommendAnswer) -> None:

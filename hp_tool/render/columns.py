@@ -49,13 +49,14 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
         ("ETP", "tensor parallel ranks per expert", (c.expert_tensor_parallel_size for c in configs), 0),
         ("DP", "data parallel replicas", (c.data_parallel_size for c in configs), 5),
         ("schedule", "", (c.pipeline_schedule or ABSENT for c in configs), 0),
+        ("dispatcher", "", (c.moe_token_dispatcher_type or ABSENT for c in configs), 0),
         ("MBS", "micro-batch size", (c.micro_batch_size for c in configs), 0),
         ("SP", "sequence parallelism", ("yes" if c.sequence_parallel else "no" for c in configs), 2),
         ("recompute", "", (recompute_name(c.recompute) for c in configs), 0),
         ("ZeRO", "stage of sharding", (c.zero_stage for c in configs), 3),
         ("shards", "ranks that ZeRO shards over", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
     )
-    idle = {"VPP": {"1"}, "CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {ABSENT}}
+    idle = {"VPP": {"1"}, "CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {ABSENT}, "dispatcher": {ABSENT}}
     shown = [
         Column(head=head, meaning=meaning, cells=tuple(map(str, values)), drop=drop)
         for head, meaning, values, drop in columns
@@ -90,7 +91,7 @@ def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
         interval_column(estimates, unit=unit, size=size),
         tokens_column(e.tokens_per_second_per_gpu for e in estimates),
         Column(head="MFU", unit="%", meaning=MFU, cells=percents(e.mfu for e in estimates), drop=7),
-        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates)),
+        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=2),
         Column(head="days", cells=decimals(days), drop=6),
     ]
     return columns if any(day is not None for day in days) else columns[:-1]
@@ -133,11 +134,18 @@ def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
     ]
     ranges = [e.intervals.output_tokens_per_second_per_gpu if e.intervals else None for e in estimates]
     between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
+    each = [e.cost_per_million_tokens for e in estimates]
+    prices = [
+        ("$", side, tuple(ABSENT if price is None else f"{getattr(price, field):,.2f}" for price in each))
+        for side, field in (("in", "input"), ("out", "output"))
+    ]
     return [
         *columns,
         tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
         Column(head="interval", unit="90%", meaning="of output tokens/s/GPU", cells=tuple(between), drop=3),
-        Column(head="running", cells=counts(e.running_requests for e in estimates), meaning="requests at once", drop=5),
+        Column(head="in flight", cells=counts(e.concurrency for e in estimates), drop=5),
+        Column(head="users", cells=counts(e.users for e in estimates), meaning="people with one request at a time", drop=8),
+        *(Column(head=head, unit=f"/M {side}", cells=price, drop=9) for head, side, price in prices if set(price) != {ABSENT}),
         Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=4),
     ]
 

@@ -36,13 +36,16 @@ def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate |
 
 
 def recommendations_html(
-    rows: Sequence[Recommendation] | Sequence[ServingRecommendation], *, space: SpaceSummary, misses: Sequence[Recommendation]
+    rows: Sequence[Recommendation] | Sequence[ServingRecommendation],
+    *,
+    space: SpaceSummary,
+    misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
 ) -> str:
     """The ranked configurations; where there are none, what comes nearest."""
     if rows:
         body = _ranked(rows)
     else:
-        near = "".join(_line(f"nearest: {arithmetic(miss.parallel)}") + _reasons(miss.estimate.reasons)[0] for miss in misses)
+        near = "".join(_line(f"nearest: {_layout(miss)}") + "".join(_reasons(miss.estimate.reasons)) for miss in misses)
         body = _line("no configuration is acceptable") + near
     return body + _line(f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable")
 
@@ -55,6 +58,12 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
     training = [row for row in rows if isinstance(row, Recommendation)]
     figures = training_figures([row.calibrated_estimate or row.estimate for row in training])
     return _columns([ranks, *configuration_columns([row.parallel for row in training]), *figures])
+
+
+def _layout(row: Recommendation | ServingRecommendation) -> str:
+    if isinstance(row, ServingRecommendation):
+        return serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
+    return arithmetic(row.parallel)
 
 
 def _columns(columns: Sequence[Column]) -> str:

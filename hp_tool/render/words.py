@@ -25,6 +25,7 @@ LABELS = {
     "data_parallel_shard_size": "shard group",
     "data_parallel_size": "DP",
     "pipeline_schedule": "schedule",
+    "moe_token_dispatcher_type": "dispatcher",
 }
 
 
@@ -42,6 +43,7 @@ def arithmetic(config: ParallelConfig) -> str:
     chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
+    chunks += f", tokens by {config.moe_token_dispatcher_type}" if config.moe_token_dispatcher_type else ""
     return (
         f"{sizes} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
         f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "

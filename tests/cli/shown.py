@@ -25,6 +25,7 @@ from hp_tool.domain.serving import (
     ServingRecommendation,
     Tail,
     Tails,
+    TokenPrices,
 )
 from hp_tool.tuning.result import SearchSummary, TuneResult
 from hp_tool.units import GIB
@@ -127,6 +128,8 @@ def served(throughput: float, tensor: int, attention: int) -> ServingRecommendat
         estimate=InferenceEstimate(
             feasible=True, parallel=config, replicas=2, ttft_s=0.594, tpot_s=0.01587, request_latency_s=16.45,
             output_tokens_per_second_per_gpu=throughput, output_tokens_per_second_per_user=63.0, running_requests=64.0,
+            concurrency=64.0, request_rate_per_second=3.9, users=64,
+            cost_per_million_tokens=TokenPrices(input=0.21, output=4.31),
             max_concurrency=744, max_concurrency_without_preemption=706, kv_cache_limited=False,
             cost_per_million_output_tokens=4.52, tails=Tails(ttft_s=tail, tpot_s=tail, request_latency_s=tail),
             memory=ServingMemory(
