@@ -13,9 +13,10 @@ The answers are the frozen dataclasses whose JSON `--json` prints; a notebook sh
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from hp_tool.queries.short_names import COMMON
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
 """Those of a sizing query, whose other keys stand at its top."""
@@ -57,6 +60,16 @@ class QueryKeys(TypedDict, total=False):
     targets: Mapping[str, Any]
 
 
+def _with_keys(function: F) -> F:
+    """The function, whose signature names the keys of a query for completion and `help`: sessions do not see into Unpack."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in QueryKeys.__annotations__]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_keys
 def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> EstimateAnswer:
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
@@ -74,6 +87,7 @@ def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: U
     return estimate_answer(make_query(query, **keys))
 
 
+@_with_keys
 def recommend(
     query: Query | Mapping[str, Any] | Path | None = None,
     /,

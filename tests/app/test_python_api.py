@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def test_completion_and_help_name_what_there_is() -> None:
     for function in (hp_tool.estimate, hp_tool.recommend):
         assert function.__doc__ is not None
         assert [key for key in QueryKeys.__annotations__ if key not in function.__doc__] == []
+        assert QueryKeys.__annotations__.keys() <= inspect.signature(function).parameters.keys()
 
 
 def test_what_a_session_prints_of_an_answer_is_short() -> None:
