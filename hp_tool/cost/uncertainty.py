@@ -113,4 +113,6 @@ def simplified(model: ModelSpec) -> dict[str, object]:
         simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
+    if model.left_out is not None:
+        simplifications.append(f"left out: {model.left_out}")
     return {"simplified": simplifications} if simplifications else {}
