@@ -136,7 +136,7 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
         json_href=json_href(shown.href),
         settings=shown,
         controls=controls(shown, model=model, framework=framework, config=config),
-        modules=tuple(dict.fromkeys((*shown.modules, *modules(model, framework=framework)))),
+        modules=tuple(dict.fromkeys((*modules(model, framework=framework), *shown.modules))),
         view=view,
         configuration_href=configuration_href(query, parallel=config),
         fastest=tuple(_row(row, query, settings, config) for row in rows),
