@@ -167,3 +167,9 @@ def test_head_is_answered_as_get_without_the_body(server: str) -> None:
         assert (asked.status_code, asked.content) == (status, b"")
         assert asked.headers.get("content-type") == got.headers["content-type"], path
     assert httpx.head(f"{server}/v1/searches/none/events").status_code == 405  # it would never end
+
+
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_it_has(server: str) -> None:
+    for path, methods in (("bulk", "POST"), ("some", "DELETE, GET, PATCH")):
+        answer = httpx.put(f"{server}/v1/measurements/{path}")
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)
