@@ -246,7 +246,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         shapes=np.unique(scaled(features, SHAPE), axis=0) if features else np.empty((0, len(SHAPE))),
     )
     seconds, gradient = plain._model.seconds(design, plain.x)
-    excess, often = log_measured - np.log(seconds), stall_share(features, prior=prior)
+    excess, often = log_measured - np.log(seconds), _stall_share(features, prior=prior)
     surprise = np.abs(excess) / np.sqrt(plain._rows(gradient, features).variances().sum(axis=0))
     machines = [plain]
     if plain.width < 1.0 and surprise.max() > SURPRISE:
@@ -268,7 +268,7 @@ def _fit_from(
 ) -> tuple[StepTimeFit, float]:
     """Parameters, scales and regimes in turn, and the log density of the runs under them."""
     prior, model, x = plain.prior, plain._model, plain.x
-    logs, often = np.zeros(len(COMPONENTS)), stall_share(features, prior=prior)
+    logs, often = np.zeros(len(COMPONENTS)), _stall_share(features, prior=prior)
     before_s = model.seconds(design, x)[0]
     free = np.ones(_NUM_PARAMETERS)
     for _ in range(ROUNDS):
@@ -339,7 +339,7 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     return common, whole - own - common, own
 
 
-def stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
     if STEP_LOG_SD not in features:
         return prior.slow_share
