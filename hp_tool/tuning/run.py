@@ -91,12 +91,14 @@ def run_search(
         legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
         size = {"candidates": len(problem.search.table), "legal": len(legal), "budget_runs": query.search.budget_runs}
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **size})
+        reusable = reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {}
         sampler = CostModelSampler(
             table=problem.search.table,
             prior=problem.prior,
             evidence=earlier_evidence(store, problem, without_search=lease.search_id),
             coverage_runs=coverage_runs(query.search, prior=problem.prior),
             seed=query.search.seed,
+            stored=[row for row in range(len(problem.search.table)) if reusable and problem.search.digest(row) in reusable],
         )
         projection = StudyProjection(
             search_id=lease.search_id,
@@ -112,7 +114,7 @@ def run_search(
             lease=lease,
             problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
-            reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
+            reusable=reusable,
             lease_s=lease_s,
             report=on_event,
             should_release=heartbeat.watched(should_release),
