@@ -92,7 +92,8 @@ def propose(
     here = np.isin(np.arange(len(table)), list(stored))
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
     if not known:
-        return Proposal(row=_argmin(median_s / chance / np.where(here, STORED_SLOWDOWN, 1.0), likely), expected_gain=np.inf, reason="analytic_best")
+        row = _argmin(median_s / chance / np.where(here, STORED_SLOWDOWN, 1.0), likely)
+        return Proposal(row=row, expected_gain=np.inf, reason="analytic_best")
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * quick * free
     if len(observations.tried) < coverage_runs:
