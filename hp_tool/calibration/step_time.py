@@ -273,7 +273,7 @@ def _fit_from(
     often: float,
 ) -> tuple[StepTimeFit, float]:
     """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how many usually stall."""
-    prior, model, x = plain.prior, plain._model, plain.x
+    model, x = plain._model, plain.x
     logs = np.zeros(len(COMPONENTS))
     before_s = model.seconds(design, x)[0]
     free = np.ones(_NUM_PARAMETERS)
