@@ -46,6 +46,9 @@ class EstimateAnswer:
     calibrated_estimate: Estimate | None = None
     """The estimate corrected by measurements on this cluster; None if there are none."""
 
+    def __repr__(self) -> str:
+        return f"<EstimateAnswer: {self.calibrated_estimate or self.estimate!r}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from hp_tool.render.html import estimate_html
@@ -64,16 +67,21 @@ class RecommendAnswer:
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
-    nearest_misses: tuple[Recommendation, ...] = ()
-    """If nothing is acceptable: what lacks least of memory, days or money, each estimate with its reasons."""
+    nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
+    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Inference, asked for as pareto "throughput": what no other beats in tokens per second for a user and for a GPU."""
+    """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other beats in tokens per second for
+    a user and for a GPU."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
     """Separate pools for prefill and decoding; None unless inference.disaggregated asks for them."""
     query: dict[str, Any] | None = None
     """As in EstimateAnswer."""
+
+    def __repr__(self) -> str:
+        best = f"; best: {self.recommendations[0]!r}" if self.recommendations else ""
+        return f"<RecommendAnswer: {len(self.recommendations)} of {self.space.feasible:,} acceptable configurations{best}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -118,7 +126,7 @@ def recommend_answer(
     for a GPU ("throughput").
     """
     ranking: Ranking[Recommendation] | Ranking[ServingRecommendation]
-    misses: tuple[Recommendation, ...] = ()
+    misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     front, throughput_front, pools = None, None, None
     if query.kind == "inference":
         if pareto not in (None, "throughput"):
@@ -126,7 +134,9 @@ def recommend_answer(
         if query.inference is not None and query.inference.disaggregated is not None:
             pools = serving.disaggregated(query=query, top=top)
         ranking = Ranking() if serving.only_pools(query) else serving.recommend(query=query, top=top)
-        throughput_front = None if pareto is None else serving.pareto_front(query=query)
+        misses = ranking.nearest_misses
+        if pareto is not None or (ranking.recommendations and serving.seeks_concurrency(query)):
+            throughput_front = serving.pareto_front(query=query)
     else:
         if pareto == "throughput":
             raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")

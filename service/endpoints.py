@@ -130,6 +130,11 @@ class Endpoints:
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
+    def plan(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
+        """{id, status, plan}: what a search would cost, before anything runs."""
+        return Call(method="POST", path="/v1/plans", answer=JsonObject, json=query)
+
+    @Endpoint
     def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
         """A script or configuration file as a query, what became of its words, its prediction, and the better configuration's
         changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.
@@ -284,7 +289,7 @@ class Endpoints:
 
     @Endpoint
     def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> Call[RegistrationView]:
-        """Register a spec under a name; `kind`: models or clusters."""
+        """Register a spec under a name; `kind`: models, clusters or traces."""
         body = {"name": name, "spec": spec, "shared": shared}
         return Call(method="POST", path=f"/v1/{kind}", answer=RegistrationView, json=body)
 

@@ -8,6 +8,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
+from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
@@ -41,9 +42,11 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     step_s = float(costs.step_s)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
+    halved = replace(flops, attention=flops.attention - flops.masked)
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
+    again_halved, _ = _recomputed_flops(candidate, model, halved)
     busy = (parts["compute"] + parts["attention"] + parts["recompute"]) / step_s
     estimate = Estimate(
         feasible=bool(costs.feasible),
@@ -56,9 +59,11 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         model_tflops_per_gpu=rate * flops.model / 1e12,
         mfu=rate * flops.model / peak,
         hfu=rate * (flops.model + again) / peak,
+        mfu_causal=rate * halved.model / peak,
+        hfu_causal=rate * (halved.model + again_halved) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
-        provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
+        provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
     if workload.total_tokens is None:
@@ -148,7 +153,13 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
 
 
-def _provenance(case: TrainingCase) -> dict[str, object]:
+def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
+    """Knobs that the query left open; a dispatcher that a ranking varies is the configuration's."""
+    key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
+    return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})
+
+
+def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     provenance: dict[str, object] = {
         "version": __version__,
@@ -158,11 +169,14 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "gpu_efficiency": profile.gpu.gpu,
         "gpu_efficiency_measured": profile.gpu.measured,
         "framework_efficiency": profile.framework.framework,
+        "framework_efficiency_measured": cluster.gpu.silicon in profile.framework.fitted_silicon,
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
-        "assumed": dict(case.assumed),
+        "assumed": _assumed(case, config),
     }
+    if workload.lora is not None:
+        provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:
         version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
         trend = "constants do not tell releases apart" if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"

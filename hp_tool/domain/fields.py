@@ -4,6 +4,7 @@ Bounds are wide enough for anyone's work and narrow enough that no formula overf
 where pydantic enforces them, and /openapi.json and the form show them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
@@ -13,6 +14,13 @@ from annotated_types import Interval, MinLen
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
+
+
+def short_repr(value: Any) -> str:
+    """`ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without the fields that stand at their default."""
+    names = (each.name for each in dataclasses.fields(value) if getattr(value, each.name) != each.default)
+    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in names)})"
+
 
 Count = Annotated[int, Interval(ge=1, le=1 << 31)]
 Devices = Annotated[int, Interval(ge=1, le=1 << 20)]
@@ -51,7 +59,7 @@ def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> No
     prefix = f"{field}." if field else ""
     for name, bounds in bounds_of(kind).items():
         value = values.get(name)
-        numbers = value if isinstance(value, Mapping) else {"": value}
+        numbers = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, tuple) else {"": value}
         for key, number in numbers.items():
             if isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]:  # not: NaN is within no bounds
                 raise out_of_bounds(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))

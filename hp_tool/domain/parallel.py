@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Axis, Devices, Strict
+from hp_tool.domain.fields import Axis, Devices, Strict, short_repr
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -59,12 +59,15 @@ class ParallelConfig(Strict):
     """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    moe_token_dispatcher_type: TokenDispatcher | None = None
+    """None: the query's, or what its framework's release uses; also where no rank has another's experts."""
     rank_order: str | None = None
     """This and what follows are the same for all candidates of a query, and None where it says nothing."""
     pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
-    moe_token_dispatcher_type: TokenDispatcher | None = None
+
+    __repr__ = short_repr
 
 
 OF_THE_QUERY = (
@@ -72,9 +75,10 @@ OF_THE_QUERY = (
     "pipeline_layout",
     "context_parallel_communication",
     "hierarchical_context_parallel_sizes",
-    "moe_token_dispatcher_type",
 )
 """Fields of ParallelConfig that no candidate varies."""
+OF_THE_FRAMEWORK = (*OF_THE_QUERY, "moe_token_dispatcher_type")
+"""Fields that mean something in one framework alone, and decide a query's Strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ class Strategy(Strict):
     """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None: as many of the former as
     share an NVLink domain and divide the heads."""
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
+    """Of candidates that name none."""
     pipeline_layout: PipelineLayout | None = None
     """None: equal stages, see `cost.pipeline_stages`."""
 
@@ -136,9 +141,10 @@ class ParallelQuery(Strict):
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
-    moe_token_dispatcher_type: TokenDispatcher | None = None
+    moe_token_dispatcher_type: Axis[TokenDispatcher] = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
-    to every rank. None: flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
+    to every rank. None: an estimate takes flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else
+    alltoall; a ranking tries both where the release and the GPUs have both."""
     attention_data_parallel_size: Axis[Devices] = None
     """Inference only: groups of a stage that attend to different requests."""
     redundant_experts: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None

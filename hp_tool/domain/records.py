@@ -16,7 +16,7 @@ MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
 """accepted: it teaches; held: so far off that somebody should look first; excluded: someone said that it should not teach;
 deleted: the same, and lists leave it out. Any may be accepted again."""
-RegistrationKind = Literal["cluster", "model"]
+RegistrationKind = Literal["cluster", "model", "trace"]
 T = TypeVar("T")
 ANY_KEY = None
 """In a limit: it holds for all searches together."""
@@ -339,6 +339,15 @@ class RegistrationRecord:
     """Whose it is; None: everybody's."""
     created_at: datetime
     updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a search has come."""
+
+    state: SearchState
+    seq: int
+    """Of its last event; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

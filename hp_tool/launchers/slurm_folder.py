@@ -22,7 +22,9 @@ writes a job's output on the job's nodes, so one folder of theirs must be readab
 `bring` writes these into the job's folder here, as a job with a shared folder would have done.
 """
 
+import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -54,6 +56,8 @@ _FILES_LAG_S = 10.0
 _NOT_BEGUN = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
 )
+# Slurm held a step to its memory, by counting its processes or by control groups; the job's state may say no more than FAILED.
+_OUT_OF_MEMORY = re.compile(r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE)
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
 _END = "HP_TOOL_FILES"
 _UNPACK = (
@@ -70,8 +74,8 @@ _ON_NODE = (
 def claimed_by(folder: Path) -> int | None:
     """The id of the Slurm job that runs or ran in this folder."""
     try:
-        text = (folder / CLAIM).read_text().strip()
-    except OSError:
+        text = jobs.read_file(folder / CLAIM).decode().strip()
+    except (OSError, ValueError):
         return None
     return int(text) if text.isdecimal() else None
 
@@ -108,13 +112,13 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if state is JobState.LOST:
         return Ending(reason="lost", wall_s=wall_s, error="Slurm no longer knows the job, and it left no record of its end")
     if (folder / REFUSED).exists():
-        refusal = f"Slurm will not run the job: {(folder / REFUSED).read_text()}"
+        refusal = f"Slurm will not run the job: {jobs.log_tail(folder, name=REFUSED)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
-    if slurm_state == "OUT_OF_MEMORY":
-        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
+    if slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY.search(slurm_log):
+        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record is None or not (folder / jobs.LOG).exists():
@@ -122,9 +126,10 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
     if "reason" in record:  # written by the supervisor, through the log
         return recorded(record)
-    if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
+    ended = recorded({"reason": "exited", "exit_code": record.get("exit_code"), "wall_s": wall_s})
+    if ended.exit_code in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)
-    return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)
+    return ended
 
 
 def _signs_of_life_s(folder: Path) -> float | None:
@@ -138,9 +143,10 @@ def _signs_of_life_s(folder: Path) -> float | None:
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
-    if "wall_s" in record:
-        return float(record["wall_s"])
-    return max(record["ended_at"] - record["started_at"], 0.0) if "ended_at" in record else None
+    with contextlib.suppress(TypeError, ValueError, KeyError):  # the job may have written over it
+        wall_s = float(record["wall_s"] if "wall_s" in record else record["ended_at"] - record["started_at"])
+        return max(wall_s, 0.0) if math.isfinite(wall_s) else None
+    return None
 
 
 def path_of(name: str, *, options: Logs, job_name: str) -> str:
@@ -148,8 +154,8 @@ def path_of(name: str, *, options: Logs, job_name: str) -> str:
     return f"{options.folder}/{job_name}.{name}"
 
 
-def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
-    """The lines of the batch script that run the job on every node.
+def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
+    """The lines of the batch script that run the job on every node, `around` being the words of a container.
 
     srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the here-document. Raises
     InputError for files that are too large for a batch script.
@@ -159,7 +165,7 @@ def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
         limit = f"a batch script should carry at most {streamed.MAX_FILES_BYTES:,}"
         raise InputError(f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command")
     command = shlex.join(("bash", "-c", _ON_NODE, "node", python, _UNPACK))
-    return f"{srun} \\\n  {command} << '{_END}'\n{payload}\n{_END}"
+    return f"{srun} \\\n  {around}{command} << '{_END}'\n{payload}\n{_END}"
 
 
 def bring_claim(folder: Path, *, options: SlurmOptions) -> None:

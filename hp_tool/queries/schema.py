@@ -20,6 +20,7 @@ from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
+from hp_tool.queries.short_names import meant
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -56,12 +57,14 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def with_own_files(query: Q) -> Q:
-    """The query as the command line and the Python API ask it: its model and its distribution of lengths may be files."""
+    """The query as the command line and the Python API ask it: its model, trace and lengths may be files."""
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
     if isinstance(query, Query) and query.training is not None and query.training.sequence_lengths is not None:
         lengths = OwnFile(query.training.sequence_lengths)
         query = replace(query, training=replace(query.training, sequence_lengths=lengths))
+    if isinstance(query, Query) and query.inference is not None and isinstance(query.inference.trace, str):
+        query = replace(query, inference=replace(query.inference, trace=OwnFile(query.inference.trace)))
     return query
 
 
@@ -174,6 +177,11 @@ def _check(query: Query) -> None:
             field=query.kind,
             code="missing_field",
         )
+    if query.inference is not None and query.inference.trace is None:
+        for name in ("input_length", "output_length"):
+            if getattr(query.inference, name) == 0:
+                field = f"inference.{name}"
+                raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
     check_axes(query.parallel, field="parallel")
     if query.inference is not None and query.inference.disaggregated is not None:
         check_axes(query.inference.disaggregated, field="inference.disaggregated")
@@ -227,10 +235,24 @@ def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> Input
     key = str(loc[-1])[:100]  # as the user wrote it
     options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
     known = sorted({name for option in options for name in option.get("properties", {})})
+    section = ".".join(_path(loc[:-1]))
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    if path := meant(key) or _elsewhere(key, adapter):
+        inside, _, name = path.rpartition(".")
+        hint = f"did you mean {name if inside == section else path}?"
     field = ".".join((*_path(loc[:-1]), key)) or None
     return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
+
+
+def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
+    """The dotted path of a key of exactly this name in a section at the top."""
+    top = {name for option in branches(adapter, _json_schema(adapter)) for name in option.get("properties", {})}
+    for section in sorted(top):
+        options = (option for node in declarations(adapter, (section,)) for option in branches(adapter, node))
+        if any(key in option.get("properties", {}) for option in options):
+            return f"{section}.{key}"
+    return None
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
 
+Row = TypeVar("Row")
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
 """The best candidates by a calibration's few factors, whose order its residuals decide: those are too slow for millions."""
@@ -183,14 +184,18 @@ def recommendations(
 
 def grouped(rows: Sequence[Recommendation], *, profile: EfficiencyProfile) -> tuple[Recommendation, ...]:
     """Ranked rows with their groups."""
-    found: list[Recommendation] = []
-    first: Recommendation | None = None
-    group = 0
+    groups = group_numbers(rows, alike=functools.partial(_alike, profile=profile))
+    return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
+
+
+def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
+    """The group of each ranked row, from 1: those that are `alike` the group's first row."""
+    found: list[int] = []
+    first: Row | None = None
     for row in rows:
-        if first is None or not _alike(row, first, profile=profile):
-            group, first = group + 1, row
-        found.append(replace(row, group=group))
-    return tuple(found)
+        found.append(found[-1] if first is not None and alike(row, first) else len(set(found)) + 1)
+        first = row if first is None or len(found) == 1 or found[-1] != found[-2] else first
+    return found
 
 
 def _alike(row: Recommendation, first: Recommendation, *, profile: EfficiencyProfile) -> bool:

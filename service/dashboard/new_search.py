@@ -24,6 +24,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.tuning import resolve_search
+from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -80,6 +81,8 @@ class PreviewRow(View):
     mfu: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    users: int | None = None
+    """People who keep up the load, each with one request at a time."""
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
     reasons: tuple[str, ...] = ()
@@ -113,6 +116,8 @@ class Preview:
     """For plot.js."""
     unsearchable: str | None = None
     """Why profile runs cannot search this query; the predictions stand."""
+    plan: SearchPlan | None = None
+    """What a search would cost; None of serving."""
     commands: tuple[Command, ...] = ()
 
 
@@ -147,6 +152,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
             "gpus": tuple(catalog.names("gpus")),
             "clusters": registered["cluster"],
             "frameworks": FRAMEWORKS,
+            "trainers": tuple(catalog.names("trainers")),
         },
         recipes=recipe_choices(),
         values=dict(values),
@@ -154,7 +160,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     )
 
 
-def preview(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
+def preview(values: Form, request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))
@@ -177,6 +183,7 @@ def preview(values: Form, request: Request, find: FindDep, calibrations: Calibra
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
         unsearchable=_unsearchable(resolved),
+        plan=_plan(resolved, store=store) if answer.recommendations else None,
         commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
 
@@ -230,6 +237,12 @@ def _unsearchable(query: Query) -> str | None:
     return None
 
 
+def _plan(query: Query, *, store: Store) -> SearchPlan | None:
+    with contextlib.suppress(HpToolError):  # what cannot be searched says why
+        return bill(query, store=store).plan
+    return None
+
+
 def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
     estimate: Estimate | InferenceEstimate
     if isinstance(row, ServingRecommendation):
@@ -264,9 +277,9 @@ def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
     if query.kind == "training":
         rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
         return _training_figure(rows, front=answer.pareto or ()) if rows else None
-    # Without targets, so that the plot also shows configurations that miss them.
-    untargeted = recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
-    serving_rows = [row for row in untargeted if isinstance(row, ServingRecommendation)]
+    # An unknown load's front; else without targets, so that the plot also shows configurations that miss them.
+    rows_shown = answer.throughput_front or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
     return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
 
 

@@ -59,7 +59,7 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
 
 
 def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
-    texts = {"model", "cluster", "cluster.gpu", "inference.engine"}
+    texts = {"model", "cluster", "cluster.gpu", "inference.engine", "trainer"}
     texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
         page = http.get(f"/searches/new?kind={kind}").text
@@ -158,7 +158,7 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
         "training.cross_entropy",
         "training.cuda_graphs",
         "training.gradient_precision",
-        "parallel.moe_token_dispatcher_type",
+        "training.dispatch_precision",
     )
     page = http.get("/searches/new").text
     for name in names:
