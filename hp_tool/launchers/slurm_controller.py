@@ -170,12 +170,12 @@ class Controller:
     def _queue(self, since: float) -> tuple[float, str]:
         """When the queue was asked for, and its text: another process's answer if that is recent enough."""
         command = ["squeue", *self._site.option, "--me", "--states=all", "--noheader", f"--format={_FORMAT}"]
+        if self._shared is None:
+            return time.time(), self._run(command)
         try:
-            self._shared.parent.mkdir(parents=True, exist_ok=True) if self._shared else None
-            file = self._shared.open("a+") if self._shared else None
+            self._shared.parent.mkdir(parents=True, exist_ok=True)
+            file = self._shared.open("a+")
         except OSError:  # a folder that takes nothing: every process asks for itself
-            file = None
-        if file is None:
             return time.time(), self._run(command)
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
