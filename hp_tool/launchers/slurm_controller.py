@@ -175,10 +175,10 @@ class Controller:
         try:
             self._shared.parent.mkdir(parents=True, exist_ok=True)
             file = self._shared.open("a+")
-        except OSError:  # a folder that takes nothing: every process asks for itself
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a folder that takes or locks nothing: every process asks for itself
             return time.time(), self._run(command)
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             try:
                 asked_at, text = json.loads(file.read())
@@ -186,9 +186,9 @@ class Controller:
                 asked_at, text = -float("inf"), ""
             if asked_at < since or not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
-                with contextlib.suppress(OSError):
-                    file.truncate(0)
-                    json.dump((asked_at, text), file)
+                with contextlib.suppress(OSError):  # a full disk; unbuffered, so that closing the file cannot fail either
+                    os.truncate(file.fileno(), 0)
+                    os.write(file.fileno(), json.dumps((asked_at, text)).encode())
             return asked_at, text
 
     def _run(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str = "") -> str:
