@@ -32,7 +32,7 @@ ServerOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the service's commands."""
     app.add_typer(keys, name="keys")
-    for command in (report, budget, cancel, serve, worker):
+    for command in (report, budget, cancel, serve, worker, mcp):
         app.command()(command)
 
 
@@ -87,6 +87,26 @@ def worker(
         searches=searches,
         retention_days=retention_days,
     )
+
+
+def mcp(
+    skill: Annotated[
+        bool, typer.Option("--skill", help="Print the path of SKILL.md, which tells an agent when to ask what, and stop.")
+    ] = False,
+    server: ServerOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Serve tools to a language-model agent over standard input and output (Model Context Protocol); a service has them at
+    /mcp."""
+    from service import agents
+
+    if skill:
+        typer.echo(str(agents.SKILL))
+        return
+    agents.require_sdk()
+    from service.agents.server import run_stdio
+
+    run_stdio(server=server, database_url=database_url)
 
 
 def report(

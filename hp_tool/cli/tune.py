@@ -94,11 +94,44 @@ def _in_process(query: Query | None, *, resume: str | None, progress: SearchProg
     from hp_tool import tuning
     from hp_tool.store import database_url, open_store
 
+    if query is not None:
+        _measure_host(query)
     url = database_url()
     with closing(open_store(url)) as store:
         return tuning.tune(
             query=query, store=store, storage=tuning.study_storage(url), search_id=resume, on_event=progress.on_event
         )
+
+
+def _measure_host(query: Query) -> None:
+    """Time single operations on this host's processor before the first search on it, and keep its constants for later
+    predictions: by those of another processor, with other vector units and other load, they are off by several times.
+    """
+    from hp_tool import catalog
+    from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
+    from hp_tool.errors import HpToolError
+    from hp_tool.launchers.local import LocalLauncher
+    from hp_tool.learning import machine
+    from hp_tool.tuning.clusters import create_launcher
+
+    cluster = catalog.cluster(query.cluster)
+    if query.kind != "training" or query.trainer or cluster.gpu.kind != "cpu" or machine_profile(cluster.name):
+        return
+    launcher = create_launcher(query)
+    if not isinstance(launcher, LocalLauncher) or launcher.hardware().num_gpus < cluster.num_gpus:
+        return
+    typer.echo("measuring this host's processor first (seconds, once) ...", err=True)
+    precision = query.training.precision if query.training is not None else "fp32"
+    try:
+        timed = machine.checked_precisions([precision], gpu=cluster.gpu)
+        report, _ = machine.benchmark_machine(cluster=cluster, launcher=launcher, precisions=timed)
+    except HpToolError as error:  # the search corrects its predictions by its runs in any case
+        typer.echo(
+            f"not measured: {error.message}; the first predictions are another processor's, often 3 to 10 times off", err=True
+        )
+        return
+    path = save_machine_profile(cluster.name, report.profile)
+    typer.echo(f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True)
 
 
 def _on_server(
