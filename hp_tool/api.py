@@ -1,4 +1,4 @@
-"""hp_tool from Python: `hp_tool.estimate`, `hp_tool.recommend` and `hp_tool.size`, the commands of the same names.
+"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size` and `export`, the commands of the same names.
 
     import hp_tool
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
+    from hp_tool.exchange import Exported
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,18 +124,48 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     return size_answer(schema.with_own_files(parsed))
 
 
+def export(
+    result: Query | Mapping[str, Any] | Path | EstimateAnswer | RecommendAnswer,
+    /,
+    *,
+    format: str,
+    rank: int = 1,
+    rerank: bool = False,
+) -> Exported:
+    """A recommendation in another tool's words: `text`, ready to run.
+
+    `result`: an answer, its JSON, or a query, which is answered first. `format`: as `hp-tool export` lists them. `rerank`: rank
+    again among what the tool can run, and say what that costs. Raises HpToolError for what the tool has no setting for.
+    """
+    from hp_tool import exchange
+    from hp_tool.queries import schema
+
+    content = _read(result) if isinstance(result, Mapping | Path) else schema.to_dict(result)
+    if rerank:
+        return exchange.export_for(result=content, format=format, read=schema.parse_own_query)
+    text = exchange.export(result=content, format=format, rank=rank, read=schema.parse_own_query)
+    return exchange.Exported(format=format, text=text)
+
+
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
     """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
     from hp_tool.queries import schema
 
+    return schema.parse_own_query(as_mapping(query, **keys))
+
+
+def as_mapping(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any) -> dict[str, Any]:
+    """The mapping of a query or its file with the keys laid over it and its kind said, not yet validated."""
+    from hp_tool.queries import schema
+
     data = _read(query) if query is None or isinstance(query, Mapping | Path) else schema.query_mapping(query)
     for key, value in keys.items():
-        if isinstance(value, Mapping) and key != "model":
+        if isinstance(value, Mapping) and value and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
         else:
             schema.lay(data, {COMMON.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
-    return schema.parse_own_query(data)
+    return data
 
 
 def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:

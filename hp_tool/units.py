@@ -1,6 +1,7 @@
 """SI units and bytes inside; human units only at the door."""
 
 MIB = 2**20
+GB = 10**9
 GIB = 2**30
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0

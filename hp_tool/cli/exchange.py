@@ -53,10 +53,7 @@ def export(
     if as_json:
         typer.echo(schema.to_json(chosen))
         return
-    cost = "" if chosen.cost_fraction is None else f", {chosen.cost_fraction:+.1%} against the query's own best"
-    typer.echo(f"ranked for {tool} ({chosen.framework}): step time {chosen.step_s:.3g} s{cost}", err=True)
-    if chosen.left_out:
-        typer.echo(f"left out, as it has no setting for them: {', '.join(chosen.left_out)}", err=True)
+    typer.echo(chosen.cost_in_words(), err=True)
     typer.echo(chosen.text, nl=False)
 
 

@@ -37,8 +37,9 @@ from hp_tool.render.columns import (
     tokens_column,
 )
 from hp_tool.render.words import arithmetic, brief
+from hp_tool.tuning.plan import PlannedRun, SearchPlan
 from hp_tool.tuning.result import TuneResult
-from hp_tool.units import SECONDS_PER_HOUR, duration
+from hp_tool.units import SECONDS_PER_HOUR, counted, duration
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
@@ -113,6 +114,9 @@ class SearchProgress:
                 self._print(f"run {payload['number']}: given up: {payload['cause']}")
             case "pending":
                 self._progress.update(self._task, description=f"waiting for devices: {pending_words(payload)}")
+            case "preflight":
+                slow = [f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)" for each in payload["slow"]]
+                self._print(f"preflight: {'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}")
             case "waiting":
                 self._print(f"waiting for the runs folder: {payload['waiting_for']}")
 
@@ -177,6 +181,33 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     print_nearest(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
+
+
+def plan_lines(plan: SearchPlan) -> list[str]:
+    """The bill of a search, in lines."""
+    lines = [f"{'first run':12}  {_planned(plan.first)}"]
+    if plan.confirmation is not None:
+        lines.append(f"{'confirmation':12}  {_planned(plan.confirmation)}")
+    known = plan.cost is not None and plan.most_cost is not None
+    whole, most = (f", ${plan.cost:,.0f}", f", ${plan.most_cost:,.0f}") if known else ("", "")
+    return [
+        *lines,
+        f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices"
+        f", {_device_time(plan.gpu_seconds)}{whole}",
+        f"{'at worst':12}  {_device_time(plan.most_gpu_seconds)}{most}, if every run takes all of its time limit",
+    ]
+
+
+def _planned(run: PlannedRun) -> str:
+    fidelity = run.fidelity
+    kept = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
+    kept |= {"micro-batches": fidelity.num_micro_batches}
+    what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
+    return (
+        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}: {counted(run.num_nodes, 'node')}, "
+        f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
+        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}"
+    )
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:

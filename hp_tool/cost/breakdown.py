@@ -169,6 +169,7 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "gpu_efficiency": profile.gpu.gpu,
         "gpu_efficiency_measured": profile.gpu.measured,
         "framework_efficiency": profile.framework.framework,
+        "framework_efficiency_measured": cluster.gpu.silicon in profile.framework.fitted_silicon,
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,

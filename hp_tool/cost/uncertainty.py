@@ -92,6 +92,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0 and not internevo,
         "parallel.zero_stage": internevo and config.zero_stage == 3,
         "parallel.pipeline_parallel_size": internevo and config.pipeline_parallel_size > 1,
+        "parallel.moe_token_dispatcher_type: allgather": config.moe_token_dispatcher_type == "allgather",  # noqa: S105
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute)
         and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),

@@ -70,6 +70,13 @@ def test_the_answers_are_those_of_the_commands() -> None:
     assert top.recommendations == answers.recommend_answer(asked, top=3).recommendations
 
 
+def test_an_answer_becomes_another_tools_file() -> None:
+    answer = hp_tool.recommend(**LLAMA, top=1)
+    assert "pretrain_gpt.py" in hp_tool.export(answer, format="megatron-lm").text
+    again = hp_tool.export(answer, format="torchtitan", rerank=True)
+    assert again.framework == "torch-fsdp" and "ranked for torchtitan" in again.cost_in_words()
+
+
 def test_a_wrong_argument_names_the_nearest_key() -> None:
     with pytest.raises(InputError, match="did you mean model"):
         hp_tool.estimate(**(LLAMA | {"modell": "x"}))
