@@ -273,8 +273,13 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         None,
     )
     content = None if text is None else _json(text)
-    if config is not None:
-        _accelerated(_json(config), config, source, reading, words=words)
+    started = [word.text for command in script.commands for word in command.words]
+    options = trainer.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
+    if config is not None or (options and text is None):
+        laid = {} if config is None else _json(config)
+        for key, value in options.items():
+            laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
+        _accelerated(laid, config or "", source, reading, words=words)
         return
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 

@@ -140,10 +140,11 @@ def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
             st.sampled_from(("selective", {"granularity": "selective", "modules": ["core_attn", "layernorm"]}))
         )
     training = {"sequence_length": 4096, "global_batch_size": 64, "framework": framework}
-    unsaid: dict[str, Any] = {"attention": "unfused", "dropout": 0.1, "optimizer": "sgd", "gradient_precision": "bf16",
-                              "precision": "fp16", "cross_entropy": "fused", "offload": "optimizer"}  # fmt: skip
-    for name in draw(st.lists(st.sampled_from(sorted(unsaid)), max_size=1)):
-        training[name] = unsaid[name]
+    unsaid: tuple[tuple[str, Any], ...] = (
+        ("attention", "unfused"), ("dropout", 0.1), ("optimizer", "sgd"), ("gradient_precision", "bf16"), ("precision", "fp16"),
+        ("precision", "fp8"), ("cross_entropy", "fused"), ("offload", "optimizer"),
+    )  # fmt: skip
+    training |= dict(draw(st.lists(st.sampled_from(unsaid), max_size=1)))
     model = draw(st.sampled_from(("llama-3-8b", "llama-2-70b", "qwen3-8b", "mixtral-8x7b")))
     gpus = t * p * d * parallel["context_parallel_size"]
     return {"kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus}, "training": training,
