@@ -199,6 +199,14 @@ def test_verl_starts_megatron_by_its_own_configuration() -> None:
     text = verl.text(setup_of(llama() | {"model": "qwen3-8b"}))
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text
     assert "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml" in text
+    offloaded = llama() | {"model": "qwen3-8b"}
+    offloaded["training"] |= {"offload": "optimizer", "offload_fraction": 0.5}
+    setup = setup_of(offloaded)
+    same_work(setup_of(read_query(verl.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
+    waits = verl.text(setup_of(llama() | {"model": "qwen3-8b"})).replace(
+        "OVERRIDES=(", "OVERRIDES=(actor_rollout_ref.actor.megatron.optimizer_offload=True"
+    )
+    assert "offload" not in read_query(waits, overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]  # back for the update
     uneven = llama(pipeline_parallel_size=16, tensor_parallel_size=8, recompute="full") | {"model": "llama-3.1-405b"}
     uneven["cluster"]["num_gpus"] = 128
     assert "override_transformer_config.account_for_loss_in_pipeline_split=True" in verl.text(setup_of(uneven))
