@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.launch import SWITCHES
-from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, sort, table, whole_number
 
 _OFF = ("false", "no", "none", "0", "")
 _AUTO = {
@@ -174,7 +174,7 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting]) -> None:
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
         training["lora"]["target_modules"] = [part for value in targets.values for part in value.split(",") if part]
     if "lora-dropout" in words:
-        training["lora"]["dropout"] = float(words["lora-dropout"])
+        training["lora"]["dropout"] = fraction(words["lora-dropout"], "lora_dropout")
 
 
 def accelerate(

@@ -8,7 +8,7 @@ from typing import Any
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.scripts import FILL, environment
 from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
-from hp_tool.formats.reading import Reading, Setting, sort, table, whole_number
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
 
 TOOL = "verl 0.6"
@@ -164,9 +164,8 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
     if on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
-        share = text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1")
-        if re.fullmatch(r"0?\.\d+", share):
-            training["offload_fraction"] = float(share)
+        if (share := fraction(text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction")) < 1.0:
+            training["offload_fraction"] = share
     if megatron:
         tensor = size(f"{section}.tensor_model_parallel_size")
         parallel |= {field: size(f"{section}.{key}") for field, key in _SIZES.items() if field != "expert_tensor_parallel_size"}

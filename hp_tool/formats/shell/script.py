@@ -185,7 +185,7 @@ class _Runner(Statements):
         return True
 
     def _do_shift(self, words: list[Word], node: Node) -> bool:
-        count = int(words[0].text) if words and words[0].text.isdecimal() else 1
+        count = int(words[0].text[:9]) if words and words[0].text.isdecimal() else 1
         had = len(self.filler.arguments) >= count
         self.filler.arguments = self.filler.arguments[count:]
         return had
