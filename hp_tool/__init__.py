@@ -40,6 +40,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """What completion offers: the names of the API, loaded or not."""
+    return [*__all__, "__doc__", "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """The API on first use: everything below imports this package, and a start of the command line needs none of it."""
     import importlib

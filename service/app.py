@@ -28,6 +28,7 @@ from service.request_log import RequestLog
 from service.routes import AGENTS_PATH
 from service.security import Gate
 from service.settings import Settings
+from service.watch import Watch
 
 log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
@@ -69,12 +70,13 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
     routed = (estimates, searches, measurements, catalog, keys)
-    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations):
+    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations, searches.plans):
         app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.install(app)
     openapi.install(app)
+    app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(calibrations=app.state.calibrations)
     app.add_middleware(RequestLimits, settings=settings)

@@ -9,7 +9,7 @@ STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk"})
 """Bodies of any length, never held as a whole."""
 COMPUTING = frozenset(
     {
-        *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings"),
+        *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"),
         *("/searches/new/preview", "/searches/new/preview.json"),
         AGENTS_PATH,
     }

@@ -148,14 +148,14 @@ def _files(given: list[str] | None) -> dict[str, str]:
 
 
 def _print(assessment: Assessment) -> None:
-    from rich.console import Console
-
-    from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
+    from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.cli.serving_tables import print_inference_estimate
+    from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
     from hp_tool.render.words import arithmetic, serving_arithmetic
     from hp_tool.units import duration, gib
 
-    console = Console()
+    console = make_console()
     console.print(
         f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over"
     )
