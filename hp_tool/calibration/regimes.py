@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.calibration.fitting import Prior
 
 LOG_MEAN = 1.1
 """Mean of |ln(step / regular)| outside the regular regime, exponentially distributed: slightly slow runs are common, fifty
@@ -54,9 +53,16 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
         slow, slip = slow_share * tail * (excess > 0), 0.5 * SLIPS * tail
         total = regular + slow + slip + 1e-300
         slow_share = share(slow / total, usual_share=usual_share)
-    kept = usual_share * np.log(slow_share / usual_share) + (1.0 - usual_share) * np.log((1.0 - slow_share) / (1.0 - usual_share))
+    kept = usual_share * np.log(slow_share / usual_share) + (1.0 - usual_share) * np.log(
+        (1.0 - slow_share) / (1.0 - usual_share)
+    )
     odds = (slow + slip) / (regular + 1e-6 * total)
-    return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=float(np.log(total).sum() + SHARE_WEIGHT * kept))
+    return Judgement(
+        slow=slow / total,
+        regular=regular / total,
+        doubt=variance * odds,
+        score=float(np.log(total).sum() + SHARE_WEIGHT * kept),
+    )
 
 
 def share(slow: FloatArray, *, usual_share: float) -> float:
@@ -90,7 +96,13 @@ class Stalls:
 
 
 def stalls(
-    judged: Judgement, points: FloatArray, *, expected_s: FloatArray, measured_s: FloatArray, micro_batches: FloatArray, usual_share: float
+    judged: Judgement,
+    points: FloatArray,
+    *,
+    expected_s: FloatArray,
+    measured_s: FloatArray,
+    micro_batches: FloatArray,
+    usual_share: float,
 ) -> Stalls | None:
     """What the runs say of stalls; None where none probably did and none usually does."""
     stalled = judged.slow > 0.5
