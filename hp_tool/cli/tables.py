@@ -298,14 +298,16 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
 
 
 def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None:
-    heads = ("rank", "prefill", "decode", "TTFT", "TPOT", "request", "tokens/s/GPU", "GPUs", "prefill busy")
+    heads = ("rank", "prefill", "decode", "TTFT", "TPOT", "request", "tokens/s/GPU", "in flight", "GPUs", "prefill busy")
     rows = []
     for row in ranked:
         e = row.estimate
         pools = (f"{pool.replicas} x {pool_sizes(pool)} {pool.gpu}" for pool in (row.prefill, row.decode))
         latencies = _latencies(e.ttft_s, e.tpot_s, e.request_latency_s)
         throughput = f"{e.output_tokens_per_second_per_gpu:,.0f}"
-        rows.append((str(row.rank), *pools, *latencies, throughput, str(e.num_gpus), f"{e.prefill_busy:.0%}"))
+        rows.append(
+            (str(row.rank), *pools, *latencies, throughput, f"{e.concurrency:,.0f}", str(e.num_gpus), f"{e.prefill_busy:.0%}")
+        )
     print_table(console, heads, rows, title="separate pools for prefill and decoding")
 
 
