@@ -92,6 +92,7 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0 and not internevo,
         "parallel.zero_stage": internevo and config.zero_stage == 3,
         "parallel.pipeline_parallel_size": internevo and config.pipeline_parallel_size > 1,
+        "parallel.moe_token_dispatcher_type: allgather": config.moe_token_dispatcher_type == "allgather",  # noqa: S105
         "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": isinstance(recompute, Recompute)
         and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),
@@ -112,4 +113,6 @@ def simplified(model: ModelSpec) -> dict[str, object]:
         simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
+    if model.left_out is not None:
+        simplifications.append(f"left out: {model.left_out}")
     return {"simplified": simplifications} if simplifications else {}

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hp_tool.domain.fields import Strict
+from hp_tool.domain.fields import Strict, short_repr
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Reason
+from hp_tool.units import duration
 
 Schedule = Literal["mixed", "prefill_first"]
 
@@ -31,6 +32,8 @@ class ServingConfig(Strict):
     """Requests one scheduler runs at once."""
     max_num_batched_tokens: int = 8192
     """Tokens of one forward pass, decoding and prefill chunks together."""
+
+    __repr__ = short_repr
 
 
 Configuration = ParallelConfig | ServingConfig
@@ -299,6 +302,14 @@ class InferenceEstimate:
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """A line for people; the fields are those of --json."""
+        verdict = "feasible" if self.feasible else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        if self.ttft_s is None or self.tpot_s is None or self.output_tokens_per_second_per_gpu is None:
+            return f"<InferenceEstimate: {verdict}>"
+        latencies = f"TTFT {duration(self.ttft_s)}, TPOT {duration(self.tpot_s)}"
+        return f"<InferenceEstimate: {verdict}, {latencies}, {self.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRecommendation:
@@ -314,6 +325,9 @@ class ServingRecommendation:
     """Of one replica, where a search ran it."""
     calibrated_estimate: InferenceEstimate | None = None
     """After what was measured on this cluster; a measured configuration's own latencies."""
+
+    def __repr__(self) -> str:
+        return f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

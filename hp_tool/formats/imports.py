@@ -274,11 +274,16 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
     )
     content = None if text is None else _json(text)
     if config is not None:
-        trainer.accelerate(
-            _json(config), text=config, reading=reading, num_gpus=reading.num_gpus, words=words, spare=source.ignore
-        )
+        _accelerated(_json(config), config, source, reading, words=words)
         return
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _accelerated(content: dict[str, Any], text: str, source: Source, reading: Reading, **words: Any) -> None:
+    reading.tool = "accelerate"
+    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
+        reading.num_gpus = int(content["num_processes"])
+    trainer.accelerate(content, text=text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore, **words)
 
 
 def _accelerate_files(script: Script) -> list[Any]:
@@ -296,9 +301,7 @@ def _accelerate(source: Source, reading: Reading, told: list[Setting], facts: Ma
     if content is None:
         _trainer(source, reading, told, facts)
         return
-    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
-        reading.num_gpus = int(content["num_processes"])
-    trainer.accelerate(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    _accelerated(content, source.text, source, reading)
 
 
 def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
@@ -334,6 +337,9 @@ def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[
     else:
         launch, _ = _script(source, reading)
         settings = verl.settings_of(launch.words)
+        named = re.search(r"--config[-_]name[= ]\S*megatron", " ".join(word.text for word in launch.words))
+        if named and all(each.name != verl.STRATEGY for each in settings):
+            settings.append(Setting(name=verl.STRATEGY, written=named[0], values=("megatron",)))
         reading.ignored += [
             Ignored(flag=word.text, reason="chooses the trainer's own file", line=word.line)
             for word in launch.words

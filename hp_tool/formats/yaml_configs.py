@@ -15,6 +15,12 @@ _MIXED = {
 }  # fmt: skip
 
 
+_BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
+"""What a class of model providers decides where a file leaves it out."""
+_PLAIN = ("GPTModelProvider", "GPTConfig")
+"""Classes whose defaults are Megatron Core's own."""
+
+
 def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
     """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
     settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading)
@@ -60,6 +66,11 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
             trainer.get("num_nodes", 1), "trainer.num_nodes"
         )
     reading.num_gpus = reading.num_gpus or num_gpus
+    model = content.get("model")
+    provider = str(model.get("_target_", "")).rpartition(".")[2] if isinstance(model, Mapping) else ""
+    unsaid = [name for name in _BY_PROVIDER if name not in (model or {})]
+    if provider and provider not in _PLAIN and unsaid:
+        reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
     settings = renamed([each for each in leaves if plain_of(each) != "mixed-precision"], tool="nemo", reading=reading)
     found = {each.name for each in settings}
     settings += [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
@@ -85,6 +87,18 @@ class TestSlurmLauncher(LauncherContract):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("crashed", "Slurm will not run the job: PartitionTimeLimit")
         assert (measurement.refused, measurement.wall_s) == (True, 0.0)
+
+    @pytest.mark.parametrize(("gpu", "status"), [("cpu", "oom"), ("h100-sxm-80gb", "crashed")])
+    def test_host_memory_that_runs_out_is_not_the_gpus(
+        self, slurm: SlurmCluster, tmp_path: Path, gpu: str, status: str
+    ) -> None:
+        launcher = slurm.launcher(root=tmp_path, gpu=gpu, exclusive=False, sbatch_arguments=["--mem=200M"])
+        script = "import time\nprint('filling', flush=True)\nkept = bytearray(500 * 2**20)\nkept[::4096] = b'x' * 128000\n"
+        handle = launcher.submit(plan(script + "time.sleep(300)"))
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, "lack of host memory" in (measurement.cause or "")) == (status, True), measurement
+        assert measurement.wall_s is not None and measurement.wall_s < 60.0
 
     def test_a_set_up_that_fails_ends_the_job_with_its_words(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, setup=["source /no/such/environment"])
@@ -307,6 +321,10 @@ class TestOutages:
         assert launcher.poll([done]) == {done: JobState.FINISHED}
         assert launcher.fetch(done).status == "ok"
         assert launcher.fetch(gone).status == "preempted"
+        for process in processes(gone):  # nobody else remembers them
+            with contextlib.suppress(psutil.Error):  # one ends with the other
+                process.kill()
+        until(lambda: processes(gone) == [])
 
 
 class _urgent_job:  # noqa: N801 - a context manager
