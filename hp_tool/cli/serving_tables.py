@@ -138,6 +138,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
         duration_column("TPOT", [e.tpot_s for e in estimates], meaning="time per output token"),
         duration_column("request", [e.request_latency_s for e in estimates], drop=4),
         tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
+        Column(head="in flight", cells=counts(round(e.concurrency) for e in estimates), drop=1),
         Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
         Column(
             head="busy",
