@@ -354,6 +354,9 @@ class PoolEstimate:
     transfer_s: float
     """Of one prompt's keys and values; within ttft_s."""
     request_rate_per_second: float
+    concurrency: int | float
+    """Requests in flight, and the people who keep them up: as InferenceEstimate's."""
+    users: int
     output_tokens_per_second_per_gpu: float
     """By the devices of both pools."""
     num_gpus: int

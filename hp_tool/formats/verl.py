@@ -8,7 +8,7 @@ from typing import Any
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.scripts import FILL, environment
 from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
-from hp_tool.formats.reading import Reading, Setting, sort, table, whole_number
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
 
 TOOL = "verl 0.6"
@@ -23,7 +23,7 @@ _SIZES = {
 """Fields of `parallel`, and their keys under actor.megatron."""
 SAID = {
     "sequence_length", "global_batch_size", "precision", "micro_batch_size", "recompute", "zero_stage", "sequence_parallel",
-    "offload", "data_parallel_shard_size", "moe_token_dispatcher_type", *_SIZES,
+    "offload", "offload_fraction", "data_parallel_shard_size", "moe_token_dispatcher_type", *_SIZES,
 }  # fmt: skip
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
 _YOURS = (
@@ -36,6 +36,8 @@ _YOURS = (
     )),
 )  # fmt: skip
 """What the trainer needs beside the actor's update; all of it is the user's."""
+_ON_HOST = f"{_ACTOR}.optim.override_optimizer_config"
+"""What else is called offload waits in host memory only while rollouts use the device."""
 ROLLOUTS = 8
 """Answers a prompt in an exported file: what reads it back multiplies by it."""
 
@@ -65,23 +67,22 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "trainer.nnodes": str(setup.cluster.num_nodes),
         "trainer.n_gpus_per_node": str(min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)),
     }
-    offloaded = str(w.offload == "optimizer").capitalize()
     if not megatron:
         if (
-            c.pipeline_parallel_size > 1
+            w.offload == "optimizer"
+            or c.pipeline_parallel_size > 1
             or c.tensor_parallel_size > 1
             or granularity not in ("none", "per_layer")
             or c.zero_stage < 2
         ):
             raise UnsupportedError(
-                f"{TOOL} runs FSDP without TP and PP, and recomputes whole layers or nothing", field="parallel"
+                f"{TOOL} runs FSDP without TP, PP and offload, and recomputes whole layers or nothing", field="parallel"
             )
         return options | {
             "actor_rollout_ref.model.enable_gradient_checkpointing": str(granularity != "none").capitalize(),
             f"{_ACTOR}.ulysses_sequence_parallel_size": str(c.context_parallel_size),
             f"{_ACTOR}.fsdp_config.fsdp_size": str(c.data_parallel_shard_size or -1),
             f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3).capitalize(),
-            f"{_ACTOR}.fsdp_config.optimizer_offload": offloaded,
         }
     if c.zero_stage > 1 or c.data_parallel_shard_size:
         raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
@@ -93,8 +94,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     options |= {
         f"{_ACTOR}.megatron.sequence_parallel": str(c.sequence_parallel).capitalize(),
         f"{_ACTOR}.megatron.use_distributed_optimizer": str(c.zero_stage == 1).capitalize(),
-        f"{_ACTOR}.megatron.optimizer_offload": offloaded,
     }
+    if w.offload == "optimizer":
+        options |= {f"++{_ON_HOST}.{name}": "True" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")}
+        options[f"++{_ON_HOST}.optimizer_offload_fraction"] = f"{w.offload_fraction or 1.0:g}"
     ends = option_words(shorter_ends(setup))
     return options | {
         f"++{_CONFIG}.{field_name(name)}": f"[{','.join(words)}]" if name == MODULES else " ".join(words) or "True"
@@ -159,8 +162,10 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
     training: dict[str, Any] = {"sequence_length": length, "global_batch_size": batch, "precision": "bf16"}
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
-    if on(f"{section}.optimizer_offload"):
+    if on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
+        if (share := fraction(text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction")) < 1.0:
+            training["offload_fraction"] = share
     if megatron:
         tensor = size(f"{section}.tensor_model_parallel_size")
         parallel |= {field: size(f"{section}.{key}") for field, key in _SIZES.items() if field != "expert_tensor_parallel_size"}

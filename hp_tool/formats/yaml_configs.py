@@ -36,10 +36,12 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if "flash" in str(content.get("attention_config", content.get("attention-config", ""))):
         settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
-    parallel = [int(found[n].values[0]) for n in ("tensor-model-parallel-size", "pipeline-model-parallel-size") if n in found]
+    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
+    parallel = [whole_number(found[name].values[0], name) for name in sizes if name in found]
     if "global-batch-size" not in found and "micro-batch-size" in found and steps and num_gpus:
         replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
-        whole = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu") * int(steps) * replicas
+        micro = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
+        whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
         settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
     settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
     stage = found.get("zero-stage")

@@ -140,10 +140,11 @@ def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
             st.sampled_from(("selective", {"granularity": "selective", "modules": ["core_attn", "layernorm"]}))
         )
     training = {"sequence_length": 4096, "global_batch_size": 64, "framework": framework}
-    unsaid: dict[str, Any] = {"attention": "unfused", "dropout": 0.1, "optimizer": "sgd", "gradient_precision": "bf16",
-                              "precision": "fp16", "cross_entropy": "fused", "offload": "optimizer"}  # fmt: skip
-    for name in draw(st.lists(st.sampled_from(sorted(unsaid)), max_size=1)):
-        training[name] = unsaid[name]
+    unsaid: tuple[tuple[str, Any], ...] = (
+        ("attention", "unfused"), ("dropout", 0.1), ("optimizer", "sgd"), ("gradient_precision", "bf16"), ("precision", "fp16"),
+        ("precision", "fp8"), ("cross_entropy", "fused"), ("offload", "optimizer"),
+    )  # fmt: skip
+    training |= dict(draw(st.lists(st.sampled_from(unsaid), max_size=1)))
     model = draw(st.sampled_from(("llama-3-8b", "llama-2-70b", "qwen3-8b", "mixtral-8x7b")))
     gpus = t * p * d * parallel["context_parallel_size"]
     return {"kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus}, "training": training,
@@ -198,6 +199,14 @@ def test_verl_starts_megatron_by_its_own_configuration() -> None:
     text = verl.text(setup_of(llama() | {"model": "qwen3-8b"}))
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text
     assert "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml" in text
+    offloaded = llama() | {"model": "qwen3-8b"}
+    offloaded["training"] |= {"offload": "optimizer", "offload_fraction": 0.5}
+    setup = setup_of(offloaded)
+    same_work(setup_of(read_query(verl.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
+    waits = verl.text(setup_of(llama() | {"model": "qwen3-8b"})).replace(
+        "OVERRIDES=(", "OVERRIDES=(actor_rollout_ref.actor.megatron.optimizer_offload=True"
+    )
+    assert "offload" not in read_query(waits, overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]  # back for the update
     uneven = llama(pipeline_parallel_size=16, tensor_parallel_size=8, recompute="full") | {"model": "llama-3.1-405b"}
     uneven["cluster"]["num_gpus"] = 128
     assert "override_transformer_config.account_for_loss_in_pipeline_split=True" in verl.text(setup_of(uneven))

@@ -98,8 +98,16 @@ class _Runner(Statements):
             return self._function(name, rest)
         if builtin is not None:
             return builtin(rest, node)
+        if PurePosixPath(name).name == "ssh" and len(rest) > 1 and " " in rest[-1].text:
+            self._nested(rest[-1].text, (), line=rest[-1].line)
+            return True
         for number, word in enumerate(words):
             program = PurePosixPath(word.text).name
+            if name == "sbatch" and word.text.startswith("--wrap"):
+                _, separator, script = word.text.partition("=")
+                others = [*words[:number], *words[number + (1 if separator else 2) :]]
+                self._nested(script if separator else words[-1].text, others, line=word.line)
+                return True
             after = words[number + 1 :]
             if program in SHELLS and after:
                 return self._shell(after, before=words[:number], node=node)
@@ -177,7 +185,7 @@ class _Runner(Statements):
         return True
 
     def _do_shift(self, words: list[Word], node: Node) -> bool:
-        count = int(words[0].text) if words and words[0].text.isdecimal() else 1
+        count = int(words[0].text[:9]) if words and words[0].text.isdecimal() else 1
         had = len(self.filler.arguments) >= count
         self.filler.arguments = self.filler.arguments[count:]
         return had

@@ -235,8 +235,9 @@ class Filler:
             return
         target, rest = children[0], children[1:]
         value, listed = self._target(target)
-        if prefix == "!" and value is not None and not listed:
-            value = self.value(first(value).text)
+        if prefix == "!" and value is not None:
+            keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else (0,)
+            value = [Word(str(key), line) for key in keys] if listed else self.value(first(value).text)
         if prefix == "#":
             length = (
                 len(value) if isinstance(value, list | dict) and listed else None if value is None else len(first(value).text)
