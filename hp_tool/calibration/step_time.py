@@ -208,7 +208,9 @@ class StepTimeFit:
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * (np.log(median_s / before_s) + shift)
         log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * doubt)
-        log_sd = np.where(ran, log_sd, np.maximum(log_sd, stated))
+        # What is stated of models was measured where machines are as stated: beside a shift their own differ in proportion.
+        elsewhere = np.hypot(stated, self.prior.model_log_sd / self.prior.common_log_sd * correction)
+        log_sd = np.where(ran, log_sd, np.maximum(log_sd, elsewhere))
         regular_s = before_s * np.exp(correction)
         slow = None
         if self.stalls is not None and known:
