@@ -75,11 +75,13 @@ _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute
 """The columns of candidates for an axis that is no column itself."""
 _DERIVED = ("data_parallel_size",)
 """Axes that follow from the others and the number of devices."""
-_BATCH = ("global_batch_size", "gradient_accumulation_steps")
+_BATCH = ("global_batch_size", "gradient_accumulation_steps", *SPECIAL)
 _FOLLOWED: dict[Reducible, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers",), "replicas": _BATCH, "micro_batches": _BATCH
-}  # fmt: skip
-"""What a command has to name in order to follow a reduction; exports name all of it."""
+    "layers": ("num_hidden_layers", "flags:megatron-lm", "flags:megatron-bridge", "file:megatron-lm-yaml"),
+    "replicas": _BATCH,
+    "micro_batches": _BATCH,
+}
+"""Of what a command has to name something in order to follow a reduction; few exports say the model's shape."""
 
 
 def trainer_of(query: Query) -> TrainerCommand | None:
@@ -116,7 +118,7 @@ def check_trainer(trainer: TrainerCommand) -> None:
         )
     named = set(placeholders(command))
     for what in trainer.reducible:
-        if not any(name in _FOLLOWED[what] or ":" in name for name in named):
+        if not named & set(_FOLLOWED[what]):
             raise InputError(
                 f"trainer.reducible: the command cannot follow fewer {what}: name {{{_FOLLOWED[what][0]}}} in it, or leave "
                 f"{what} out",

@@ -7,8 +7,19 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column as ProgressColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column as TableColumn
+from rich.text import Text
 
 from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
@@ -39,6 +50,15 @@ WORTH_TELLING_S = 1.0
 BAR_WIDTH = 20
 
 
+class RunClock(ProgressColumn):
+    """Seconds since the present run began; nothing between runs."""
+
+    def render(self, task: Task) -> Text:
+        """The cell of a task."""
+        since = task.fields["since"]
+        return Text("" if since is None else f"{task.get_time() - since:.0f} s")
+
+
 class SearchProgress:
     """The budget spent, what happens now and since when, and a line for every finished run, from the events of a search.
 
@@ -53,12 +73,13 @@ class SearchProgress:
             MofNCompleteColumn(),
             BarColumn(bar_width=BAR_WIDTH if self._console.width >= 4 * BAR_WIDTH else BAR_WIDTH // 4),
             TimeElapsedColumn(),
-            TextColumn("{task.description}", table_column=ProgressColumn(ratio=1, no_wrap=True, overflow="ellipsis")),
+            RunClock(),
+            TextColumn("{task.description}", table_column=TableColumn(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=self._console,
             disable=not self._console.is_terminal,
             expand=True,
         )
-        self._task: TaskID = self._progress.add_task("starting", total=None)
+        self._task: TaskID = self._progress.add_task("starting", total=None, since=None)
         self._search_id: str | None = None
         self._budget = 0
 
@@ -100,12 +121,12 @@ class SearchProgress:
                 self._print(f"waiting for the runs folder: {payload['waiting_for']}")
 
     def _start(self, line: str) -> None:
-        self._progress.update(self._task, description=line)
+        self._progress.update(self._task, description=line, since=self._progress.get_time())
         if not self._console.is_terminal:
             self._print(line)
 
     def _finish(self, line: str) -> None:
-        self._progress.update(self._task, advance=1, description=CHOOSING)
+        self._progress.update(self._task, advance=1, description=CHOOSING, since=None)
         self._print(line)
 
     def _print(self, line: str) -> None:

@@ -16,7 +16,7 @@ from hp_tool.cli.tables import (
     print_space,
     rank_column,
 )
-from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, PoolConfig, PoolRecommendation, ServingRecommendation
 from hp_tool.render.columns import (
     ABSENT,
     Column,
@@ -30,9 +30,10 @@ from hp_tool.render.columns import (
     serving_figures,
     tokens_column,
 )
-from hp_tool.render.words import pool_sizes, serving_arithmetic
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import gib
 
+POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
 LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")
 
 
@@ -127,20 +128,34 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
 
 def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None:
     estimates = [row.estimate for row in ranked]
-    pools = [(f"{pool.replicas} x {pool_sizes(pool)} {pool.gpu}" for pool in (row.prefill, row.decode)) for row in ranked]
-    prefill, decode = zip(*pools, strict=True)
+    mixed = len({pool.gpu for row in ranked for pool in (row.prefill, row.decode)}) > 1
+    prefill, decode = zip(*((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True)
     columns = [
         Column(head="rank", cells=tuple(str(row.rank) for row in ranked)),
-        Column(head="prefill", cells=prefill, left=True),
+        Column(head="prefill", cells=prefill, left=True, meaning=POOL),
         Column(head="decode", cells=decode, left=True),
         duration_column("TTFT", [e.ttft_s for e in estimates], meaning="time to first token"),
         duration_column("TPOT", [e.tpot_s for e in estimates], meaning="time per output token"),
         duration_column("request", [e.request_latency_s for e in estimates], drop=4),
         tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
+        Column(head="in flight", cells=counts(round(e.concurrency) for e in estimates), drop=1),
         Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
-        Column(head="busy", unit="%", cells=percents(e.prefill_busy for e in estimates), meaning="prefill replicas", drop=3),
+        Column(
+            head="busy",
+            unit="%",
+            cells=percents(e.prefill_busy for e in estimates),
+            meaning="of the time that prefill replicas work",
+            drop=3,
+        ),
     ]
     print_columns(console, columns, title="separate pools for prefill and decoding")
+
+
+def _pool(pool: PoolConfig, mixed: bool) -> str:
+    """`2 x TP 4 ADP 4 EP 16` and, among several kinds, the GPU."""
+    sizes = {"ADP": pool.attention_data_parallel_size, "EP": pool.expert_parallel_size, "spare": pool.redundant_experts}
+    used = "".join(f" {name} {size}" for name, size in sizes.items() if size > int(name != "spare"))
+    return f"{pool.replicas} x TP {pool.tensor_parallel_size}{used}" + (f" {pool.gpu}" if mixed else "")
 
 
 def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) -> None:

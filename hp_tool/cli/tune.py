@@ -125,12 +125,10 @@ def _measure_host(query: Query) -> None:
     try:
         timed = machine.checked_precisions([precision], gpu=cluster.gpu)
         report, _ = machine.benchmark_machine(cluster=cluster, launcher=launcher, precisions=timed)
-    except HpToolError as error:  # the search corrects its predictions by its runs in any case
-        typer.echo(
-            f"not measured: {error.message}; the first predictions are another processor's, often 3 to 10 times off", err=True
-        )
+        path = save_machine_profile(cluster.name, report.profile)
+    except (HpToolError, OSError) as error:  # the search corrects its predictions by its runs in any case
+        typer.echo(f"not measured: {error}; the first predictions are another processor's, often 3 to 10 times off", err=True)
         return
-    path = save_machine_profile(cluster.name, report.profile)
     typer.echo(f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True)
 
 

@@ -128,8 +128,6 @@ class ExpertEfficiency(Strict):
     matmul, sorting them back. By default three launches."""
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
-    first_token_s: float = 0.0
-    """Seconds before a first token in which the device is free."""
     popularity_variance: float = 0.0
     """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
     load_variance: float = 0.0
@@ -356,6 +354,9 @@ class PoolEstimate:
     transfer_s: float
     """Of one prompt's keys and values; within ttft_s."""
     request_rate_per_second: float
+    concurrency: int | float
+    """Requests in flight, and the people who keep them up: as InferenceEstimate's."""
+    users: int
     output_tokens_per_second_per_gpu: float
     """By the devices of both pools."""
     num_gpus: int

@@ -14,9 +14,9 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_ar
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
+from hp_tool.formats import accelerate, deepspeed, engines, llm_d, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
 from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.names import FRAMEWORKS
+from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
@@ -64,7 +64,7 @@ def export(
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
     query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
     """
-    if format not in (formats := (*TRAINING, *engines.ENGINES)):
+    if format not in (formats := (*TRAINING, *SERVERS)):
         raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
     if "kind" in result:
         query = read(result)
@@ -116,7 +116,7 @@ def export_for(
         raise InputError(f"no format {format} to rank for; choose one of {', '.join(TRAINING)}", field="for")
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
-        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="for")
+        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="for")
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
     framework = FRAMEWORKS.get(format, query.training.framework)
     workload = replace(query.training, framework=framework)
@@ -175,9 +175,10 @@ def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
 
 def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:
     if isinstance(config, ServingConfig):
-        if format not in engines.ENGINES:
-            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="format")
-        return engines.command(serving_setup(query, config), engine=format)
+        if format not in SERVERS:
+            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="format")
+        setup = serving_setup(query, config)
+        return llm_d.text(setup) if format == "llm-d" else engines.command(setup, engine=format)
     if format not in TRAINING:
         raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
     return TRAINING[format](training_setup(resolve_training(query), config))

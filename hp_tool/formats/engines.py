@@ -124,8 +124,8 @@ def extra_options(setup: ServingSetup) -> dict[str, object]:
 ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Values]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
-def command(setup: ServingSetup, *, engine: str) -> str:
-    """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+def refuse_unsaid(setup: ServingSetup) -> None:
+    """Raise UnsupportedError for what no engine's command says."""
     for name in ("speculative", "disaggregated"):
         if getattr(setup.workload, name) is not None:
             raise UnsupportedError(
@@ -133,6 +133,11 @@ def command(setup: ServingSetup, *, engine: str) -> str:
                 "it out of the query that is exported",
                 field=f"inference.{name}",
             )
+
+
+def command(setup: ServingSetup, *, engine: str) -> str:
+    """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+    refuse_unsaid(setup)
     start, options = ENGINES[engine](setup)
     lines = [" ".join((name, *map(shlex.quote, words))) for name, words in option_words(options).items()]
     file: tuple[str, ...] = ()

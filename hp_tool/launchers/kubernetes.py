@@ -134,6 +134,8 @@ class KubernetesLauncher(StreamedLauncher):
 
     def waiting(self, handle: str) -> Waiting | None:
         reasons = [reason for pod in self._queued.get(handle, ()) if (reason := why_waiting(pod)) is not None]
+        if not reasons and ((self._jobs.get(handle) or {}).get("spec") or {}).get("suspend"):
+            reasons = ["suspended: its queue has not admitted it"]
         return Waiting(reason=reasons[0]) if reasons else None
 
     def _list_jobs(self) -> dict[str, Object]:

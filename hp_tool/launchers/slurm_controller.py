@@ -170,15 +170,15 @@ class Controller:
     def _queue(self, since: float) -> tuple[float, str]:
         """When the queue was asked for, and its text: another process's answer if that is recent enough."""
         command = ["squeue", *self._site.option, "--me", "--states=all", "--noheader", f"--format={_FORMAT}"]
+        if self._shared is None:
+            return time.time(), self._run(command)
         try:
-            self._shared.parent.mkdir(parents=True, exist_ok=True) if self._shared else None
-            file = self._shared.open("a+") if self._shared else None
-        except OSError:  # a folder that takes nothing: every process asks for itself
-            file = None
-        if file is None:
+            self._shared.parent.mkdir(parents=True, exist_ok=True)
+            file = self._shared.open("a+")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a folder that takes or locks nothing: every process asks for itself
             return time.time(), self._run(command)
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             try:
                 asked_at, text = json.loads(file.read())
@@ -186,9 +186,9 @@ class Controller:
                 asked_at, text = -float("inf"), ""
             if asked_at < since or not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
-                with contextlib.suppress(OSError):
-                    file.truncate(0)
-                    json.dump((asked_at, text), file)
+                with contextlib.suppress(OSError):  # a full disk; unbuffered, so that closing the file cannot fail either
+                    os.truncate(file.fileno(), 0)
+                    os.write(file.fileno(), json.dumps((asked_at, text)).encode())
             return asked_at, text
 
     def _run(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str = "") -> str:

@@ -136,8 +136,8 @@ def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
     between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
     each = [e.cost_per_million_tokens for e in estimates]
     prices = [
-        ("$", side, tuple(ABSENT if price is None else f"{getattr(price, field):,.2f}" for price in each))
-        for side, field in (("in", "input"), ("out", "output"))
+        (side, tuple(ABSENT if price is None else f"{getattr(price, side):,.2f}" for price in each))
+        for side in ("input", "output")
     ]
     return [
         *columns,
@@ -145,7 +145,7 @@ def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
         Column(head="interval", unit="90%", meaning="of output tokens/s/GPU", cells=tuple(between), drop=3),
         Column(head="in flight", cells=counts(e.concurrency for e in estimates), drop=5),
         Column(head="users", cells=counts(e.users for e in estimates), meaning="people with one request at a time", drop=8),
-        *(Column(head=head, unit=f"/M {side}", cells=price, drop=9) for head, side, price in prices if set(price) != {ABSENT}),
+        *(Column(head=head, unit="$/M", cells=price, drop=9) for head, price in prices if set(price) != {ABSENT}),
         Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=4),
     ]
 

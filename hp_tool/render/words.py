@@ -3,7 +3,7 @@
 import math
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.serving import PoolConfig, ServingConfig
+from hp_tool.domain.serving import ServingConfig
 
 Config = ParallelConfig | ServingConfig
 
@@ -76,12 +76,6 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
     experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
     return " x ".join(shown) + experts
-
-
-def pool_sizes(pool: PoolConfig) -> str:
-    """`TP 1 x attention DP 32, EP 32` of a replica of a pool."""
-    sizes = {name: getattr(pool, name) for name in ServingConfig.__slots__ if hasattr(pool, name)}
-    return serving_arithmetic(ServingConfig(**sizes), replicas=None)
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:

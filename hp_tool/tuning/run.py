@@ -95,8 +95,10 @@ def run_search(
         legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
         size = {"candidates": len(problem.search.table), "legal": len(legal), "budget_runs": query.search.budget_runs}
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **size})
+        reusable = reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {}
         projection = projection_of(
             problem,
+            stored=reusable,
             evidence=earlier_evidence(store, problem, without_search=lease.search_id),
             search_id=lease.search_id,
             storage=storage or study_storage(None),
@@ -109,7 +111,7 @@ def run_search(
             lease=lease,
             problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
-            reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
+            reusable=reusable,
             lease_s=lease_s,
             report=on_event,
             should_release=should_stop,

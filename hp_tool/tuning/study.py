@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,10 @@ def projection_of(
     search_id: str,
     storage: BaseStorage,
     claim: int = 1,
+    stored: Container[str] = (),
 ) -> StudyProjection:
-    """The study of a search, whose sampler knows what earlier measurements taught."""
+    """The study of a search, whose sampler knows what earlier measurements taught; `stored`: digests of configurations whose
+    measurement stands for a run."""
     settings = problem.search.settings
     sampler = CostModelSampler(
         table=problem.search.table,
@@ -61,6 +64,7 @@ def projection_of(
         evidence=evidence,
         coverage_runs=coverage_runs(settings, prior=problem.prior),
         seed=settings.seed,
+        stored=[row for row in range(len(problem.search.table)) if stored and problem.search.digest(row) in stored],
     )
     return StudyProjection(search_id=search_id, claim=claim, problem=problem.search, sampler=sampler, storage=storage)
 

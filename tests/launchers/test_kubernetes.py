@@ -366,6 +366,21 @@ def test_waiting_for_nodes_and_images_is_not_the_runs_time() -> None:
     assert ending(failed("BackoffLimitExceeded"), pods=[ran, still]).wall_s == 40.0
 
 
+def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = create("kubernetes", options={**OPTIONS, "poll_s": 0.0})
+    two = job(ready=1, active=2) | {"kind": "Job", "spec": {"parallelism": 2}}
+    late = container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
+    late["metadata"]["labels"] = {"hp-tool/job": "a"}
+    listed = {"jobs": [two], "pods": [late]}
+    monkeypatch.setattr(launcher, "_items", lambda kind, selector: listed[kind])
+    assert launcher.poll(["a"]) == {"a": JobState.FINISHED}
+    listed["pods"] = []
+    assert launcher.poll(["a"]) == {"a": JobState.RUNNING}
+    listed["jobs"] = [job() | {"kind": "Job", "spec": {"parallelism": 2, "suspend": True}}]
+    assert launcher.poll(["a"]) == {"a": JobState.QUEUED}
+    assert isinstance(launcher, Queueing) and "queue has not admitted it" in str(launcher.waiting("a"))
+
+
 def test_what_is_printed_for_people_is_json() -> None:
     launcher = create("kubernetes", options=OPTIONS)
     assert json.loads(launcher.describe(plan(GOOD)))["kind"] == "List"  # type: ignore[attr-defined]

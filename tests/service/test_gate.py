@@ -163,7 +163,13 @@ def test_ceilings_are_amounts(amount: str) -> None:
 
 def test_head_is_answered_as_get_without_the_body(server: str) -> None:
     for path, status in (("/healthz", 200), ("/v1/gpus", 200), ("/searches", 200), ("/v1/models/none", 404), ("/nowhere", 404)):
-        asked, got = httpx.head(server + path), httpx.get(server + path)
+        asked, got = httpx.head(server + path, timeout=30), httpx.get(server + path, timeout=30)
         assert (asked.status_code, asked.content) == (status, b"")
         assert asked.headers.get("content-type") == got.headers["content-type"], path
-    assert httpx.head(f"{server}/v1/searches/none/events").status_code == 405  # it would never end
+    assert httpx.head(f"{server}/v1/searches/none/events", timeout=30).status_code == 405  # it would never end
+
+
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_it_has(server: str) -> None:
+    for path, methods in (("bulk", "POST"), ("some", "DELETE, GET, PATCH")):
+        answer = httpx.put(f"{server}/v1/measurements/{path}", timeout=30)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)

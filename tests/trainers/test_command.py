@@ -224,6 +224,8 @@ def test_a_configuration_as_a_file() -> None:
         (trainer("train", metrics_file="../x"), "trainer.metrics_file", "letters"),
         (trainer("train", metrics_file="result.json"), "trainer.metrics_file", "not one of ours"),
         (trainer("train", "{seed}", reducible=("layers",)), "trainer.reducible", r"fewer layers: name \{num_hidden_layers\}"),
+        (trainer("train", "{flags:verl}", reducible=("layers",)), "trainer.reducible", "fewer layers"),  # its model is a folder
+        (trainer("train", "{seed}", reducible=("replicas",)), "trainer.reducible", r"name \{global_batch_size\}"),
     ],
     ids=str,
 )
