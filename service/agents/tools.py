@@ -15,6 +15,7 @@ from pydantic import Field
 
 from hp_tool.documents import read_text
 from hp_tool.errors import HpToolError
+from hp_tool.formats.names import EXPORTS, SERVERS
 from hp_tool.queries import schema
 from service.agents import figures
 from service.agents.arguments import ImportArgument, QueryArgument
@@ -176,13 +177,7 @@ class Tools:
         self,
         context: Context,
         query: QueryArgument,
-        format: Annotated[
-            str,
-            Field(
-                description="megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, "
-                "verl, slurm, kubernetes; serving: vllm, sglang, trtllm."
-            ),
-        ],
+        format: Annotated[str, Field(description=f"{', '.join(EXPORTS)}; serving: {', '.join(SERVERS)}.")],
         rank: Annotated[int, Field(ge=1, le=1000, description="Which recommendation of the query.")] = 1,
         rerank: Annotated[
             bool,

@@ -44,6 +44,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
+        "rerank",
         *(
             "attention",
             "frozen_precision",
@@ -154,6 +155,14 @@ def _form(place: str, value: str) -> Iterator[Json]:
         yield {"content": urlencode(fields), "headers": FORM}
 
 
+def _tool(place: str, value: str) -> Iterator[Json]:
+    call = {"name": "estimate", "arguments": {"query": asked(place, value)}}
+    yield {
+        "json": {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        "headers": {"Accept": "application/json, text/event-stream"},
+    }
+
+
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans"), _query),
     "/v1/batch": _lines,
@@ -162,6 +171,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/exports": _export,
     "/v1/imports": _import,
     "/v1/sizings": _sizing,
+    "/mcp": _tool,
     **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
     **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),
 }
