@@ -12,8 +12,6 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
-MAX_CHUNKS = 16
-"""Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
 CONTEXT_TOKENS = 8_192
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
@@ -78,7 +76,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         axis_values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or plain
-        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
+        or tuple(k for k in range(1, layers + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
     known = framework.zero_stages
@@ -129,11 +127,10 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that do not divide the layers and are tried nevertheless: powers of two, and those that divide them if
-    output layer and embedding count too (`domain.pipeline_layout`).
+    """Numbers of stages that divide the devices and not the layers, of which the ends then hold fewer
+    (`domain.pipeline_layout`).
     """
-    sizes = (p for p in range(2, min(layers, num_gpus + 1)) if p & (p - 1) == 0 or _counts_ends(layers, p))
-    return tuple(p for p in sizes if layers % p)
+    return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:

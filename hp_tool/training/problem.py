@@ -101,6 +101,16 @@ class TrainingProblem(TrainingCase):
         """The same on fewer devices of the same kind."""
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
 
+    def with_parallel(self, **values: Any) -> TrainingProblem:
+        """The same with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
+        parallel = dataclasses.replace(self.parallel, **values)
+        return dataclasses.replace(
+            self,
+            parallel=parallel,
+            strategy=_strategy(parallel, model=self.model, workload=self.workload),
+            assumed={name: value for name, value in self.assumed.items() if name.removeprefix("parallel.") not in values},
+        )
+
     def as_release(self, release: str | None) -> TrainingProblem:
         """The same asked of a release of the framework, its constants as they were."""
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, framework_version=release))

@@ -46,7 +46,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_merged_passes(model, workload, parallel)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
-        _check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
+        check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
     _check_constraints(query, cluster)
 
 
@@ -311,7 +311,7 @@ def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: Paralle
                 _refuse(field, (value not in values, message), error=UnsupportedError)
 
 
-def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
+def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
     field, kind = "parallel.recompute", spec.granularity
     selective, full = (
         "recompute.modules belongs to granularity selective",

@@ -1,0 +1,84 @@
+"""The pruned search against brute force over everything that is free, and the row that is taken from it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, Candidates
+from hp_tool.queries.schema import parse_query
+from hp_tool.space import default_axes, legal_chunks
+from hp_tool.training.best import BestSearch, best_of
+from hp_tool.training.free import every_chunk_count, more_module_sets, more_shards, more_zero_stages
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.rank import CostedRows, judged
+
+DENSE = {
+    "hidden_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 32000,
+    "gated_mlp": True, "normalization": "rmsnorm",
+}  # fmt: skip
+EXPERTS = DENSE | {
+    "hidden_size": 4096, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7168, "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+@st.composite
+def small_problems(draw: st.DrawFn) -> TrainingProblem:
+    """Spaces small enough to cost in full, of which part fits."""
+    framework = draw(st.sampled_from(("megatron-core",) * 3 + ("torch-fsdp",)))
+    experts = framework == "megatron-core" and draw(st.booleans())
+    shape = (EXPERTS if experts else DENSE) | {"num_hidden_layers": draw(st.sampled_from((5, 8, 12)))}
+    training = {
+        "sequence_length": draw(st.sampled_from((4096, 16384))), "global_batch_size": draw(st.sampled_from((12, 16))),
+        "framework": framework, "precision": draw(st.sampled_from(("bf16", "fp8"))),
+    }  # fmt: skip
+    parallel = {
+        "micro_batch_size": [1, 2], "tensor_parallel_size": draw(st.sampled_from(([1, 2], [2, 4]))),
+        "expert_tensor_parallel_size": [1, 2] if experts else 1,
+    }  # fmt: skip
+    cluster = {"gpu": draw(st.sampled_from(("h100-sxm-80gb", "a100-sxm-40gb"))), "num_gpus": draw(st.sampled_from((8, 16)))}
+    if cluster["gpu"].startswith("a100"):
+        training["precision"] = "bf16"
+    query = {"kind": "training", "model": shape, "cluster": cluster, "training": training, "parallel": parallel}
+    return resolve_training(parse_query(query))
+
+
+def brute_force(problem: TrainingProblem) -> CostedRows:
+    """Every combination of every value, costed."""
+    axes, layers = default_axes(query=problem.parallel, case=problem), problem.model.total_layers
+    counts = range(1, layers + 1) if every_chunk_count(problem) else ()
+    whole = [(method, n, 0) for n in counts for method in (FULL_BLOCK, FULL_UNIFORM)]
+    codes = tuple(dict.fromkeys((*axes.recompute, *more_module_sets(problem), *whole)))
+    stages = (*more_zero_stages(problem, axes), *axes.zero_stage)  # the last stands for all where there is one replica
+    everything = replace(axes, recompute=codes, zero_stage=stages, data_parallel_shard_size=(0, *more_shards(problem, axes)))
+    parts = []
+    for chunk in legal_chunks(axes=everything, case=problem):
+        c = chunk.candidates.take(slice(None))
+        most = -(-layers // (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size))
+        repeated = (c.recompute_method == FULL_BLOCK) & (c.recompute_num_layers >= most)  # the same as full
+        repeated |= (c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > most)
+        c = c.take(np.flatnonzero(~repeated & ((c.zero_stage > 0) | (c.data_parallel_shard_size == 0))))
+        parts.append(judged(c, problem.costs(c), problem=problem)[0])
+    return CostedRows.concatenate(parts)
+
+
+def rows_of(rows: CostedRows, values: np.ndarray[Any, Any]) -> set[tuple[float, ...]]:
+    columns = [getattr(rows.candidates, f.name) for f in fields(Candidates)]
+    return set(zip(*(column.tolist() for column in columns), values.round(9).tolist(), strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(small_problems(), st.sampled_from((1, 5, 20)), st.sampled_from(("expected", "mean")))
+def test_it_finds_what_brute_force_finds_and_counts_the_rest(problem: TrainingProblem, keep: int, rank_by: Any) -> None:
+    search = BestSearch(problem, keep=keep, rank_by=rank_by).run()
+    every = brute_force(problem)
+    value = search.value(every)
+    near = np.flatnonzero(np.isfinite(value) & (value <= search.limit_s))
+    assert rows_of(search.rows, search.value(search.rows)) == rows_of(every.take(near), value[near])
+    assert search.computed + search.pruned == search.combinations == len(every.candidates)
