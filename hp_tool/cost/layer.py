@@ -9,7 +9,7 @@ from dataclasses import replace
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
-from hp_tool.cost.candidates import PER_OP, Candidates
+from hp_tool.cost.candidates import CORE_ATTN, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
@@ -43,7 +43,8 @@ def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False
         repeated = maximum(repeated, 0.0)
     if candidates.names_modules:
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
-        saved_selective, repeated = both.saved + both.core - dropped[0] - dropped[1], maximum(*dropped)
+        saved_selective = both.saved + both.core - dropped[0] - dropped[1]
+        repeated = where(candidates.recompute_modules > CORE_ATTN, maximum(*dropped), repeated)
         if anywhere(candidates.recompute_modules == PER_OP):
             kept, per_op = per_op_bytes(case=case, s=s), candidates.recompute_modules == PER_OP
             saved_selective = where(per_op, kept, saved_selective)
