@@ -64,6 +64,8 @@ class RecommendAnswer:
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
+    groups: tuple[int, ...] = ()
+    """Trainings: how many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] = ()
     """If nothing is acceptable: what lacks least of memory, days or money, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
@@ -139,6 +141,7 @@ def recommend_answer(
         recommendations=ranking.recommendations,
         space=ranking.space,
         rejections=ranking.rejections,
+        groups=ranking.groups,
         nearest_misses=misses,
         pareto=front,
         throughput_front=throughput_front,

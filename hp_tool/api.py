@@ -62,6 +62,7 @@ class QueryKeys(TypedDict, total=False):
     inference: Mapping[str, Any]
     parallel: Mapping[str, Any]
     objective: str
+    rank_by: Literal["expected", "mean"]
     constraints: Mapping[str, Any]
     targets: Mapping[str, Any]
 
@@ -85,7 +86,7 @@ def recommend(
     pareto: Literal["memory", "gpus", "throughput"] | None = None,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
-    """The best `top` of all legal configurations that fit, fastest first; the axes that `parallel` leaves out vary.
+    """The best `top` of all legal configurations that fit, the one to try first; the axes that `parallel` leaves out vary.
 
     `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
     per second for a user and for a GPU (throughput). Otherwise as `estimate`.

@@ -67,7 +67,7 @@ def recommend(
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Rank all legal configurations that fit, fastest first."""
+    """Rank all legal configurations that fit: first the one to try, then by expected step time."""
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers

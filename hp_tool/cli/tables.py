@@ -62,14 +62,17 @@ def _print_fixes(
 
 def _print_space(console: Console, answer: RecommendAnswer) -> None:
     s = answer.space
-    console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
+    pruned = f", {s.pruned:,} more ruled out by bounds" if s.pruned else ""
+    console.print(
+        f"{s.legal:,} legal configurations{pruned}, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}"
+    )
 
 
-def _print_groups(console: Console, rows: Sequence[Recommendation]) -> None:
-    """How far the best can be told apart from the next."""
-    alike = sum(row.group == 1 for row in rows)
-    if alike > 1:
-        console.print(f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest")
+def _print_groups(console: Console, groups: Sequence[int]) -> None:
+    """How many layouts cannot be told apart from the best, and how many from the next."""
+    if groups:
+        others = "".join(f", group {number} has {size:,}" for number, size in enumerate(groups[1:], start=2))
+        console.print(f"group 1 has {counted(groups[0], 'layout')} that the model cannot tell apart{others}")
 
 
 def _print_rejections(console: Console, answer: RecommendAnswer) -> None:
@@ -168,16 +171,24 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         before = (duration(row.estimate.time.step_s),) if calibrated and row.estimate.time is not None else ()
         assert e.time is not None and e.memory is not None and e.mfu is not None
         figures = (duration(e.time.step_s), f"{e.mfu:.1%}", gib(e.memory.total_bytes), _days(e.calendar_days))
-        rows.append((str(row.rank), *configuration, *before, *figures))
+        rows.append((str(row.rank), str(row.group), *configuration, *before, *figures, *_win_and_risk(row, ranked[0])))
     before_head = ("before",) if calibrated else ()
-    heads_shown = ("rank", *heads, *before_head, "step", "MFU", "memory", "days")
+    heads_shown = ("rank", "group", *heads, *before_head, "step", "MFU", "memory", "days", "against 1", "risk")
     print_table(console, heads_shown, rows, title="best configurations by the cost model")
     _print_space(console, answer)
-    _print_groups(console, ranked)
+    _print_groups(console, answer.groups)
     if calibrated is not None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)
     _print_rejections(console, answer)
+
+
+def _win_and_risk(row: Recommendation, first: Recommendation) -> tuple[str, str]:
+    """The expected step against that of the row to try, and the chance of running out of memory."""
+    if row.expected_step_s is None or first.expected_step_s is None or row.out_of_memory_probability is None:
+        return "-", "-"
+    change = row.expected_step_s / first.expected_step_s - 1.0
+    return f"{change:+.1%}" if row is not first else "-", f"{row.out_of_memory_probability:.1%}"
 
 
 def print_nearest(console: Console, nearest: Iterable[object]) -> None:

@@ -53,7 +53,7 @@ def out_of_memory_probability(*, case: TrainingCase, candidates: Candidates, tot
 
     Its logarithm is normal around that of `total_bytes`; blocks that the allocator keeps in reserve are given back first.
     """
-    unchecked: Ints = sum(_features(case, candidates).values())
+    unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
     log_sd: Floats = (case.profile.framework.memory_log_sd**2 + _more_memory_variance(case, unchecked)) ** 0.5
     left = np.log(case.cluster.gpu.memory_bytes / total_bytes)
     probability: Floats = np.asarray(_above(left / log_sd), dtype=np.float64)

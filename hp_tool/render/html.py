@@ -52,8 +52,8 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
         heads, cells = configuration_cells([row.parallel for row in training])
         figures = [_training_cells(row.calibrated_estimate or row.estimate) for row in training]
         return _table(
-            ("rank", *heads, *_TRAINING_HEADS),
-            ((str(r.rank), *c, *f) for r, c, f in zip(training, cells, figures, strict=True)),
+            ("rank", "group", *heads, *_TRAINING_HEADS, "risk"),
+            ((str(r.rank), str(r.group or "-"), *c, *f, _risk(r)) for r, c, f in zip(training, cells, figures, strict=True)),
         )
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
     cells = [[serving_arithmetic(r.parallel, replicas=r.estimate.replicas), *_serving_cells(r.estimate)] for r in serving]
@@ -62,6 +62,11 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
 
 _TRAINING_HEADS = ("step", "tokens/s/GPU", "MFU", "memory", "days")
 _SERVING_HEADS = ("TTFT", "TPOT", "request", "tokens/s/GPU", "memory")
+
+
+def _risk(row: Recommendation) -> str:
+    """The chance of running out of memory."""
+    return "-" if row.out_of_memory_probability is None else f"{row.out_of_memory_probability:.1%}"
 
 
 def _training_cells(e: Estimate) -> tuple[str, ...]:

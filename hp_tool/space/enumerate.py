@@ -171,9 +171,7 @@ class _Grid:
         return spanned(combinations, recompute=self._recompute, stages=self._stages)
 
 
-def spanned(
-    rows: Candidates, *, recompute: Sequence[tuple[int, int, int]], stages: Sequence[int] | None = None
-) -> Candidates:
+def spanned(rows: Candidates, *, recompute: Sequence[tuple[int, int, int]], stages: Sequence[int] | None = None) -> Candidates:
     """The grid of rows, codes of recomputation and ZeRO stages; without `stages` each row keeps its own."""
     columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
     codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T

@@ -124,13 +124,12 @@ class BestSearch:
             return
         step_s, unsharded_s, may_fit, _ = self._cost(grid, layout)
         base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
-        replicated = base.data_parallel_size * base.context_parallel_size > 1
+        replicated = np.asarray(base.data_parallel_size * base.context_parallel_size > 1, dtype=np.int64)
         groups = self._shard_groups(base).sum(axis=1) * replicated
-        sharded = len(self.axes.known_zero_stages) > 1 and (groups > 0)
-        number = grid.shape[2] + replicated * len(self.stages) + groups * len(self._sharding_stages)
+        number: IntArray = grid.shape[2] + replicated * len(self.stages) + groups * len(self._sharding_stages)
         self.combinations += int((number * (len(self.axes.recompute) + self._further(base))).sum())
         bound_s = unsharded_s.min(axis=(1, 2))
-        rows = np.flatnonzero(replicated & (sharded | bool(self.stages)) & (bound_s * ROUNDING <= self.limit_s))
+        rows = np.flatnonzero((number > grid.shape[2]) & (bound_s * ROUNDING <= self.limit_s))
         self._unsharded.append(
             Open(
                 candidates=base.take(rows), layout=layout[rows], bound_s=bound_s[rows], full_s=step_s[rows, 0, 0],
@@ -157,7 +156,9 @@ class BestSearch:
 
     def _chunk_layers(self, rows: Candidates) -> IntArray:
         """Layers of the fullest model chunk."""
-        layers: IntArray = -(-self.problem.model.total_layers // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size))
+        layers: IntArray = -(
+            -self.problem.model.total_layers // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
+        )
         return layers
 
     def _shard(self) -> None:
@@ -200,7 +201,9 @@ class BestSearch:
         chosen = block.candidates.take(row)
         columns = {f.name: getattr(chosen, f.name) for f in fields(Candidates)}
         columns |= {"recompute_method": np.full(len(row), method), "recompute_num_layers": counts}
-        self._cost(Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()}), block.layout[row], reopen=False)
+        self._cost(
+            Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()}), block.layout[row], reopen=False
+        )
 
     def _blocks(self, rows: Open) -> Iterator[Open]:
         """The rows in blocks, by rising bound, until none can matter: each block may lower the limit."""
@@ -236,7 +239,7 @@ class BestSearch:
         may_fit = np.ones(shape, dtype=np.bool_)
         if self.full is not None and reopen:
             least = shaped(costs.memory_total_bytes)[:, self.full] - shaped(costs.memory_parts["buffers"])[:, self.full]
-            may_fit &= (least * ROUNDING <= costs.capacity_bytes)[:, None]
+            may_fit &= (least * ROUNDING <= shaped(costs.capacity_bytes)[:, self.full])[:, None]
         if reopen and self.plain is not None and (self.modules or self.counts):
             plain_s = step_s[:, self.plain]
             row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.limit_s))

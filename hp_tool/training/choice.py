@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
@@ -99,7 +97,7 @@ def _axes(c: Candidates, *, layers: int) -> IntArray:
     partial = (c.recompute_method == FULL_BLOCK) | ((c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > 1))
     uneven = layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size) != 0
     more = (c.recompute_modules > CORE_ATTN, partial, uneven, c.zero_stage > 1, c.data_parallel_shard_size > 0)
-    used: IntArray = sum((size > 1).astype(np.int64) for size in sizes) + sum(each.astype(np.int64) for each in more)
+    used: IntArray = np.stack([*(size > 1 for size in sizes), *more]).sum(axis=0)
     return used
 
 

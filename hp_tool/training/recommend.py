@@ -57,7 +57,7 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         best = _offloaded(query, best, keep=top, calibrations=calibrations)
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
-        missed: list[CostedRows] = []
+        missed = [_fastest(problem, predictor)]
         for rows, _ in costed_chunks(problem=problem, predictor=predictor):
             missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
         misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
@@ -108,6 +108,13 @@ def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
     size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
     return rows.take(np.lexsort((rows.step_s, np.maximum(size, time), missed))[:NEAREST])
+
+
+def _fastest(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
+    """The fastest that fit, whatever max_days and max_cost say: the usual values of the axes may lack them."""
+    unlimited = replace(problem, constraints=replace(problem.constraints, max_days=None, max_cost=None))
+    best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
+    return best.rows.take(np.flatnonzero(best.variant == 0)[:NEAREST])
 
 
 def nearest_recommendations(
@@ -170,8 +177,11 @@ def fewest_devices(
 
 
 def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
-    """Acceptable candidates that no other beats in both step time and memory, fastest first."""
-    front: list[CostedRows] = []
+    """Acceptable candidates that no other beats in both step time and memory, fastest first: of the usual values of the axes,
+    and of all that are nearly as fast as the fastest.
+    """
+    best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
+    front = [best.rows.take(np.flatnonzero(best.variant == 0))]
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
         front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
     (rows,) = front  # there is at least one chunk, if an empty one
