@@ -133,7 +133,7 @@ class BestSearch:
         self._unsharded.append(
             Open(
                 candidates=base.take(rows), layout=layout[rows], bound_s=bound_s[rows], full_s=step_s[rows, 0, 0],
-                full_fits=may_fit.any(axis=(1, 2))[rows],
+                full_fits=np.any(may_fit, axis=(1, 2))[rows],
             )
         )  # fmt: skip
 
