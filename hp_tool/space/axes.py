@@ -12,7 +12,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
-CONTEXT_TOKENS = 8_192
+CONTEXT_TOKENS = 1_024
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
 

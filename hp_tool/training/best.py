@@ -1,10 +1,12 @@
 """The best of all that a query leaves free, found exactly without costing all of it.
 
-A layout fixes every axis but two: what is recomputed, and how states are sharded (ZeRO stage, shard size). Every layout is
-costed with the usual values of these (`space.axes`); the others are costed only where bounds let them matter:
+A layout fixes every axis but three: what is recomputed, how states are sharded (ZeRO stage, shard size), and how ranks exchange
+a split sequence. Every layout is costed with the usual values of these (`space.axes`); the others are costed only where
+bounds let them matter:
 
 - Recomputation only adds time: no step is shorter than the same one without it.
 - Sharding changes the parts SHARDED alone: a step without these bounds all ways to shard.
+- Exchanging a sequence differently changes the part EXCHANGED alone, and as much of the bubble as its share of a stage.
 - Every recomputation keeps at least its layers' inputs, as full recomputation does, whose memory without buffers is a bound.
 - Block recomputation keeps at least what full does; shard groups hold at least what all replicas together do.
 """
@@ -22,7 +24,8 @@ from numpy.typing import NDArray
 from hp_tool import bounds
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
-from hp_tool.cost.legality import shards_broken
+from hp_tool.cost.legality import legality, shards_broken
+from hp_tool.cost.pipeline_parts import STAGE_PARTS
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.query import RankBy
 from hp_tool.space import default_axes, legal_chunks, spanned
@@ -33,10 +36,11 @@ from hp_tool.training.rank import NO_ROWS, RERANKED, CostedRows, corrected_costs
 
 SHARDED = ("data_parallel", "optimizer", "offload")
 """Parts of a step that depend on how states are sharded."""
+EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Rank 1 may take so many times the fastest expected step."""
-BLOCK = 512
-"""Rows whose other values are costed together before the limit falls again."""
+FIRST, BLOCK = 256, 8192
+"""Rows whose other values are costed together: few first, which lower the limit for the others."""
 ROUNDING = 1.0 - 1e-9
 """Bounds are sums of floating-point numbers."""
 
@@ -66,8 +70,21 @@ class Open:
         return Open(candidates=Candidates.concatenate([part.candidates for part in parts]), **columns)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCosts:
+    """Bounds from a grid that was costed, in its shape."""
+
+    step_s: FloatArray
+    unsharded_s: FloatArray
+    """Without the parts SHARDED."""
+    exchanged_s: FloatArray
+    """What another exchange of the sequence can save at most."""
+    may_fit: BoolArray
+    """Whether any recomputation of the same states may."""
+
+
 class BestSearch:
-    """Finds the candidates of one problem that no more than `keep` layouts beat, or that are in a group with such a one."""
+    """Finds every candidate of one problem up to `reach_s`: what fewer than `keep` layouts beat, or is nearly the fastest."""
 
     def __init__(
         self,
@@ -76,11 +93,11 @@ class BestSearch:
         keep: int,
         rank_by: RankBy = "expected",
         predictor: CalibratedPredictor | None = None,
-        limit_s: float = np.inf,
+        reach_s: float = np.inf,
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
         self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
-        self.limit_s = limit_s
+        self.reach_s, self.limit_s = reach_s, np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem)
         self.counts = every_chunk_count(problem)
@@ -94,11 +111,28 @@ class BestSearch:
         self.layouts = 0
         self.computed = self.feasible = self.combinations = 0
         self.rejections: Counter[str] = Counter()
+        self.exchanged: list[Open] = []
+        """Layouts of which another exchange of the sequence may matter."""
         self._unsharded: list[Open] = []
         self._unrecomputed: list[Open] = []
 
+    def run_on(self, layouts: Open) -> BestSearch:
+        """The same for these layouts alone, costed with another exchange before."""
+        c = layouts.candidates
+        legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
+            c.context_parallel_size, self.axes.context_parallel_size
+        )
+        near = legal & (layouts.bound_s * ROUNDING <= self.reach_s)
+        self.combinations += int(self._number(c.take(legal & ~near), usual=len(self.axes.zero_stage)).sum())
+        rows = np.flatnonzero(near)
+        grid = spanned(c.take(rows), recompute=self.axes.recompute, stages=self.axes.zero_stage)
+        self._usual(grid, layouts.layout[rows])
+        self._shard()
+        self._recompute()
+        return self
+
     def run(self) -> BestSearch:
-        """Gather in `rows` every candidate up to the limit: `slack` times what the `keep`-th best layout takes."""
+        """Gather in `rows` every candidate up to `reach_s`, and those met on the way that are in a group with one of these."""
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
             self.rejections.update(chunk.rejections)
@@ -122,20 +156,27 @@ class BestSearch:
         """Cost layouts with their usual recomputations and states, and note for which of them others may matter."""
         if not len(grid):
             return
-        step_s, unsharded_s, may_fit, _ = self._cost(grid, layout)
+        costs = self._cost(grid, layout)
         base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
-        replicated = np.asarray(base.data_parallel_size * base.context_parallel_size > 1, dtype=np.int64)
-        groups = self._shard_groups(base).sum(axis=1) * replicated
-        number: IntArray = grid.shape[2] + replicated * len(self.stages) + groups * len(self._sharding_stages)
-        self.combinations += int((number * (len(self.axes.recompute) + self._further(base))).sum())
-        bound_s = unsharded_s.min(axis=(1, 2))
-        rows = np.flatnonzero((number > grid.shape[2]) & (bound_s * ROUNDING <= self.limit_s))
-        self._unsharded.append(
-            Open(
-                candidates=base.take(rows), layout=layout[rows], bound_s=bound_s[rows], full_s=step_s[rows, 0, 0],
-                full_fits=np.any(may_fit, axis=(1, 2))[rows],
-            )
+        number = self._number(base, usual=grid.shape[2])
+        self.combinations += int(number.sum())
+        bound_s = costs.unsharded_s.min(axis=(1, 2))
+        every = Open(
+            candidates=base, layout=layout, bound_s=bound_s, full_s=costs.step_s[:, 0, 0],
+            full_fits=np.any(costs.may_fit, axis=(1, 2)),
         )  # fmt: skip
+        more = number > grid.shape[2] * (len(self.axes.recompute) + self._further(base))
+        self._unsharded.append(every.take(np.flatnonzero(more & (bound_s * ROUNDING <= self.reach_s))))
+        split = np.flatnonzero(base.context_parallel_size > 1)
+        unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
+        self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
+
+    def _number(self, rows: Candidates, *, usual: int) -> IntArray:
+        """(n,) combinations of the other axes with each of n layouts, which have `usual` states by default."""
+        replicated = np.asarray(rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64)
+        groups = self._shard_groups(rows).sum(axis=1) * replicated
+        states: IntArray = usual + replicated * len(self.stages) + groups * len(self._sharding_stages)
+        return states * (len(self.axes.recompute) + self._further(rows))
 
     @property
     def _sharding_stages(self) -> tuple[int, ...]:
@@ -170,7 +211,7 @@ class BestSearch:
             fits = block.full_fits
             if self.stages:
                 grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.stages)
-                fits = fits | self._cost(grid, block.layout)[2].any(axis=(1, 2))
+                fits = fits | self._cost(grid, block.layout).may_fit.any(axis=(1, 2))
             row, size = np.nonzero(self._shard_groups(block.candidates) & fits[:, None])
             if len(row) and self._sharding_stages:
                 groups = block.candidates.take(row)
@@ -187,42 +228,39 @@ class BestSearch:
             if self.modules:
                 self._cost(spanned(block.candidates, recompute=self.modules), block.layout, reopen=False)
             if self.counts:
-                most = self._chunk_layers(block.candidates)
-                self._layered(block, np.where(block.full_fits, most - 1, 0), method=FULL_BLOCK, first=1)
-                again = block.full_s * ROUNDING <= self.limit_s
-                self._layered(block, np.where(again, most - 1, 0), method=FULL_UNIFORM, first=2)
+                self._layered(block)
 
-    def _layered(self, block: Open, number: IntArray, *, method: int, first: int) -> None:
-        """Cost full recomputation with `number` different counts of layers, from `first` on, of each row."""
-        row = np.repeat(np.arange(len(number)), number)
-        if not len(row):
+    def _layered(self, block: Open) -> None:
+        """Cost full recomputation with every number of layers, where that may fit or matter."""
+        most = self._chunk_layers(block.candidates) - 1
+        again = block.full_s * ROUNDING <= self.reach_s
+        by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
+        number = np.concatenate([by_block, by_checkpoint])
+        places = np.repeat(np.arange(len(number)), number)
+        if not len(places):
             return
-        counts = first + np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+        row, uniform = places % len(most), places >= len(most)
+        counts = 1 + uniform + np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
         chosen = block.candidates.take(row)
         columns = {f.name: getattr(chosen, f.name) for f in fields(Candidates)}
-        columns |= {"recompute_method": np.full(len(row), method), "recompute_num_layers": counts}
-        self._cost(
-            Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()}), block.layout[row], reopen=False
-        )
+        columns |= {"recompute_method": np.where(uniform, FULL_UNIFORM, FULL_BLOCK), "recompute_num_layers": counts}
+        grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
+        self._cost(grid, block.layout[row], reopen=False)
 
     def _blocks(self, rows: Open) -> Iterator[Open]:
         """The rows in blocks, by rising bound, until none can matter: each block may lower the limit."""
         order = np.argsort(rows.bound_s, kind="stable")
-        for start in range(0, len(order), BLOCK):
-            block = rows.take(order[start : start + BLOCK])
-            near = np.flatnonzero(block.bound_s * ROUNDING <= self.limit_s)
+        for part in np.split(order, [FIRST, *range(FIRST + BLOCK, len(order), BLOCK)]):
+            block = rows.take(part)
+            near = np.flatnonzero(block.bound_s * ROUNDING <= self.reach_s)
             if not len(near):
                 return
             bounds.check()
             yield block.take(near)
 
-    def _cost(
-        self, grid: Candidates, layout: IntArray, *, reopen: bool = True
-    ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray]:
-        """Cost a grid of layouts, recomputations and states, and keep what may matter.
-
-        Returns, in the grid's shape, steps with and without the parts SHARDED, and whether any recomputation of the same states
-        may fit, and this one does. `reopen`: note the rows of which other recomputations may matter.
+    def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
+        """Cost a grid of layouts, recomputations and states, and keep what may matter; `reopen`: also note the rows of which
+        other recomputations may matter.
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
@@ -242,17 +280,24 @@ class BestSearch:
             may_fit &= (least * ROUNDING <= shaped(costs.capacity_bytes)[:, self.full])[:, None]
         if reopen and self.plain is not None and (self.modules or self.counts):
             plain_s = step_s[:, self.plain]
-            row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.limit_s))
+            row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING <= self.reach_s))
             full_s = step_s[row, self.full, stage] if self.full is not None else np.full(len(row), np.inf)
             full_fits = fits[row, self.full, stage] if self.full is not None else np.zeros(len(row), dtype=np.bool_)
             chosen = grid.at((row, np.full(len(row), self.plain), stage))
             self._unrecomputed.append(
                 Open(candidates=chosen, layout=layout[row], bound_s=plain_s[row, stage], full_s=full_s, full_fits=full_fits)
             )
-        return step_s, step_s - sum(shaped(costs.parts[name]) for name in SHARDED), may_fit, fits
+        stage_s = sum(shaped(costs.parts[name]) for name in STAGE_PARTS)
+        bubble_s, exchanged_s = shaped(costs.parts["pipeline_bubble"]), shaped(costs.parts[EXCHANGED])
+        return GridCosts(
+            step_s=step_s,
+            unsharded_s=step_s - sum(shaped(costs.parts[name]) for name in SHARDED),
+            exchanged_s=exchanged_s * (1.0 + bubble_s / stage_s),
+            may_fit=may_fit,
+        )
 
     def _keep(self, rows: CostedRows, layout: IntArray) -> None:
-        """Keep the rows up to the limit, and lower it to `slack` times the `keep`-th best layout."""
+        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout, and lower that and `reach_s`."""
         value = self.value(rows)
         near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))
         if not len(near):
@@ -262,8 +307,9 @@ class BestSearch:
         order = np.argsort(self.value(rows), kind="stable")
         _, first = np.unique(layout[order], return_index=True)
         if len(first) >= self.keep:
-            nth = order[np.sort(first)[self.keep - 1]]
-            self.limit_s = min(self.limit_s, self.slack * float(self.value(rows)[nth]))
+            best_s, nth_s = self.value(rows)[order[[0, np.sort(first)[self.keep - 1]]]].tolist()
+            self.reach_s = min(self.reach_s, max(nth_s, NEAR * best_s))
+            self.limit_s = self.slack * nth_s
             order = order[: np.searchsorted(self.value(rows)[order], self.limit_s, side="right")]
         self.rows, self.layout = rows.take(order), layout[order]
 
@@ -295,13 +341,14 @@ class Best:
 def best_of(
     problem: TrainingProblem, *, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
 ) -> Best:
-    """Every candidate that at most `keep` layouts beat, or that is in a group with such a one, best first."""
+    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with others that were met; best first."""
     problems = (problem, *variants(problem))
-    searches: list[BestSearch] = []
-    for each in problems:
-        limit_s = min((search.limit_s for search in searches), default=np.inf)
-        searches.append(BestSearch(each, keep=keep, rank_by=rank_by, predictor=predictor, limit_s=limit_s).run())
-    layouts = np.cumsum([0, *(search.layouts for search in searches)])
+    searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
+    exchanged = Open.joined(searches[0].exchanged) if len(problems) > 1 and searches[0].exchanged else None
+    for each in problems[1:] if exchanged is not None else ():
+        reach_s = searches[-1].reach_s
+        search = BestSearch(each, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s)
+        searches.append(search.run_on(exchanged))
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_reranked(search, predictor) for search in searches]
@@ -310,7 +357,7 @@ def best_of(
         problems=problems,
         rows=CostedRows.concatenate(rows),
         variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
-        layout=np.concatenate([search.layout + first for search, first in zip(searches, layouts[:-1], strict=True)]),
+        layout=np.concatenate([search.layout for search in searches]),
         value_s=value_s,
         computed=sum(search.computed for search in searches),
         pruned=sum(search.pruned for search in searches),

@@ -12,29 +12,31 @@ from hypothesis import strategies as st
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.best import BestSearch
+from hp_tool.training.best import BestSearch, best_of
 from hp_tool.training.free import every_chunk_count, more_module_sets, more_shards, more_zero_stages
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, judged
 
 DENSE = {
-    "hidden_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 32000,
+    "hidden_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 32000,
     "gated_mlp": True, "normalization": "rmsnorm",
 }  # fmt: skip
 EXPERTS = DENSE | {
-    "hidden_size": 4096, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7168, "num_shared_experts": 1,
+    "hidden_size": 6144, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7168, "num_shared_experts": 1,
     "first_k_dense_replace": 1,
 }  # fmt: skip
 
 
 @st.composite
-def small_problems(draw: st.DrawFn) -> TrainingProblem:
+def small_problems(
+    draw: st.DrawFn, *, lengths: tuple[int, ...] = (1024, 4096), framework: str | None = None
+) -> TrainingProblem:
     """Spaces small enough to cost in full, of which part fits."""
-    framework = draw(st.sampled_from(("megatron-core",) * 3 + ("torch-fsdp",)))
+    framework = framework or draw(st.sampled_from(("megatron-core",) * 3 + ("torch-fsdp",)))
     experts = framework == "megatron-core" and draw(st.booleans())
     shape = (EXPERTS if experts else DENSE) | {"num_hidden_layers": draw(st.sampled_from((5, 8, 12)))}
     training = {
-        "sequence_length": draw(st.sampled_from((4096, 16384))), "global_batch_size": draw(st.sampled_from((12, 16))),
+        "sequence_length": draw(st.sampled_from(lengths)), "global_batch_size": draw(st.sampled_from((12, 16))),
         "framework": framework, "precision": draw(st.sampled_from(("bf16", "fp8"))),
     }  # fmt: skip
     parallel = {
@@ -72,12 +74,25 @@ def rows_of(rows: CostedRows, values: np.ndarray[Any, Any]) -> set[tuple[float, 
     return set(zip(*(column.tolist() for column in columns), values.round(9).tolist(), strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(small_problems(), st.sampled_from((1, 5, 20)), st.sampled_from(("expected", "mean")))
 def test_it_finds_what_brute_force_finds_and_counts_the_rest(problem: TrainingProblem, keep: int, rank_by: Any) -> None:
     search = BestSearch(problem, keep=keep, rank_by=rank_by).run()
     every = brute_force(problem)
-    value = search.value(every)
-    near = np.flatnonzero(np.isfinite(value) & (value <= search.limit_s))
-    assert rows_of(search.rows, search.value(search.rows)) == rows_of(every.take(near), value[near])
+    value, mine = search.value(every), search.value(search.rows)
+    near, found = (np.flatnonzero(np.isfinite(each) & (each <= search.reach_s)) for each in (value, mine))
+    assert rows_of(search.rows.take(found), mine[found]) == rows_of(every.take(near), value[near])
+    assert len(np.unique(search.layout[found])) >= keep or len(found) == np.count_nonzero(np.isfinite(value))
     assert search.computed + search.pruned == search.combinations == len(every.candidates)
+
+
+@settings(max_examples=10, deadline=None)
+@given(small_problems(lengths=(4096,), framework="megatron-core"))
+def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
+    best = best_of(problem, keep=1, rank_by="mean")
+    every = [brute_force(each) for each in best.problems]
+    value = np.concatenate([np.where(rows.acceptable, rows.step_s, np.inf) for rows in every])
+    assert len(best.problems) > 3 and best.computed + best.pruned == len(value)
+    if np.isfinite(value.min()):
+        near = 1.01 * value.min()
+        assert np.allclose(np.sort(best.value_s[best.value_s <= near]), np.sort(value[value <= near]), rtol=1e-12)
