@@ -121,7 +121,11 @@ def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | No
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
+    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication. None under
+    unfused attention, which does not split a sequence (Megatron Core, Transformer Engine).
+    """
+    if workload.attention != "flash":
+        return (1,)
     largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
     return tuple(1 << k for k in range(largest.bit_length()))
 

@@ -341,20 +341,19 @@ class Best:
 def best_of(
     problem: TrainingProblem, *, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
 ) -> Best:
-    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with others that were met; best first."""
-    problems = (problem, *variants(problem))
+    """Every candidate that fewer than `keep` layouts beat or that is nearly the fastest, with others met; best first."""
+    problems = [problem]
     searches = [BestSearch(problem, keep=keep, rank_by=rank_by, predictor=predictor).run()]
-    exchanged = Open.joined(searches[0].exchanged) if len(problems) > 1 and searches[0].exchanged else None
-    for each in problems[1:] if exchanged is not None else ():
-        reach_s = searches[-1].reach_s
-        search = BestSearch(each, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s)
-        searches.append(search.run_on(exchanged))
+    for each in variants(problem) if searches[0].exchanged else ():
+        problems.append(each)
+        search = BestSearch(each, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=searches[-1].reach_s)
+        searches.append(search.run_on(Open.joined(searches[0].exchanged)))
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_reranked(search, predictor) for search in searches]
     value_s = np.concatenate([search.value(each) for search, each in zip(searches, rows, strict=True)])
     best = Best(
-        problems=problems,
+        problems=tuple(problems),
         rows=CostedRows.concatenate(rows),
         variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
         layout=np.concatenate([search.layout for search in searches]),
