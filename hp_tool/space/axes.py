@@ -88,7 +88,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         context_parallel_size=axis_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
         expert_parallel_size=axis_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
         expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or (1,),
-        micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
+        micro_batch_size=axis_values(query.micro_batch_size)
+        or divisors(workload.global_batch_size, limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute_values(query, workload),
         zero_stage=axis_values(query.zero_stage) or usual or known,
@@ -121,8 +122,8 @@ def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | No
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication. None under
-    unfused attention, which does not split a sequence (Megatron Core, Transformer Engine).
+    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication. 1 alone
+    under unfused attention, which does not split a sequence (Megatron Core, Transformer Engine).
     """
     if workload.attention != "flash":
         return (1,)

@@ -30,7 +30,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.query import RankBy
 from hp_tool.space import default_axes, legal_chunks, spanned
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.free import every_chunk_count, more_module_sets, more_shards, more_zero_stages, variants
+from hp_tool.training.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages, variants
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import NO_ROWS, RERANKED, CostedRows, corrected_costs, judged, keep_heap, with_residuals
 
@@ -102,6 +102,7 @@ class BestSearch:
         self.modules = more_module_sets(problem)
         self.counts = every_chunk_count(problem)
         self.stages, self.shards = more_zero_stages(problem, self.axes), more_shards(problem, self.axes)
+        self.group_stages = group_stages(problem, (*self.axes.zero_stage, *self.stages))
         methods = [method for method, _, _ in self.axes.recompute]
         self.plain = methods.index(NONE) if NONE in methods else None
         self.full = methods.index(FULL_UNIFORM) if FULL_UNIFORM in methods else None
@@ -175,12 +176,8 @@ class BestSearch:
         """(n,) combinations of the other axes with each of n layouts, which have `usual` states by default."""
         replicated = np.asarray(rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64)
         groups = self._shard_groups(rows).sum(axis=1) * replicated
-        states: IntArray = usual + replicated * len(self.stages) + groups * len(self._sharding_stages)
+        states: IntArray = usual + replicated * len(self.stages) + groups * len(self.group_stages)
         return states * (len(self.axes.recompute) + self._further(rows))
-
-    @property
-    def _sharding_stages(self) -> tuple[int, ...]:
-        return tuple(stage for stage in (*self.axes.zero_stage, *self.stages) if stage > 0)
 
     def _shard_groups(self, rows: Candidates) -> BoolArray:
         """(n, sizes) where the replicas can shard over groups of this size."""
@@ -213,11 +210,11 @@ class BestSearch:
                 grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.stages)
                 fits = fits | self._cost(grid, block.layout).may_fit.any(axis=(1, 2))
             row, size = np.nonzero(self._shard_groups(block.candidates) & fits[:, None])
-            if len(row) and self._sharding_stages:
+            if len(row) and self.group_stages:
                 groups = block.candidates.take(row)
                 columns = {f.name: getattr(groups, f.name) for f in fields(Candidates)}
                 columns["data_parallel_shard_size"] = np.array(self.shards)[size]
-                grid = spanned(Candidates(**columns), recompute=self.axes.recompute, stages=self._sharding_stages)
+                grid = spanned(Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages)
                 self._cost(grid, block.layout[row])
 
     def _recompute(self) -> None:

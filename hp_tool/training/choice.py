@@ -125,7 +125,23 @@ def recommendations_of(best: Best, *, predictor: CalibratedPredictor | None = No
 def chosen_recommendations(choice: Choice, *, predictor: CalibratedPredictor | None = None) -> tuple[Recommendation, ...]:
     """The choice in full."""
     rows = recommendations_of(choice.best, predictor=predictor)
+    problem = choice.best.problems[0]
+    if problem.strategy.dynamic_context_parallel:
+        return _by_schedule(rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile))))
     return tuple(replace(row, group=int(group)) for row, group in zip(rows, choice.group, strict=True))
+
+
+def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
+    """Rows ranked without what their schedules save, in the order of what they take with it."""
+    ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
+    found: list[Recommendation] = []
+    group, first_s = 0, 0.0
+    for rank, row in enumerate(ordered, start=1):
+        assert row.estimate.time is not None  # legal rows
+        if not found or row.estimate.time.step_s > bound * first_s:
+            group, first_s = group + 1, row.estimate.time.step_s
+        found.append(replace(row, rank=rank, group=group))
+    return tuple(found)
 
 
 def _with_risk(row: Recommendation, problem: TrainingProblem) -> Recommendation:

@@ -7,7 +7,7 @@ else fits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hp_tool.cost.candidates import MODULES, recompute_codes
 from hp_tool.domain.frameworks import facts
@@ -52,16 +52,19 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
     return tuple(size for size in divisors(problem.cluster.num_gpus, limit=problem.cluster.num_gpus) if size > 1)
 
 
+def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
+    """Those of the ZeRO stages that can shard over groups: under Megatron Core the distributed optimizer alone."""
+    most = 1 if problem.workload.framework == "megatron-core" else 3
+    return tuple(stage for stage in stages if 0 < stage <= most)
+
+
 def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """The problem with each strategy that the query leaves open, narrowed to the sizes for which it makes a difference: ways to
     exchange a split sequence, and for a2a+p2p every pair of levels.
     """
     sizes = [size for size in default_axes(query=problem.parallel, case=problem).context_parallel_size if size > 1]
-    if (
-        problem.parallel.context_parallel_communication is not None
-        or problem.workload.framework != "megatron-core"
-        or not sizes
-    ):
+    asked = problem.parallel.context_parallel_communication is not None or problem.parallel.dynamic_context_parallel
+    if asked or problem.workload.framework != "megatron-core" or not sizes:
         return
     for kind in ("all_gather", "a2a"):
         yield problem.with_parallel(context_parallel_size=tuple(sizes), context_parallel_communication=kind)

@@ -189,7 +189,7 @@ def recommendations(
     """The chosen candidates in full, ranked in their order."""
     if len(chosen) == 0:
         return ()
-    costs = problem.costs(chosen)
+    costs = problem.scheduled(problem.costs(chosen), chosen)
     rows = []
     for index in range(len(chosen)):
         config = problem.named(as_asked(chosen.config(index), problem.parallel))

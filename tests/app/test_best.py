@@ -13,7 +13,7 @@ from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
 from hp_tool.training.best import BestSearch, best_of
-from hp_tool.training.free import every_chunk_count, more_module_sets, more_shards, more_zero_stages
+from hp_tool.training.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, judged
 
@@ -64,7 +64,11 @@ def brute_force(problem: TrainingProblem) -> CostedRows:
         most = -(-layers // (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size))
         repeated = (c.recompute_method == FULL_BLOCK) & (c.recompute_num_layers >= most)  # the same as full
         repeated |= (c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > most)
-        c = c.take(np.flatnonzero(~repeated & ((c.zero_stage > 0) | (c.data_parallel_shard_size == 0))))
+        c = c.take(
+            np.flatnonzero(
+                ~repeated & (np.isin(c.zero_stage, group_stages(problem, stages)) | (c.data_parallel_shard_size == 0))
+            )
+        )
         parts.append(judged(c, problem.costs(c), problem=problem)[0])
     return CostedRows.concatenate(parts)
 

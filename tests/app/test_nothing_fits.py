@@ -26,12 +26,16 @@ def query(*, model: str, num_gpus: int, training: dict[str, Any] | None = None, 
     )
 
 
-SPLIT_BY_DATA_ALONE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "recompute": "full"}
+SPLIT_BY_DATA_ALONE = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1,
+    "recompute": "full",
+}  # fmt: skip
 
 
 def test_further_sharding_is_tried_where_the_usual_stages_do_not_fit() -> None:
     asked = query(model="llama-2-13b", num_gpus=8, parallel=SPLIT_BY_DATA_ALONE)
-    usual = query(model="llama-2-13b", num_gpus=8, parallel=SPLIT_BY_DATA_ALONE | {"zero_stage": [0, 1]})
+    few = SPLIT_BY_DATA_ALONE | {"zero_stage": [0, 1]}
+    usual = query(model="llama-2-13b", num_gpus=8, parallel=few, training={"offload": "none"})
     assert recommend(query=usual).recommendations == ()
     found = recommend(query=asked)
     assert found.nearest_misses == () and found.space.feasible > 0
