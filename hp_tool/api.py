@@ -84,16 +84,18 @@ def recommend(
     *,
     top: int = 10,
     pareto: Literal["memory", "gpus", "throughput"] | None = None,
+    sensitivity: bool = False,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
     """The best `top` of all legal configurations that fit, the one to try first; the axes that `parallel` leaves out vary.
 
     `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
-    per second for a user and for a GPU (throughput). Otherwise as `estimate`.
+    per second for a user and for a GPU (throughput). `sensitivity`: also how the fastest step follows the number of GPUs, each
+    axis, and better hardware. Otherwise as `estimate`.
     """
     from hp_tool.answers import recommend_answer
 
-    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto)
+    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity)
 
 
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:

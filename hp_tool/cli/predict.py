@@ -61,8 +61,14 @@ def recommend(
             help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in throughput per user and GPU."
         ),
     ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also step time over GPU counts, without each axis, and on better hardware.")
+    ] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A picture of time and memory by part, or of --sensitivity: .html, .png, .svg or .pdf."
+        ),
     ] = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
@@ -78,8 +84,10 @@ def recommend(
     if plot is not None:
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto)
-    if plot is not None and answer.recommendations:
+        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
+    if plot is not None and answer.sensitivity is not None:
+        plots.write(plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot)
+    elif plot is not None and answer.recommendations:
         plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
     if as_json:
         typer.echo(schema.to_json(answer))
@@ -88,6 +96,7 @@ def recommend(
     else:
         tables.print_recommendations(answer)
         tables.print_pareto(answer)
+        tables.print_sensitivity(answer.sensitivity)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
 

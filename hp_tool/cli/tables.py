@@ -7,6 +7,7 @@ from rich.table import Table
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
+from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.domain.sizing import Choice, Sizing
 from hp_tool.render.words import arithmetic, configuration_cells, pool_sizes, serving_arithmetic
@@ -216,6 +217,35 @@ def print_pareto(answer: RecommendAnswer) -> None:
         rows.append((str(e.provenance["num_gpus"]), *configuration, *figures))
     title = "Pareto-optimal configurations"
     print_table(wide_console(), ("GPUs", *heads, "step", "tokens/s", "memory", "days"), rows, title=title)
+
+
+def print_sensitivity(found: Sensitivity | None) -> None:
+    """Step time, days and cost over numbers of devices; the price of each axis left out, and the gain of better hardware."""
+    if found is None:
+        return
+    console = wide_console()
+    points = [
+        (
+            f"{point.num_gpus:,}", duration(point.step_s), f"{point.tokens_per_second_per_gpu:,.0f}", _days(point.days),
+            "-" if point.cost is None else f"${point.cost:,.0f}", arithmetic(point.parallel),
+        )
+        for point in found.scaling
+    ]  # fmt: skip
+    heads = ("GPUs", "step", "tokens/s/GPU", "days", "cost", "configuration")
+    print_table(console, heads, points, title="fastest configuration by number of GPUs")
+    if found.fewest_gpus_near_cheapest is not None:
+        console.print(
+            f"within 5% of the lowest cost: {found.fewest_gpus_near_cheapest:,} to {found.fastest_gpus_near_cheapest:,} GPUs"
+        )
+    changes = [
+        (
+            one.change,
+            "nothing fits" if one.step_s is None else duration(one.step_s),
+            "-" if one.change_fraction is None else f"{one.change_fraction:+.1%}",
+        )
+        for one in (*found.axes, *found.hardware)
+    ]
+    print_table(console, ("change", "fastest step", "against now"), changes, title="what it depends on", left=1)
 
 
 def _goodput_line(goodput: Goodput) -> str:
