@@ -67,12 +67,13 @@ class RecommendAnswer:
     """How many candidates each reason ruled out."""
     groups: tuple[int, ...] = ()
     """Trainings: how many layouts each group has, up to the last that is shown."""
-    nearest_misses: tuple[Recommendation, ...] = ()
-    """If nothing is acceptable: what lacks least of memory, days or money, each estimate with its reasons."""
+    nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
+    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Inference, asked for as pareto "throughput": what no other beats in tokens per second for a user and for a GPU."""
+    """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other beats in tokens per second for
+    a user and for a GPU."""
     sensitivity: Sensitivity | None = None
     """What the first row depends on: numbers of devices, axes, hardware; None unless asked for."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
@@ -131,7 +132,7 @@ def recommend_answer(
     if sensitivity and query.kind == "inference":
         raise UnsupportedError("sensitivity belongs to training queries; leave it out", field="sensitivity")
     ranking: Ranking[Recommendation] | Ranking[ServingRecommendation]
-    misses: tuple[Recommendation, ...] = ()
+    misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     front, throughput_front, pools = None, None, None
     if query.kind == "inference":
         if pareto not in (None, "throughput"):
@@ -139,7 +140,9 @@ def recommend_answer(
         if query.inference is not None and query.inference.disaggregated is not None:
             pools = serving.disaggregated(query=query, top=top)
         ranking = Ranking() if serving.only_pools(query) else serving.recommend(query=query, top=top)
-        throughput_front = None if pareto is None else serving.pareto_front(query=query)
+        misses = ranking.nearest_misses
+        if pareto is not None or (ranking.recommendations and serving.seeks_concurrency(query)):
+            throughput_front = serving.pareto_front(query=query)
     else:
         if pareto == "throughput":
             raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")

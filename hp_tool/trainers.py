@@ -22,6 +22,7 @@ import numpy as np
 
 from hp_tool import exchange
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.fields import checked
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
 from hp_tool.domain.ports import Launcher, LaunchPlan, Queueing
@@ -88,19 +89,21 @@ def check_trainer(trainer: TrainerCommand) -> None:
 
 def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
     """Raise InputError if candidates differ in an axis that the command does not name: their runs would be the same."""
-    named = set(placeholders(trainer.command))
-    if any(name.startswith(("flags:", "file:")) for name in named):
-        return  # an export has the whole configuration, or is an error
     for axis in AXES:
         columns = _COLUMNS.get(axis, (axis,))
         varied = any(np.ptp(getattr(candidates, column)) > 0 for column in columns) if len(candidates) else False
-        if varied and axis not in named and axis not in _DERIVED:
+        if varied and axis not in _DERIVED and not tells(trainer, axis):
             raise InputError(
                 f"the candidates differ in {axis}, which trainer.command does not name: add {{{axis}}} or "
                 f"{{flags:{FLAGS[0]}}} to it, or fix parallel.{axis} to one value",
                 field="trainer.command",
                 code="missing_field",
             )
+
+
+def tells(trainer: TrainerCommand, axis: str) -> bool:
+    """Whether the command names the axis, or an export, which has the whole configuration or is an error."""
+    return any(name == axis or name.startswith(("flags:", "file:")) for name in placeholders(trainer.command))
 
 
 def program_name(trainer: TrainerCommand) -> str:
@@ -167,6 +170,7 @@ def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
     values |= {name: getattr(model, name) for name in _MODEL}
     values |= {"num_key_value_heads": model.kv_heads, "intermediate_size": model.ffn_size}
     values |= {"recompute": recompute_name(parallel.recompute), "pipeline_schedule": parallel.pipeline_schedule or "none"}
+    values["moe_token_dispatcher_type"] = parallel.moe_token_dispatcher_type or "none"
     return values | {
         "num_gpus": request.num_gpus,
         "num_nodes": num_nodes,
@@ -257,7 +261,7 @@ def measurement(
         return ended
     step_s = statistics.median(times_s)
     shortfall = f"{steps} of {settings.steps} steps measured"
-    return Measurement(
+    found = Measurement(
         status="ok",
         step_s=step_s,
         step_s_spread=interquartile_range(times_s),
@@ -271,6 +275,10 @@ def measurement(
         wall_s=ended.wall_s,
         cause=None if done else f"{shortfall}: {ended.cause}" if ended.status == "timeout" else shortfall,
     )
+    try:
+        return checked(found, field="log")
+    except InputError as error:
+        return replace(ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}")
 
 
 def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:

@@ -284,7 +284,7 @@ class Endpoints:
 
     @Endpoint
     def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> Call[RegistrationView]:
-        """Register a spec under a name; `kind`: models or clusters."""
+        """Register a spec under a name; `kind`: models, clusters or traces."""
         body = {"name": name, "spec": spec, "shared": shared}
         return Call(method="POST", path=f"/v1/{kind}", answer=RegistrationView, json=body)
 

@@ -7,16 +7,14 @@ experts at all.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.inference import regret
 from benchmarks.accuracy.serving_rows import PoolRun, offline_runs, pool_runs
@@ -161,17 +159,5 @@ def _line(name: str, f: dict[str, float]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
-    folder = data_folder(arguments)
-    if folder is None:
-        return
-    report = evaluate(folder)
-    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
-
-
 if __name__ == "__main__":
-    main()
+    print_report(description=__doc__, evaluate=evaluate, as_text=as_text)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, cached_series, predict
 from hp_tool.catalog import gpu
@@ -44,6 +44,7 @@ PRIORS = {
     "prompt_layer_overhead_s": (2e-5, 5e-5, 0.0, 8e-4),
     "request_overhead_s": (5e-3, 1e-2, 0.0, 5e-2),
     "stream_overhead_s": (5e-5, 1e-4, 0.0, 1e-3),
+    "first_token_s": (1e-2, 2e-2, 0.0, 1e-1),
     "prefill_group": (3.0, 1.5, 1.0, 8.0),
     "wave_share": (0.2, 0.3, 0.0, 1.2),
 }
@@ -61,7 +62,7 @@ UNFAMILIAR_FACTOR = 2.0
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": True},
+             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
     "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
                "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
     "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
@@ -159,6 +160,17 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
     return found
 
 
+def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
+    """The same of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
+    groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for p in pairs:
+        groups[p.run.group].append(math.log(p.run.throughput / p.throughput))
+    ratios = sorted(abs(one - other) for logs in groups.values() for one, other in itertools.combinations(logs, 2))
+    if len(ratios) < FEWEST_RUNS:
+        return None
+    return ratios[min(math.ceil(0.9 * (len(ratios) + 1)), len(ratios)) - 1] / NORMAL_QUANTILE
+
+
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
@@ -184,7 +196,8 @@ def by_gpu(run: ServingRun) -> str:
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
     """The profile with its scatter on groups it did not see, and how much more there is on models and GPUs left out."""
     unseen = [run for run in members if not run.fitted]
-    own = scatter(predict(batches(unseen, profile), profile))
+    predicted = predict(batches(unseen, profile), profile)
+    own, pair = scatter(predicted), pair_scatter(predicted)
     name, version = profile.engine, profile.version
     refits = [left_out(members, name=name, version=version, key=key) for key in (by_model, by_gpu)]
     foreign = [pair for found in refits for pairs in found.values() for pair in pairs]
@@ -193,6 +206,7 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     return dataclasses.replace(
         profile,
         **{f"{what}_log_sd": float(f"{assumed[what]:.3g}") for what in NOISE},
+        pair_log_sd=None if pair is None else float(f"{pair:.3g}"),
         unfamiliar_factor=float(f"{max([1.0, *wider]):.3g}") if wider else UNFAMILIAR_FACTOR,
         fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
         fitted_silicon=tuple(dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))),
@@ -215,12 +229,8 @@ def main() -> None:
             fitted_on=f"{len(seen)} runs ({models}) by python -m benchmarks.accuracy.fit_engines; deviations from "
             f"{len(members) - len(seen)} runs of other groups" + NOTES.get((name, version), ""),
         )
-        constants = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(profile).items()
-        }
-        text = yaml.safe_dump(constants, sort_keys=False, width=120)
         path = folder / f"{name}-{version}.yaml"
-        path.write_text(f"# Written by python -m benchmarks.accuracy.fit_engines; do not edit by hand.\n{text}")
+        write_constants(path, dataclasses.asdict(profile), command="benchmarks.accuracy.fit_engines")
         print(f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within a TPOT deviation of "
               f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that", flush=True)  # fmt: skip
 

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read, write_constants
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fsdp_memory import scatter_above
@@ -253,13 +252,10 @@ def megatron_2020_left_out(folder: Path) -> list[Comparison]:
 def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmarks.accuracy.fit_frameworks") -> None:
     """The profile of one die (or `default`) as a data file; fit_intervals says how far its predictions scatter."""
     path = OUTPUT / constants.framework / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     fields = dataclasses.asdict(constants)
     known = documents.read(path) if path.is_file() else {}
     fields |= {key: known[key] for key in SCATTER if key in known}
-    fields |= {key: list(value) for key, value in fields.items() if isinstance(value, tuple)}
-    text = yaml.safe_dump(fields, sort_keys=False, width=120)
-    path.write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
+    write_constants(path, fields, command=command)
 
 
 def main() -> None:

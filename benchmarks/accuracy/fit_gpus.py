@@ -8,17 +8,15 @@ each for ring collectives, all-to-all and small all-reduces. Nothing of a whole 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 import hp_tool
-from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
+from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read, write_constants
 from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.cost.network import local_bandwidth
@@ -264,10 +262,7 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
 
 
 def write(name: str, constants: dict[str, object], *, command: str = "benchmarks.accuracy.fit_gpus") -> None:
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    # Through JSON, so that a part used twice is written twice: the catalogue accepts no YAML aliases.
-    text = yaml.safe_dump(json.loads(json.dumps(constants)), sort_keys=False, width=120)
-    (OUTPUT / f"{name}.yaml").write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
+    write_constants(OUTPUT / f"{name}.yaml", constants, command=command)
 
 
 def main() -> None:

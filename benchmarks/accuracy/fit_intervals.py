@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.accuracy import evidence
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
 from benchmarks.accuracy.fit_frameworks import OUTPUT, today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.groups import votes
@@ -143,8 +143,7 @@ def write(profiles: dict[str, dict[str, float]], doubts: dict[str, tuple[float, 
         path.write_text(f"{head}\n{yaml.safe_dump(fields, sort_keys=False, width=120)}")
     fields = {name: _short(value) for name, (value, _) in doubts.items()}
     fields |= {"fitted_on": {name: rows for name, (_, rows) in doubts.items()}}
-    text = yaml.safe_dump(fields, sort_keys=False, width=120)
-    (FOLDER / "doubts.yaml").write_text(f"# Written by {COMMAND}; do not edit by hand.\n{text}")
+    write_constants(FOLDER / "doubts.yaml", fields, command=COMMAND.removeprefix("python -m "))
 
 
 def _short(value: float) -> float:

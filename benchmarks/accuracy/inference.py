@@ -7,9 +7,7 @@ fresh fit. TTFT is quoted by its median error and mean |log ratio|, apart for ru
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_engines import by_gpu, by_model, by_version, left_out, settings
 from benchmarks.accuracy.serving_rows import dense_runs
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict
@@ -225,17 +223,5 @@ def _line(name: str, f: dict[str, float]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
-    folder = data_folder(arguments)
-    if folder is None:
-        return
-    report = evaluate(folder)
-    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
-
-
 if __name__ == "__main__":
-    main()
+    print_report(description=__doc__, evaluate=evaluate, as_text=as_text)

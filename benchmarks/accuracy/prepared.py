@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import write_constants
 from benchmarks.accuracy.heldout import Case
 from hp_tool import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
@@ -84,8 +84,7 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
         ACCUMULATION: values.get(ACCUMULATION, known.get(ACCUMULATION, 1.0)),
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
-    text = yaml.safe_dump(fields, sort_keys=False, width=120)
-    path.write_text(f"# Written by python -m benchmarks.accuracy.fit_frameworks; do not edit by hand.\n{text}")
+    write_constants(path, fields, command="benchmarks.accuracy.fit_frameworks")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,30 +7,20 @@ import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, ServingRun, runs, serving_run
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, runs, serving_run
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoolRun:
+class PoolRun(Served):
     """One measured pair of pools."""
 
-    engine: str
-    version: str
-    model: str
-    gpu: str
-    precision: str
-    input_length: int
-    output_length: int
-    concurrency: int
     prefill: ServingConfig
     decode: ServingConfig
     replicas: tuple[int, int] | None
     """Of prefill and of decoding; None: not told."""
-    ttft_s: float
-    tpot_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServingRun:
-    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+class Served:
+    """What is told of every run: software, model, load and latencies."""
 
     engine: str
     version: str
@@ -50,10 +50,16 @@ class ServingRun:
     input_length: int
     output_length: int
     concurrency: int
-    config: ServingConfig
     ttft_s: float
     """NaN where only throughput was measured."""
     tpot_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingRun(Served):
+    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT + (output - 1) TPOT) / GPUs."""
+
+    config: ServingConfig
     kv_cache_precision: str | None = None
     """None: the engine's choice."""
     queued_throughput: float | None = None

@@ -75,9 +75,11 @@ def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str
     found = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
     if predictions.low_s is not None and predictions.high_s is not None:
         inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
+        missed = np.maximum(np.log(predictions.low_s / measured_s), np.log(measured_s / predictions.high_s)).clip(0.0)
         found |= {
             "coverage": float(inside.mean()),
             "width": float(np.mean(np.log(predictions.high_s / predictions.low_s))),
+            "interval_score": float(np.mean(np.log(predictions.high_s / predictions.low_s) + 20.0 * missed)),
         }
     return found
 

@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.candidates import FLEX, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import step_log_sd
@@ -139,9 +140,14 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         "devices": same * np.log2(cluster.num_gpus),
         MICRO_BATCHES: np.log2(case.workload.global_batch_size / (data * micro)),
         **{name: same * value for name, value in (_of_model(model) | _of_workload(case.workload)).items()},
-        "flex_dispatcher": same * (bool(model.num_experts) and case.strategy.moe_token_dispatcher_type == "flex"),  # noqa: S105
+        "flex_dispatcher": same * bool(model.num_experts) * _by_flex(case, c),
         **{name: same * value for name, value in _stated(case).items()},
     }
+
+
+def _by_flex(case: TrainingCase, c: Candidates) -> Any:
+    usual = case.strategy.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
+    return (c.moe_token_dispatcher_type == FLEX) | ((c.moe_token_dispatcher_type == 0) & usual)
 
 
 def _stated(case: TrainingCase) -> dict[str, float]:

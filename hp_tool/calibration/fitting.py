@@ -87,11 +87,12 @@ ALIKE = 0.7
 LENGTH = 0.7
 """Distance over which they have, in units of the features' scales."""
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
-SCALES_LOG_SD = np.array([1.5, 1.0, 0.7, 0.5, 0.5])
-"""Prior width of ln(factor) on the variance of each component, ..."""
-DOWNWARDS, UPWARDS, WIDEST = 0.4, 2.0, 0.3
-"""... and of one on all of them: what the cost model states was right about other runs, but here it may not be. Its width
-downwards, and the standard deviation of a step time that it reaches upwards."""
+WORTH = np.array([2.0, 2.0, 8.0, 16.0, 16.0])
+"""Runs that the variance stated of each is worth against those that ran: of machines only a few were ever measured, of models
+some, of layouts many. A factor s on it has the log density -worth / 2 (ln s + 1 / s), scaled inverse chi-square's: it grows
+easily and shrinks hardly."""
+WIDEST = 8.0
+"""ln(factor) up to which it is searched."""
 NUGGET = 1e-8
 
 
@@ -141,18 +142,17 @@ class Process:
     doubt: FloatArray
     """(n,) variance of an observation beyond the noise they all have."""
     logs: FloatArray
-    """(6,) ln of a factor on all variances, and of one on each component's."""
+    """(5,) ln of the factor on each component's variance."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Minus the log density of `logs` a priori, and its slope."""
-        upwards = np.clip(np.log(WIDEST**2 / np.mean(self.rows.variances().sum(axis=0))), DOWNWARDS, UPWARDS)
-        widths = np.concatenate([[upwards if logs[0] > 0.0 else DOWNWARDS], SCALES_LOG_SD])
-        return 0.5 * float(np.sum((logs / widths) ** 2)), logs / widths**2
+        shrunk = np.exp(-logs)
+        return 0.5 * float(WORTH @ (logs + shrunk)), 0.5 * WORTH * (1.0 - shrunk)
 
     @property
     def scales(self) -> FloatArray:
         """(5,) factors on the components' variances."""
-        return np.asarray(np.exp(self.logs[0] + self.logs[1:]))
+        return np.exp(self.logs)
 
     @cached_property
     def _components(self) -> FloatArray:
@@ -210,24 +210,23 @@ class Process:
         return mean, variance
 
     def fitted(self) -> Process:
-        """The process under its most likely scales, searched from its own: marginal likelihood times log-normal priors."""
+        """The process under its most likely scales, searched from its own: marginal likelihood times their prior."""
         from scipy.optimize import minimize
 
         parts = np.concatenate([self._components, np.diag(self._noise)[None]])
 
         def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-            scales = np.exp(logs[0] + logs[1:])
+            scales = np.exp(logs)
             factor = np.linalg.cholesky(self._covariance(scales))
             root = np.linalg.inv(factor)
             pull = root.T @ (root @ self.values)
             curve = np.outer(pull, pull) - root.T @ root
             unlikely, slope = self.improbability(logs)
             value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
-            each = 0.5 * scales * np.einsum("cnm,nm->c", parts, curve)
-            return value, slope - np.concatenate([[each.sum()], each])
+            return value, slope - 0.5 * scales * np.einsum("cnm,nm->c", parts, curve)
 
-        options = {"maxiter": 25, "ftol": 1e-5}
-        found = minimize(loss, self.logs, jac=True, bounds=[(-5.0, 8.0)] * len(self.logs), method="L-BFGS-B", options=options)
+        bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
+        found = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
         return replace(self, logs=found.x)
 
 

@@ -112,7 +112,7 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
 def _fitted(
     fit: MemoryFit, predicted: FloatArray, log_target: FloatArray, ran_out: BoolArray, features: Mapping[str, FloatArray]
 ) -> MemoryFit:
-    prior, x, logs, doubt = fit.prior, np.zeros(2), np.zeros(1 + len(COMPONENTS)), np.where(ran_out, UNKNOWN_LOG_SD**2, 0.0)
+    prior, x, logs, doubt = fit.prior, np.zeros(2), np.zeros(len(COMPONENTS)), np.where(ran_out, UNKNOWN_LOG_SD**2, 0.0)
     log_needed, free = log_target, np.ones(2)
     for turn in range(ROUNDS):
         median = np.maximum(fit.factor * predicted + fit.overhead_bytes, _MIN_BYTES)
@@ -121,7 +121,7 @@ def _fitted(
         if turn == 0:
             log_needed = np.where(ran_out, np.maximum(log_target, np.log(median)), log_target)
             excess = log_needed - np.log(median)
-            slips = judge(excess - np.median(excess), rows.variances().sum(axis=0), prior=prior)
+            slips = judge(excess - np.median(excess), rows.variances().sum(axis=0), usual_share=prior.slow_share)
             doubt = doubt + np.where(ran_out, 0.0, slips.doubt)
         values = log_needed - np.log(median) + gradient @ x
         process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
@@ -131,7 +131,7 @@ def _fitted(
         mean, variance = process.left_out()
         expected = log_needed - (values - mean)
         log_needed = np.where(ran_out, np.maximum(log_target, expected), log_target)
-        slips = judge(values - mean, variance, prior=prior)
+        slips = judge(values - mean, variance, usual_share=prior.slow_share)
         doubt = np.where(ran_out, UNKNOWN_LOG_SD**2 * (log_needed > log_target), slips.doubt)
         fit = replace(
             fit, factor=float(np.exp(prior.memory_log_sd * x[0])), overhead_bytes=float(prior.memory_overhead_bytes * x[1])

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.calibration.fitting import Prior
 
-LOG_MEAN = 1.0
+LOG_MEAN = 1.1
 """Mean of |ln(step / regular)| outside the regular regime, exponentially distributed: slightly slow runs are common, fifty
 times slower ones exist."""
-FAST_SHARE = 0.02
-"""Share of runs that are slips."""
-WEIGHT = 1.5
+SLIPS = 0.04
+"""Share of runs that are slips, half of them too slow and half too fast."""
+RARE = 0.01
+"""Share of runs that stall where nobody saw any."""
+WEIGHT = 2.5
 """Runs of the same configuration that the share of slow runs is worth where a configuration is judged: one slow run alone may
 be a slip, two are a habit; ..."""
-SHARE_WEIGHT = 10.0
+SHARE_WEIGHT = 20.0
 """... and runs that its prior is worth where the share itself is."""
 NEAR = 0.5
 """Distance, in units of the features' scales, over which runs share a regime: nearer than that over which speeds vary."""
@@ -42,22 +43,31 @@ class Judgement:
     """Log density of all of them."""
 
 
-def judge(excess: FloatArray, variance: FloatArray, *, prior: Prior) -> Judgement:
-    """How far ln(step) lies above what is expected, with the variance of that expectation, as regimes."""
-    slow_share = prior.slow_share
+def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
+    """How far ln(step) lies above what is expected, with the variance of that expectation, as regimes; `usual_share`: of runs
+    that stall, elsewhere."""
+    slow_share = usual_share
     for _ in range(5):
         tail = np.exp(-np.abs(excess) / LOG_MEAN) / LOG_MEAN
-        regular = (1.0 - slow_share - FAST_SHARE) * np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
-        slow, fast = slow_share * tail * (excess > 0), FAST_SHARE * tail * (excess < 0)
-        total = regular + slow + fast + 1e-300
-        slow_share = share(slow / total, prior=prior)
-    odds = (slow + fast) / (regular + 1e-6 * total)
-    return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=float(np.log(total).sum()))
+        regular = (1.0 - slow_share - SLIPS) * np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
+        slow, slip = slow_share * tail * (excess > 0), 0.5 * SLIPS * tail
+        total = regular + slow + slip + 1e-300
+        slow_share = share(slow / total, usual_share=usual_share)
+    kept = usual_share * np.log(slow_share / usual_share) + (1.0 - usual_share) * np.log(
+        (1.0 - slow_share) / (1.0 - usual_share)
+    )
+    odds = (slow + slip) / (regular + 1e-6 * total)
+    return Judgement(
+        slow=slow / total,
+        regular=regular / total,
+        doubt=variance * odds,
+        score=float(np.log(total).sum() + SHARE_WEIGHT * kept),
+    )
 
 
-def share(slow: FloatArray, *, prior: Prior) -> float:
+def share(slow: FloatArray, *, usual_share: float) -> float:
     """Of all runs that are slow, the prior's before there are any."""
-    return float((SHARE_WEIGHT * prior.slow_share + slow.sum()) / (SHARE_WEIGHT + len(slow)))
+    return float((SHARE_WEIGHT * usual_share + slow.sum()) / (SHARE_WEIGHT + len(slow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +95,23 @@ class Stalls:
         return probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
 
-def stalls(judged: Judgement, points: FloatArray, stall_s: FloatArray, *, prior: Prior) -> Stalls | None:
-    """What the runs say of stalls; None where none probably did. `stall_s`: seconds that each micro-batch took too long."""
-    if not np.any(judged.slow > 0.5):
+def stalls(
+    judged: Judgement,
+    points: FloatArray,
+    *,
+    expected_s: FloatArray,
+    measured_s: FloatArray,
+    micro_batches: FloatArray,
+    usual_share: float,
+) -> Stalls | None:
+    """What the runs say of stalls; None where none probably did and none usually does."""
+    stalled = judged.slow > 0.5
+    if usual_share <= RARE and not stalled.any():
         return None
+    lost_s = np.where(stalled, measured_s - expected_s, expected_s * np.expm1(LOG_MEAN))
     return Stalls(
         points=points,
         slow=judged.slow,
-        log_stall=np.log(np.maximum(stall_s, 1e-9)),
-        share=share(judged.slow, prior=prior),
+        log_stall=np.log(np.maximum(lost_s, 1e-9) / micro_batches),
+        share=share(judged.slow, usual_share=usual_share),
     )

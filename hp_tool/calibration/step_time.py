@@ -21,7 +21,7 @@ from hp_tool.calibration.evidence import (
     scaled,
 )
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
-from hp_tool.calibration.regimes import Judgement, Stalls, judge, stalls
+from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -47,6 +47,9 @@ OWN = (0.35, 0.7)
 SHARED, BASE = 0.15, 0.07
 """Share of what two runs of a model have in common that other models have too, of a standard deviation of at most BASE: one
 model's runs say little of the next."""
+SURPRISE, OTHERS = 3.0, 0.01
+"""Standard deviations off from which a machine may be one that the stated interval is not about, and the share of machines that
+are: there the prior of its kind of device holds."""
 HALVINGS = 40
 """Of an interval of a dozen e-folds: to a relative 1e-10."""
 
@@ -119,7 +122,9 @@ class StepTimeFit:
     x: FloatArray
     """(p,) standardised parameters; zeros are the prior."""
     width: float = 1.0
-    """Factor on the prior's standard deviations: so that they add up to what the cost model states."""
+    """Factor on the standard deviations of the prior of parameters: so that they add up to what the cost model states."""
+    as_stated: bool = True
+    """Whether what the cost model states holds here, else the prior of the device's kind."""
     process: Process | None = None
     """None: no run yet."""
     names: tuple[str, ...] = ()
@@ -191,25 +196,29 @@ class StepTimeFit:
         design = _design(parts_s=parts_s, layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
-        doubt = _rows(gradient, known, prior=self.prior, width=self.width, names=self.names).variances().sum(axis=0)
+        doubt = self._rows(gradient, known).variances().sum(axis=0)
         stated = known.get(STEP_LOG_SD, np.sqrt(doubt))
         if self.process is None:
             return StepPrediction(regular_s=before_s, log_sd=stated)
         median_s, gradient = self._model.seconds(design, self.x)
-        rows = _rows(gradient, known, prior=self.prior, width=self.width, names=self.names)
+        rows = self._rows(gradient, known)
         shift, variance = self.process.predict(rows)
         shift = shift if known else shift + self.process.usual_effect
         ran = self._ran(known, len(median_s))
-        wrong = np.exp(max(float(self.process.logs[0]), 0.0))  # what is stated, of runs like these
         share = np.where(ran, self.applied, self.applied_elsewhere)
-        regular_s = before_s * np.exp(share * (np.log(median_s / before_s) + shift))
-        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * wrong * doubt)
-        log_sd = np.where(ran, log_sd, np.maximum(log_sd, np.sqrt(wrong) * stated))
+        correction = share * (np.log(median_s / before_s) + shift)
+        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * doubt)
+        log_sd = np.where(ran, log_sd, np.maximum(log_sd, stated))
+        regular_s = before_s * np.exp(correction)
         slow = None
         if self.stalls is not None and known:
             probability, stall_s = self.stalls.predict(rows.layout)
             slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * _micro_batches(known))
         return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
+
+    def _rows(self, gradient: FloatArray, features: Mapping[str, FloatArray]) -> Rows:
+        stated = _stated(features, len(gradient), prior=self.prior) if self.as_stated else None
+        return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
         """(n,) whether a run was of the configuration's model."""
@@ -236,14 +245,22 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         names=names,
         shapes=np.unique(scaled(features, SHAPE), axis=0) if features else np.empty((0, len(SHAPE))),
     )
+    seconds, gradient = plain._model.seconds(design, plain.x)
+    excess, often = log_measured - np.log(seconds), stall_share(features, prior=prior)
+    surprise = np.abs(excess) / np.sqrt(plain._rows(gradient, features).variances().sum(axis=0))
+    machines = [plain]
+    if plain.width < 1.0 and surprise.max() > SURPRISE:
+        machines.append(replace(plain, width=1.0, as_stated=False))
     # Is the whole machine slower than predicted, or do some runs stall? Each turn answers next to where it starts, so it
-    # starts from both: runs beside their median, and beside the prediction. The better explanation counts.
-    excess = log_measured - np.log(plain._model.seconds(design, plain.x)[0])
-    rows = _rows(plain._model.seconds(design, plain.x)[1], features, prior=prior, width=plain.width, names=names)
-    own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
-    starts = [judge(excess - np.median(excess), own, prior=prior), judge(excess, whole, prior=prior)]
-    fits = [_fit_from(start, plain, design, log_measured, features) for start in starts]
-    return max(fits, key=lambda fit: fit[1])[0]
+    # starts from both: runs beside their median, and beside the prediction. The best explanation counts.
+    fits = []
+    for machine in machines:
+        rows = machine._rows(machine._model.seconds(design, machine.x)[1], features)
+        own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
+        for start in (judge(excess - np.median(excess), own, usual_share=often), judge(excess, whole, usual_share=often)):
+            fit, score = _fit_from(start, machine, design, log_measured, features)
+            fits.append((score + np.log(1.0 - OTHERS if machine.as_stated else OTHERS), fit))
+    return max(fits, key=lambda each: each[0])[1]
 
 
 def _fit_from(
@@ -251,13 +268,13 @@ def _fit_from(
 ) -> tuple[StepTimeFit, float]:
     """Parameters, scales and regimes in turn, and the log density of the runs under them."""
     prior, model, x = plain.prior, plain._model, plain.x
-    logs = np.zeros(1 + len(COMPONENTS))
+    logs, often = np.zeros(len(COMPONENTS)), stall_share(features, prior=prior)
     before_s = model.seconds(design, x)[0]
     free = np.ones(_NUM_PARAMETERS)
     for _ in range(ROUNDS):
         predicted_s, gradient = model.seconds(design, x)
         gradient = gradient * free
-        rows = _rows(gradient, features, prior=prior, width=plain.width, names=plain.names)
+        rows = plain._rows(gradient, features)
         values = log_measured - np.log(predicted_s) + gradient @ x
         doubt = judged.doubt
         process = Process(rows=rows, values=values, doubt=doubt, logs=logs).fitted()
@@ -265,14 +282,12 @@ def _fit_from(
         free[-2:] *= x[-2:] >= 0.0  # no overhead is negative
         x = x * free
         mean, variance = process.left_out()
-        judged = judge(values - mean, variance, prior=prior)
+        judged = judge(values - mean, variance, usual_share=often)
     z = (values - mean) ** 2 / variance
     correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
     excess = log_measured - np.log(before_s)
     of_models = _model_numbers(features, len(excess))
     elsewhere = excess - (values - process.left_out(of_models)[0])
-    micro_batches = _micro_batches(features) if features else np.ones(len(excess))
-    expected_s = np.exp(log_measured - (values - mean))
     fit = replace(
         plain,
         x=x,
@@ -280,7 +295,14 @@ def _fit_from(
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
         inflation=float(np.sqrt(max(1.0, (4.0 + regular @ z) / (4.0 + regular.sum())))),
-        stalls=stalls(judged, rows.layout, (np.exp(log_measured) - expected_s) / micro_batches, prior=prior),
+        stalls=stalls(
+            judged,
+            rows.layout,
+            expected_s=np.exp(log_measured - (values - mean)),
+            measured_s=np.exp(log_measured),
+            micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
+            usual_share=often,
+        ),
     )
     return fit, judged.score - process.improbability(logs)[0]
 
@@ -317,6 +339,14 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     return common, whole - own - common, own
 
 
+def stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+    """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
+    if STEP_LOG_SD not in features:
+        return prior.slow_share
+    beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - MOST**2
+    return max(beyond / (2.0 * LOG_MEAN**2), RARE)
+
+
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     """By which the prior of the parameters is narrower than the device kind's: so that the usual run's variance, through all of
     them, is what configurations have in common.
@@ -329,10 +359,14 @@ def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Pri
 
 
 def _rows(
-    gradient: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior, width: float, names: tuple[str, ...]
+    gradient: FloatArray,
+    features: Mapping[str, FloatArray],
+    *,
+    prior: Prior,
+    names: tuple[str, ...],
+    stated: tuple[FloatArray, FloatArray, FloatArray] | None,
 ) -> Rows:
     count, features = len(gradient), features if names else {}
-    stated = _stated(features, count, prior=prior)
     if stated is None:
         common, own = np.full(count, prior.model_log_sd**2), np.full(count, prior.residual_log_sd**2)
     else:

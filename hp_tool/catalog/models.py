@@ -31,6 +31,17 @@ def model(name: str) -> ModelSpec:
     return _from_entry(library.entry("models", name))
 
 
+def checkpoint(name: object) -> str | None:
+    """The Hugging Face id, or own folder, of a model by name; an instructed one before its base. None: nobody knows it."""
+    if not isinstance(name, str):
+        return None
+    if is_own_file(name):
+        return str(Path(name).parent if name.endswith(".json") else Path(name))
+    ids = [alias for alias in library.entry("models", name).aliases if "/" in alias]
+    named = [each for each in ids if each.casefold() == name.casefold()]
+    return next(iter([*named, *(each for each in ids if each.endswith("-Instruct")), *ids]), None)
+
+
 def is_own_file(name: object) -> bool:
     """Whether a model of this name is read from a file."""
     return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))

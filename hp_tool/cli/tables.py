@@ -76,6 +76,13 @@ def _print_groups(console: Console, groups: Sequence[int]) -> None:
         console.print(f"group 1 has {counted(groups[0], 'layout')} that the model cannot tell apart{others}")
 
 
+def _print_alike(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+    """How far the best can be told apart from the next."""
+    alike = sum(row.group == 1 for row in rows)
+    if alike > 1:
+        console.print(f"ranks 1 to {alike} cannot be told apart: measure them, or take the simplest")
+
+
 def _print_rejections(console: Console, answer: RecommendAnswer) -> None:
     if answer.rejections:
         console.print("rejected: " + ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items()))
@@ -201,6 +208,7 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
         elif isinstance(row, ServingRecommendation):
             reasons = "; ".join(reason.message for reason in (row.calibrated_estimate or row.estimate).reasons)
             line = f"nearest: {_layout(row)}, {row.parallel.max_num_seqs} requests at once: {reasons}"
+            line += _bearable(row.estimate.highest_load)
             console.print(line, highlight=False)
 
 
@@ -267,6 +275,8 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
     if estimate.parallel is not None:
         console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
     print_reasons(console, estimate.reasons)
+    if estimate.highest_load is not None:
+        console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
     if estimate.memory is not None:
         memory = estimate.memory
         console.print(f"memory on the fullest device: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
@@ -299,12 +309,17 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         f"running ({limit}), at most {estimate.max_concurrency:,}; never preempted up to "
         f"{estimate.max_concurrency_without_preemption:,}"
     )
+    console.print(
+        f"{estimate.concurrency:,.4g} requests in flight, {estimate.request_rate_per_second:,.3g} a second, of "
+        f"{estimate.users:,} people with one at a time"
+    )
     if estimate.goodput is not None:
         goodput = estimate.goodput
         rate = f"{goodput.requests_per_second_per_gpu:,.3g} requests/s/GPU"
         console.print(f"goodput: {rate} within the targets, {goodput.fraction:.0%} of all")
     if estimate.cost_per_million_output_tokens is not None:
-        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens")
+        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens", end="")
+        console.print(" ($/M in, $/M out: " + ", ".join(_prices(estimate)) + ")" if estimate.cost_per_million_tokens else "")
 
 
 def print_serving_recommendations(answer: RecommendAnswer) -> None:
@@ -316,11 +331,13 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
         e = row.estimate
         assert e.memory is not None
         latencies = _latencies(e.ttft_s, e.tpot_s, e.request_latency_s)
-        load = (f"{e.output_tokens_per_second_per_gpu:,.0f}", f"{e.running_requests:,.0f}", gib(e.memory.total_bytes))
-        rows.append((str(row.rank), _layout(row), *latencies, *load))
-    heads = ("rank", "layout", "TTFT", "TPOT", "request", "tokens/s/GPU", "running", "memory")
+        load = (f"{e.output_tokens_per_second_per_gpu:,.0f}", f"{e.concurrency:,.0f}", f"{e.users:,}")
+        rows.append((str(row.rank), _layout(row), *latencies, *load, *_prices(e), gib(e.memory.total_bytes)))
+    heads = ("rank", "layout", "TTFT", "TPOT", "request", "tokens/s/GPU", "in flight", "users", *_PRICES, "memory")
     print_table(console, heads, rows, title="best serving configurations by the cost model")
     _print_space(console, answer)
+    _print_alike(console, [row for row in answer.recommendations if isinstance(row, ServingRecommendation)])
+    print_nearest(console, answer.nearest_misses)
     _print_rejections(console, answer)
     if answer.disaggregated is not None:
         _print_pools(console, answer.disaggregated)
@@ -369,8 +386,20 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
     console.print(line, style="bold", highlight=False)
 
 
+def _bearable(load: float | None) -> str:
+    return "" if load is None else f"; it bears a load of {load:,.4g}"
+
+
 def _layout(row: ServingRecommendation) -> str:
     return serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
+
+
+_PRICES = ("$/M in", "$/M out")
+
+
+def _prices(e: InferenceEstimate) -> tuple[str, ...]:
+    prices = e.cost_per_million_tokens
+    return ("-", "-") if prices is None else (f"{prices.input:,.2f}", f"{prices.output:,.2f}")
 
 
 def _latencies(*seconds: float | None) -> Iterable[str]:

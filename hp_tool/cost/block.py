@@ -151,6 +151,7 @@ LAYER_AXES = (
     "expert_tensor_parallel_size",
     "micro_batch_size",
     "sequence_parallel",
+    "moe_token_dispatcher_type",
 )
 """Candidate fields that a layer's costs depend on if the ranks of a layer are neighbours."""
 

@@ -8,6 +8,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
+from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
@@ -58,7 +59,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         hfu=rate * (flops.model + again) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
-        provenance=_provenance(case) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
+        provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
     if workload.total_tokens is None:
@@ -148,7 +149,13 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
 
 
-def _provenance(case: TrainingCase) -> dict[str, object]:
+def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
+    """Knobs that the query left open; a dispatcher that a ranking varies is the configuration's."""
+    key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
+    return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})
+
+
+def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
     model, cluster, workload, profile = case.model, case.cluster, case.workload, case.profile
     provenance: dict[str, object] = {
         "version": __version__,
@@ -161,8 +168,10 @@ def _provenance(case: TrainingCase) -> dict[str, object]:
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
-        "assumed": dict(case.assumed),
+        "assumed": _assumed(case, config),
     }
+    if workload.lora is not None:
+        provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:
         version, factor, newest = workload.framework_version, profile.release_factor, profile.framework.newest_release
         trend = "constants do not tell releases apart" if factor == 1.0 else f"steps {factor:.3f} times those under {newest}"

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, Bools, IntArray, anywhere
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, PipelineSchedule, Recompute, RecomputeModule, RecomputeName
+from hp_tool.domain.parallel import (
+    OF_THE_QUERY,
+    ParallelConfig,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+    RecomputeName,
+    TokenDispatcher,
+)
 
 NONE, SELECTIVE, FULL_UNIFORM, FULL_BLOCK = range(4)
 """Codes of Candidates.recompute_method."""
@@ -35,6 +43,9 @@ ONE_F_ONE_B, GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V = range(6)
 the same rank."""
 SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (None, "gpipe", "zb-h1", "zbv", "dualpipe", "dualpipe-v")
 """ParallelConfig's name of each code."""
+DISPATCHERS: tuple[TokenDispatcher | None, ...] = (None, "alltoall", "flex", "allgather")
+"""ParallelConfig's name of each code of Candidates.moe_token_dispatcher_type."""
+ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,8 @@ class Candidates:
     """0: the whole data-parallel group."""
     pipeline_schedule: IntArray
     """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
+    moe_token_dispatcher_type: IntArray
+    """Index in DISPATCHERS; 0: the strategy's."""
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -150,6 +163,7 @@ class Candidates:
         codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
         values["pipeline_schedule"] = SCHEDULE_NAMES[values["pipeline_schedule"]]
+        values["moe_token_dispatcher_type"] = DISPATCHERS[values["moe_token_dispatcher_type"]]
         return ParallelConfig(**values, recompute=recompute_from_codes(*codes))
 
     @classmethod
@@ -217,10 +231,11 @@ def recompute_from_codes(method: int, num_layers: int, modules: int) -> Recomput
 
 def _row(config: ParallelConfig) -> dict[str, int]:
     codes = dict(zip(RECOMPUTE_COLUMNS, recompute_codes(config.recompute), strict=True))
-    converted = ("recompute", "pipeline_schedule", *OF_THE_QUERY)
+    converted = ("recompute", "pipeline_schedule", "moe_token_dispatcher_type", *OF_THE_QUERY)
     row = {name: int(getattr(config, name)) for name in config.__slots__ if name not in converted}
-    schedule = schedule_code(config.pipeline_schedule)
-    return row | codes | {"pipeline_schedule": schedule}
+    row["pipeline_schedule"] = schedule_code(config.pipeline_schedule)
+    row["moe_token_dispatcher_type"] = DISPATCHERS.index(config.moe_token_dispatcher_type)
+    return row | codes
 
 
 # Evaluate a formula once per distinct combination of a few axes.

@@ -44,7 +44,7 @@ def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False
     if candidates.names_modules:
         dropped = [dropped_bytes(candidates, block, s=s) for block in (attention, second)]
         saved_selective = both.saved + both.core - dropped[0] - dropped[1]
-        repeated = where(candidates.recompute_modules > CORE_ATTN, maximum(*dropped), repeated)
+        repeated = where(candidates.recompute_modules == CORE_ATTN, repeated, maximum(*dropped))
         if anywhere(candidates.recompute_modules == PER_OP):
             kept, per_op = per_op_bytes(case=case, s=s), candidates.recompute_modules == PER_OP
             saved_selective = where(per_op, kept, saved_selective)

@@ -5,7 +5,18 @@ from typing import Any
 import numpy as np
 
 from hp_tool.cost.arrays import Bools, IntArray, Ints, anywhere, maximum
-from hp_tool.cost.candidates import DUALPIPE, DUALPIPE_V, FULL_UNIFORM, GPIPE, ONE_F_ONE_B, ZB_H1, ZBV, Candidates
+from hp_tool.cost.candidates import (
+    ALLGATHER,
+    DUALPIPE,
+    DUALPIPE_V,
+    FLEX,
+    FULL_UNIFORM,
+    GPIPE,
+    ONE_F_ONE_B,
+    ZB_H1,
+    ZBV,
+    Candidates,
+)
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import splits
 from hp_tool.domain.frameworks import facts
@@ -15,10 +26,11 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, splits_unevenly
 from hp_tool.domain.result import Reason
 from hp_tool.domain.workload import TrainingWorkload
 
-CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT = STRATEGY_REASONS = (
+CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER = STRATEGY_REASONS = (
     "context_heads_not_divisible",
     "exchange_overlap_not_applicable",
     "layout_not_applicable",
+    "dispatcher_not_applicable",
 )
 
 
@@ -29,6 +41,7 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
         _exchanged_heads_broken(case.model, candidates, strategy),
         _overlap_broken(candidates) if case.workload.merges_passes else False,
         _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
+        _dispatcher_broken(case, candidates) if anywhere(candidates.moe_token_dispatcher_type) else False,
     )
 
 
@@ -61,6 +74,17 @@ def _overlap_broken(c: Candidates) -> Any:
     merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
     merged = merged & (c.expert_parallel_size > 1)
     return (merged == 0) | (c.recompute_method >= FULL_UNIFORM)
+
+
+def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
+    """Whether tokens travel by flex between devices that do not run it, or by allgather, which holds every rank's tokens, under
+    merged passes (Megatron Core, transformer_config.py, overlap_moe_expert_parallel_comm).
+    """
+    dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
+    kind = c.moe_token_dispatcher_type
+    broken = (kind == FLEX) if not case.cluster.runs_flex_dispatcher else False
+    merged = case.workload.merges_passes | (c.pipeline_schedule >= DUALPIPE)
+    return dispatched & (broken | ((kind == ALLGATHER) & merged))
 
 
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
@@ -98,6 +122,19 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
             "of its rank",
             needed=count,
             available=p * v,
+        )
+    if name == DISPATCHER:
+        flex = config.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
+        why = (
+            f"DeepEP and HybridEP do not run on {case.cluster.gpu.name}: they need NVIDIA GPUs since Ampere with NVLink"
+            if flex
+            else "merged passes exchange the tokens of two micro-batches by all-to-alls"
+        )
+        return Reason(
+            code=name,
+            message=f"moe_token_dispatcher_type {config.moe_token_dispatcher_type}: {why}; choose alltoall, or leave it out",
+            needed=1,
+            available=0,
         )
     kind, levels = strategy.context_parallel_communication, strategy.hierarchical_context_parallel_sizes
     ranks = levels[0] if kind != "a2a" and levels is not None else config.context_parallel_size

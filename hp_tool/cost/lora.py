@@ -89,6 +89,16 @@ def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candi
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     """Adapter parameters that one token passes in the whole model; an expert's once for each expert it is sent to."""
+    return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
+
+
+def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig) -> float:
+    """Adapter parameters of the whole model: of routed experts a pair for each expert-parallel rank, whose experts share it."""
+    return _model_adapter_parameters(model, lora, of_experts=config.expert_parallel_size)
+
+
+def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: int) -> float:
+    """Adapter parameters of all layers, with those of routed experts so many times."""
     alone = Candidates.alone(ParallelConfig())
 
     def layer(*, moe: bool, routed: bool) -> float:
@@ -98,7 +108,7 @@ def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     dense = (model.num_hidden_layers - sparse) * layer(moe=False, routed=False)
     if not sparse:
         return dense
-    each = layer(moe=True, routed=False) + (model.num_experts_per_tok or 1) * layer(moe=True, routed=True)
+    each = layer(moe=True, routed=False) + of_experts * layer(moe=True, routed=True)
     return dense + sparse * each
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
-from hp_tool.cost.candidates import DUALPIPE, Candidates
+from hp_tool.cost.candidates import DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
@@ -116,8 +116,9 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     ranks = expert_group(c, "ep", cluster=cluster)
     token = s.tokens / s.t * s.h
     there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
-    exchange = _exchange_seconds(token * s.e, case=case, group=ranks)
-    exchanges = 2.0 * exchange if there == s.e else exchange + _exchange_seconds(token * there, case=case, group=ranks)
+    exchange = _exchange_seconds(token * s.e, case=case, group=ranks, candidates=c)
+    narrow = there != s.e
+    exchanges = exchange + (_exchange_seconds(token * there, case=case, group=ranks, candidates=c) if narrow else exchange)
     around = group_ring(machine=case, group=expert_group(c, "tp", cluster=cluster))
     sent = token * s.e * (model.num_experts_per_tok or 1)
     communication = exchanges + 2.0 * around.seconds(sent * (etp - 1.0))
@@ -136,9 +137,18 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     )
 
 
-def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group) -> Floats:
+def _exchange_seconds(one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates) -> Floats:
     """Seconds of one exchange in which a copy of each of a rank's tokens takes so many bytes."""
-    dispatcher = case.strategy.moe_token_dispatcher_type
+    codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
+    seconds: Floats = 0.0
+    for code in np.unique(codes).tolist() if isinstance(codes, np.ndarray) else (codes,):
+        ways = _dispatched_seconds(one_copy, case=case, group=group, dispatcher=DISPATCHERS[code] or usual)
+        seconds = where(codes == code, ways, seconds)
+    return seconds
+
+
+def _dispatched_seconds(one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher) -> Floats:
+    """Seconds of one exchange by this dispatcher."""
     if dispatcher == "allgather":
         return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)

@@ -51,7 +51,7 @@ def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> No
     prefix = f"{field}." if field else ""
     for name, bounds in bounds_of(kind).items():
         value = values.get(name)
-        numbers = value if isinstance(value, Mapping) else {"": value}
+        numbers = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, tuple) else {"": value}
         for key, number in numbers.items():
             if isinstance(number, int | float) and not bounds[0] <= number <= bounds[1]:  # not: NaN is within no bounds
                 raise out_of_bounds(number, bounds, field=f"{prefix}{name}.{key}".rstrip("."))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
+from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import StatePrecision
 
 
@@ -47,6 +48,8 @@ class FrameworkFacts:
     is_plain: bool = False
     """Measured, and modelled, for dense decoders under tensor, data and plain 1F1B parallelism, with layers recomputed whole or
     not at all."""
+    dispatchers: tuple[TokenDispatcher, ...] = ("alltoall", "flex")
+    """Ways to bring tokens to their experts that a ranking tries where a query names none; none: the usual one."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """The ZeRO stages it has."""
     default_zero_stage: int = 1
@@ -62,6 +65,7 @@ FACTS = {
         loss_copies=3.0,
         fused_loss_in_place=True,
         caches_weight_gradients=False,
+        dispatchers=(),
         zero_stages=(2, 3),
         default_zero_stage=3,
     ),

@@ -100,6 +100,17 @@ class ClusterSpec(Strict):
     """US dollars; None: cost is left out of results."""
 
     @property
+    def runs_flex_dispatcher(self) -> bool:
+        """Whether DeepEP and HybridEP run on all of its devices: NVIDIA's since Ampere (the first with bf16), joined by NVLink
+        (Megatron-Bridge, apply_flex_dispatcher_backend).
+        """
+        gpus = [kind.gpu for kind in self.kinds] or [self.gpu]
+        return all(
+            gpu.nvlink_bandwidth_bytes_per_second is not None and "bf16" in gpu.peak_flops_per_second and not gpu.predict_only
+            for gpu in gpus
+        )
+
+    @property
     def num_nodes(self) -> int:
         return -(-self.num_gpus // self.gpus_per_node)
 

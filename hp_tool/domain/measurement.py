@@ -21,6 +21,14 @@ GRAPHS_AFTER = 2
 """Steps before CUDA graphs run: one as usual, one to record them."""
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
+Spread = Annotated[float, Interval(ge=0.0, le=1e7)]
+"""Seconds that may be none."""
+Throughput = Annotated[float, Interval(ge=1e-6, le=1e9)]
+Bytes = Annotated[int, Interval(ge=0, le=1 << 50)]
+Loss = Annotated[float, Interval(ge=-1e9, le=1e9)]
+WallSeconds = Annotated[float, Interval(ge=0.0, le=1e9)]
+ExitCode = Annotated[int, Interval(ge=-(1 << 31), le=1 << 31)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,7 @@ class OperationTimes(Strict):
     """An operation and each rank's mean seconds."""
 
     operation: Operation
-    seconds_per_rank: tuple[float, ...]
+    seconds_per_rank: tuple[Spread, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +125,17 @@ class Fidelity(Strict):
 class ServingTimes(Strict):
     """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
 
-    ttft_s: float
+    ttft_s: Seconds
     """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
-    ttft_s_spread: float
+    ttft_s_spread: Spread
     """Interquartile range over repetitions."""
-    tpot_s: float
+    tpot_s: Spread
     """Time per output token after the first, median over repetitions; 0 where one token is asked for."""
-    tpot_s_spread: float
-    ttft_times_s: tuple[float, ...]
+    tpot_s_spread: Spread
+    ttft_times_s: tuple[Seconds, ...]
     """Every repetition, warm-up left out."""
-    tpot_times_s: tuple[float, ...]
-    output_tokens_per_second: float
+    tpot_times_s: tuple[Spread, ...]
+    output_tokens_per_second: Annotated[float, Interval(ge=0.0, le=1e12)]
     """concurrency x output_length / median seconds of a repetition, over all devices of the run."""
     runner: Runner
     """The software that served."""
@@ -160,23 +168,23 @@ class Measurement(Strict):
     """The outcome of one profile run (or of a reported training). Failures are measurements too."""
 
     status: MeasurementStatus
-    step_s: float | None = None
+    step_s: Seconds | None = None
     """Median seconds of the optimizer steps that ran; None unless ok."""
-    step_s_spread: float | None = None
+    step_s_spread: Spread | None = None
     """Interquartile range of the step seconds; None of a single step."""
-    step_times_s: tuple[float, ...] = ()
+    step_times_s: tuple[Seconds, ...] = ()
     """Every measured step, warm-up left out."""
-    warmup_times_s: tuple[float, ...] = ()
+    warmup_times_s: tuple[Seconds, ...] = ()
     """The steps before, until they no longer became faster."""
-    extrapolated_step_s: float | None = None
+    extrapolated_step_s: Seconds | None = None
     """What a reduced run implies for the whole configuration; None for full fidelity."""
-    extrapolated_step_s_interval: tuple[float, float] | None = None
-    tokens_per_second_per_gpu: float | None = None
-    peak_memory_bytes: int | None = None
+    extrapolated_step_s_interval: tuple[Seconds, Seconds] | None = None
+    tokens_per_second_per_gpu: Throughput | None = None
+    peak_memory_bytes: Bytes | None = None
     """Largest allocated memory over the ranks."""
-    peak_reserved_bytes: int | None = None
+    peak_reserved_bytes: Bytes | None = None
     """Largest memory the allocator held, over the ranks."""
-    peak_memory_bytes_per_rank: tuple[int, ...] = ()
+    peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
     peak_memory_source: Literal["cuda_allocator", "resident_set_growth"] | None = None
     """What the peaks count: torch's allocator, or (cpu) how far the process grew since before the model was built."""
     serving: ServingTimes | None = None
@@ -185,9 +193,9 @@ class Measurement(Strict):
     """What these latencies imply for the load that the query describes."""
     operations: tuple[OperationTimes, ...] = ()
     """Of a run that timed single operations."""
-    losses: tuple[float, ...] = ()
+    losses: tuple[Loss, ...] = ()
     """Loss of each step, warm-up included: a run that trained shows it."""
-    breakdown_s: dict[str, float] | None = None
+    breakdown_s: dict[str, Spread] | None = None
     """Seconds of one further step under torch's profiler, where that was asked for, mean over the ranks: compute, each kind of
     communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
     fidelity: Fidelity = Fidelity()
@@ -198,13 +206,13 @@ class Measurement(Strict):
     """Software that ran, by package, and the GPUs' driver."""
     differences: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What the exported configuration overlaps or fuses and this run did not: Megatron Core's field, what its host lacks."""
-    wall_s: float | None = None
+    wall_s: WallSeconds | None = None
     """Submit to result: what the search pays for."""
     refused: bool = False
     """The job never began, because the site or its image would not have it: this says nothing about the configuration."""
     suspects: tuple[str, ...] = ()
     """Nodes whose fault the end of the run may be."""
-    exit_code: int | None = None
+    exit_code: ExitCode | None = None
     """Of a job that ended by itself and brought no result."""
     cause: str | None = None
     """Why it failed, or why a run that is ok has fewer steps than asked for, in one line."""

@@ -59,13 +59,14 @@ class ParallelConfig(Strict):
     """Ranks of the data-parallel group that ZeRO shards over; 0: all of them."""
     pipeline_schedule: PipelineSchedule | None = None
     """None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
+    moe_token_dispatcher_type: TokenDispatcher | None = None
+    """None: the query's, or what its framework's release uses; also where no rank has another's experts."""
     rank_order: str | None = None
     """This and what follows are the same for all candidates of a query, and None where it says nothing."""
     pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
     dynamic_context_parallel: bool | None = None
-    moe_token_dispatcher_type: TokenDispatcher | None = None
 
 
 OF_THE_QUERY = (
@@ -74,9 +75,10 @@ OF_THE_QUERY = (
     "context_parallel_communication",
     "hierarchical_context_parallel_sizes",
     "dynamic_context_parallel",
-    "moe_token_dispatcher_type",
 )
 """Fields of ParallelConfig that no candidate varies."""
+OF_THE_FRAMEWORK = (*OF_THE_QUERY, "moe_token_dispatcher_type")
+"""Fields that mean something in one framework alone, and decide a query's Strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class Strategy(Strict):
     share an NVLink domain and divide the heads."""
     dynamic_context_parallel: bool = False
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
+    """Of candidates that name none."""
     pipeline_layout: PipelineLayout | None = None
     """None: equal stages, see `cost.pipeline_stages`."""
 
@@ -142,9 +145,10 @@ class ParallelQuery(Strict):
     dynamic_context_parallel: bool | None = None
     """Whether each packed micro-batch takes as many context-parallel ranks as its sequences need, at most context_parallel_size
     (Megatron Core); needs training.packed and sequence_lengths."""
-    moe_token_dispatcher_type: TokenDispatcher | None = None
+    moe_token_dispatcher_type: Axis[TokenDispatcher] = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
-    to every rank. None: flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else alltoall."""
+    to every rank. None: an estimate takes flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else
+    alltoall; a ranking tries both where the release and the GPUs have both."""
     attention_data_parallel_size: Axis[Devices] = None
     """Inference only: groups of a stage that attend to different requests."""
     redundant_experts: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None

@@ -136,8 +136,6 @@ def unprofiled_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
     """(field, words) of what the layout of ranks and stages asks and is not run."""
     if strategy.pipeline_layout is not None:
         yield "parallel.pipeline_layout", f"pipeline_layout: {strategy.pipeline_layout.text}"
-    if strategy.moe_token_dispatcher_type == "allgather":  # noqa: S105 (a token is no password here)
-        yield "parallel.moe_token_dispatcher_type", "moe_token_dispatcher_type: allgather"
     if cluster.kinds:
         yield "cluster.stages", "two kinds of GPU (stages)"
     if cluster.rank_order != DEFAULT_RANK_ORDER:
@@ -183,8 +181,8 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
     yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
     if inference.kv_cache_precision not in (None, precision):
         yield "inference.kv_cache_precision", "a kv_cache_precision other than precision"
-    if inference.concurrency is None:
-        yield "inference.concurrency", "a load without concurrency"
+    if not isinstance(inference.concurrency, int):
+        yield "inference.concurrency", "a load without one concurrency"
     if load is not None and load.arrival != "closed":
         yield "inference.load", f"arrival: {load.arrival}"
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in _SERVED}
@@ -211,5 +209,5 @@ def unserved_sizes(*, model: ModelSpec, inference: InferenceWorkload, parallel: 
     ):
         if count % t:
             yield f"model.{name}", f"{name} {count}, which is not divisible by tensor_parallel_size {t}"
-    if (inference.concurrency or 0) > parallel.max_num_seqs:
+    if isinstance(inference.concurrency, int) and inference.concurrency > parallel.max_num_seqs:
         yield "parallel.max_num_seqs", f"a concurrency above max_num_seqs {parallel.max_num_seqs}: a run has no queue"

@@ -16,7 +16,7 @@ MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
 """accepted: it teaches; held: so far off that somebody should look first; excluded: someone said that it should not teach;
 deleted: the same, and lists leave it out. Any may be accepted again."""
-RegistrationKind = Literal["cluster", "model"]
+RegistrationKind = Literal["cluster", "model", "trace"]
 T = TypeVar("T")
 ANY_KEY = None
 """In a limit: it holds for all searches together."""

@@ -69,6 +69,9 @@ class EngineEfficiency(Strict):
     """The front end's serial work per request: HTTP, tokenization, admission. It bounds the request rate of a replica."""
     stream_overhead_s: float
     """The same per streamed token: detokenization and one event to the client."""
+    first_token_s: float = 0.0
+    """Seconds before a first token in which device and front end are free for others: hops between processes, and waiting for
+    the scheduler's next turn."""
     prefill_group: float
     """Requests whose prompts a request waits for in a steady load, its own included."""
     wave_share: float
@@ -93,6 +96,8 @@ class EngineEfficiency(Strict):
     normal's 90 %."""
     tpot_log_sd: float
     throughput_log_sd: float
+    pair_log_sd: float | None = None
+    """The same of the ratio of two layouts' throughputs under one load; None: as if they erred independently."""
     unfamiliar_factor: float = 2.0
     """How many times as far predictions are off for models and dies that are not among these:"""
     fitted_models: tuple[str, ...] = ()
@@ -229,6 +234,16 @@ class ServingMend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrices:
+    """US dollars per million tokens. A request's prompt and answer together cost the devices' time that it takes."""
+
+    input: float
+    """Prompt tokens, cached ones included, by the time that prefill takes."""
+    output: float
+    """By the time that decoding takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEstimate:
     """A prediction for one serving configuration under one load. Means over requests unless named otherwise."""
 
@@ -250,6 +265,12 @@ class InferenceEstimate:
     """1 / tpot_s."""
     request_rate_per_second: float | None = None
     """Requests completed a second, all replicas together."""
+    concurrency: int | float | None = None
+    """Requests in flight over all GPUs: the load's, the highest within the targets where it gives none, or at a rate the mean
+    (Little's law)."""
+    users: int | None = None
+    """People who keep that up, each with one request at a time and inference.think_time_s between two: concurrency + rate x
+    think time."""
     max_concurrency: int | None = None
     """Requests that can run at once over all GPUs: memory or max_num_seqs, whichever is less."""
     max_concurrency_without_preemption: int | None = None
@@ -259,13 +280,20 @@ class InferenceEstimate:
     """Requests that do run at once, the rest of the concurrency waits."""
     expert_imbalance: float | None = None
     """Expected load of the busiest of the ranks that divide the experts, over the mean, while decoding."""
+    preemptions_per_request: float | None = None
+    """How often a full cache put a request back, to be computed again; of traces, which are played event by event."""
     kv_cache_limited: bool | None = None
     """Whether memory for keys and values, not the load, bounds running_requests."""
     cost_per_million_output_tokens: float | None = None
-    """US dollars."""
+    """US dollars, all of the devices' time charged to the output."""
+    cost_per_million_tokens: TokenPrices | None = None
+    """The same time divided between input and output."""
     tails: Tails | None = None
     goodput: ServingGoodput | None = None
     """None without targets."""
+    highest_load: float | None = None
+    """Where the query's load is too high: the highest that is not, in requests in flight or a second as the query counts. None
+    in batches, and where no load is low enough."""
     mends: tuple[ServingMend, ...] = ()
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
@@ -277,6 +305,9 @@ class ServingRecommendation:
     """One row of the answer, best first."""
 
     rank: int
+    group: int | None = None
+    """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them; 1 holds the best. None: rows
+    that are not ranked by a prediction."""
     parallel: ServingConfig
     estimate: InferenceEstimate
     measurement: Measurement | None = None

@@ -15,6 +15,8 @@ from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 Switches: TypeAlias = Mapping[str, bool | str]
 """By field of Megatron Core's configuration classes."""
 
+DEEP_EP_NVLINK = 8
+"""GPUs that DeepEP, the flex dispatcher's usual kernels, joins by NVLink (NUM_MAX_NVL_PEERS); HybridEP joins a domain of 72."""
 CUDA, ENGINE, APEX, DEEP_EP = "cuda", "transformer-engine", "apex", "deep-ep"
 
 
@@ -93,6 +95,8 @@ def switches(
     }
     if model.num_experts:
         found |= {"moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_token_dispatcher_type": dispatcher}
+        if dispatcher == "flex" and (nvlink_domain_size or 0) > DEEP_EP_NVLINK:
+            found["moe_flex_dispatcher_backend"] = "hybridep"
     return found
 
 

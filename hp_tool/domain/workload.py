@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from annotated_types import Interval
+from annotated_types import Interval, MaxLen
 
 from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Strict
 from hp_tool.domain.hardware import Precision
@@ -17,6 +17,8 @@ FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
+MOST_TRACED = 10_000
+"""Requests of a trace that stands in a query; files may have more."""
 GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 
 
@@ -253,7 +255,8 @@ class LoadSpec(Strict):
 
     arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
     """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
-    neither): all requests are queued at once, without an HTTP front end."""
+    neither): all requests are queued at once, without an HTTP front end. With neither, closed and poisson ask for the highest
+    load."""
     num_prompts: Count | None = None
     """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
@@ -297,17 +300,51 @@ class DisaggregationSpec(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceWorkload(Strict):
-    """A serving load."""
+class ConcurrencyRange(Strict):
+    """Loads to choose the highest from, both ends included."""
 
-    input_length: Count
-    """Tokens of a prompt."""
-    output_length: Count
-    """Tokens of an answer."""
-    concurrency: Count | None = None
-    """Requests in flight over all GPUs."""
-    request_rate_per_second: Amount | None = None
-    """Requests arriving per second over all GPUs; instead of concurrency."""
+    min: Count = 1
+    max: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateRange(Strict):
+    """The same of requests per second."""
+
+    min: Amount
+    max: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSpec(Strict):
+    """Requests one by one, in columns of equal length."""
+
+    arrival_s: Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)] | None = None
+    """When each came; None: lengths alone, under a concurrency or independent arrivals at a rate."""
+    input_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+    output_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+    prefix_tokens: Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | None = None
+    """Of the input, found in the engine's prefix cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceWorkload(Strict):
+    """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
+    of one of them narrows that."""
+
+    input_length: Count = 0
+    """Tokens of a prompt; left out with a trace: the trace's."""
+    output_length: Count = 0
+    """Tokens of an answer; left out with a trace: the trace's."""
+    trace: str | TraceSpec | None = None
+    """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
+    lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
+    concurrency: Axis[Count] | ConcurrencyRange = None
+    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
+    request_rate_per_second: Axis[Amount] | RateRange = None
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
+    think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
+    """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
     precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"
     """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
     kv_cache_precision: Precision | None = None

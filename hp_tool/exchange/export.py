@@ -1,11 +1,14 @@
 """Results as other tools' configurations, and the ranking of what a tool can run."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import serving, training
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig
+from hp_tool.catalog.models import checkpoint
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
@@ -16,7 +19,8 @@ from hp_tool.formats.names import FRAMEWORKS
 from hp_tool.formats.reading import as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
-from hp_tool.serving.problem import cache_precision, resolve_serving
+from hp_tool.serving.highest import costed_rows
+from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
@@ -118,7 +122,8 @@ def export_for(
         for name, value in RUNS.get(format, {}).items()
         if name != "recompute" or framework == query.training.framework
     }
-    free = replace(query.parallel, **dict.fromkeys(OF_THE_QUERY)) if framework != query.training.framework else query.parallel
+    same = framework == query.training.framework
+    free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
     ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
     refusal: UnsupportedError | None = None
@@ -171,12 +176,44 @@ def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
     assert workload is not None  # checked with the query
     return ServingSetup(
         model=problem.model,
-        model_path=query.model if isinstance(query.model, str) else problem.model.name,
+        model_path=checkpoint(query.model),
         cluster=problem.cluster,
-        workload=replace(workload, kv_cache_precision=cache_precision(workload, engine=problem.engine)),
-        parallel=config,
+        workload=workload,
+        longest=_longest(problem),
+        parallel=replace(config, max_num_seqs=_slots(query, problem, config)),
         memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
     )
+
+
+def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
+    """alltoall where each rank has all experts, which Megatron Core's flex refuses."""
+    if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
+        return "alltoall"
+    return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
+
+
+def _slots(query: Query, problem: ServingProblem, config: ServingConfig) -> int:
+    """Requests that one scheduler runs at once: what its share of the load fills, so that more cannot make it miss its targets.
+    As the query says, or the engine's limit, where that is less.
+    """
+    if query.parallel.max_num_seqs is not None or problem.offline or problem.trace is not None:
+        return config.max_num_seqs
+    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
+    rows, loads = costed_rows(problem, candidate)
+    load = rows.in_flight if rows.in_flight is not None else loads if loads is not None else rows.candidates.concurrency
+    each = float(load[0]) / config.data_parallel_size
+    fluctuation = 0.0 if rows.in_flight is None else 3.0 * math.sqrt(each)
+    return min(config.max_num_seqs, math.ceil(each + fluctuation))
+
+
+def _longest(problem: ServingProblem) -> int:
+    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
+    model knows positions for."""
+    whole = problem.input_length + problem.output_length
+    if problem.trace is not None:
+        whole = int((problem.trace.input_tokens + problem.trace.output_tokens).max())
+    roomy = math.ceil(1.1 * whole / 1024) * 1024
+    return max(min(roomy, problem.model.max_position_embeddings or roomy), whole)
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
@@ -184,7 +221,8 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    strategy, layout = at.strategy, at.named(config).pipeline_layout
+    layout = at.named(config).pipeline_layout
+    strategy = replace(at.strategy, moe_token_dispatcher_type=_dispatcher(at.strategy, config))
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
     if layout is not None and not ends_are_shorter(num_layers=at.model.num_hidden_layers, **sizes):
         strategy = replace(strategy, pipeline_layout=parse_layout(layout))

@@ -24,12 +24,12 @@ def vllm(setup: ServingSetup) -> tuple[str, Values]:
             f"set expert_parallel_size to {ranks} or 1, or choose sglang",
             field="parallel.expert_parallel_size",
         )
-    return f"vllm serve {shlex.quote(setup.model_path)}", {
+    return f"vllm serve {_model(setup)}", {
         "--tensor-parallel-size": c.tensor_parallel_size,
         "--pipeline-parallel-size": c.pipeline_parallel_size,
         "--max-num-seqs": c.max_num_seqs,
         "--max-num-batched-tokens": c.max_num_batched_tokens,
-        "--max-model-len": w.input_length + w.output_length,
+        "--max-model-len": setup.longest,
         "--gpu-memory-utilization": setup.memory_fraction,
         "--data-parallel-size": _above_one(c.attention_data_parallel_size),
         "--enable-expert-parallel": c.expert_parallel_size > 1,
@@ -46,12 +46,12 @@ def sglang(setup: ServingSetup) -> tuple[str, Values]:
     limits are divided by the attention groups.
     """
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
-    return f"python -m sglang.launch_server --model-path {shlex.quote(setup.model_path)}", {
+    return f"python -m sglang.launch_server --model-path {_model(setup)}", {
         "--tp-size": c.tensor_parallel_size * groups,
         "--pp-size": c.pipeline_parallel_size,
         "--max-running-requests": c.max_num_seqs * groups,
         "--chunked-prefill-size": c.max_num_batched_tokens * groups,
-        "--context-length": w.input_length + w.output_length,
+        "--context-length": setup.longest,
         "--mem-fraction-static": setup.memory_fraction,
         "--enable-dp-attention": groups > 1,
         "--dp-size": _above_one(groups),
@@ -80,13 +80,13 @@ def trtllm(setup: ServingSetup) -> tuple[str, Values]:
             "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
             field="inference.two_batch_overlap",
         )
-    return f"trtllm-serve {shlex.quote(setup.model_path)}", {
+    return f"trtllm-serve {_model(setup)}", {
         "--backend": "pytorch",
         "--tp_size": c.tensor_parallel_size * c.attention_data_parallel_size,
         "--pp_size": c.pipeline_parallel_size,
         "--max_batch_size": c.max_num_seqs,
         "--max_num_tokens": c.max_num_batched_tokens,
-        "--max_seq_len": w.input_length + w.output_length,
+        "--max_seq_len": setup.longest,
         "--ep_size": _above_one(c.expert_parallel_size),
     }
 
@@ -97,6 +97,11 @@ def _travels_by_deepep(setup: ServingSetup) -> bool:
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
     several = c.attention_data_parallel_size > 1 and c.expert_parallel_size > 1
     return several and (ranks > setup.cluster.nvlink_domain_size or setup.workload.two_batch_overlap is True)
+
+
+def _model(setup: ServingSetup) -> str:
+    """The word after the command; one that nobody knows is asked for before anything starts."""
+    return '"$MODEL"' if setup.model_path is None else shlex.quote(setup.model_path)
 
 
 def _above_one(size: int) -> int | None:
@@ -140,6 +145,11 @@ def command(setup: ServingSetup, *, engine: str) -> str:
         (
             "#!/usr/bin/env bash",
             f"# {engine} {VERSIONS[engine]}: {headline(setup)}; one of {setup.cluster.num_gpus // ranks} replicas.",
+            *(
+                (': "${MODEL:?set MODEL to the checkpoint: a Hugging Face id or a folder}"',)
+                if setup.model_path is None
+                else ()
+            ),
             *file,
             " \\\n    ".join((start, *lines, '"$@"')),
             "",
@@ -148,11 +158,14 @@ def command(setup: ServingSetup, *, engine: str) -> str:
 
 
 def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) -> Values:
-    """Weights, activations and cache as the estimate took them. `auto`, a cache in the model's own type, is vLLM's only word
-    for 16 and 32 bits: `bfloat16` is for models that cache in fp8 by themselves (vllm/config/cache.py).
+    """Weights and activations as the estimate took them, and the cache where the query asks for one. `auto`, a cache in the
+    model's own type, is vLLM's only word for 16 and 32 bits: `bfloat16` is for models that cache in fp8 by themselves
+    (vllm/config/cache.py).
     """
-    weights, kept = setup.workload.precision, setup.workload.kv_cache_precision or "bf16"
+    weights, kept = setup.workload.precision, setup.workload.kv_cache_precision
     dtype = MODEL_TYPES.get(weights, "bfloat16")
+    if kept is None:
+        return {"--dtype": dtype, "--quantization": QUANTIZATION.get(weights)}
     word = cache.get(kept) or ("auto" if dtype == MODEL_TYPES.get(kept) else None)
     if word is None:
         raise UnsupportedError(

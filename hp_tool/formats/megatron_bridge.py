@@ -68,6 +68,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
         options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
         options["model.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
+        if backend := setup.switches.get("moe_flex_dispatcher_backend"):
+            options["model.moe_flex_dispatcher_backend"] = str(backend)
     if w.loss != "unfused":
         options |= {
             "model.cross_entropy_loss_fusion": "true",

@@ -59,11 +59,12 @@ class ServingSetup:
     """One serving configuration, complete."""
 
     model: ModelSpec
-    model_path: str
-    """What the engine is told to load: a Hugging Face id or a folder."""
+    model_path: str | None
+    """What the engine is told to load: a Hugging Face id or a folder; None: to be filled in."""
     cluster: ClusterSpec
     workload: InferenceWorkload
-    """kv_cache_precision as the estimate took it."""
+    longest: int
+    """Tokens that a request may have."""
     parallel: ServingConfig
     memory_fraction: float
     """Share of device memory that the engine may take."""

@@ -18,7 +18,8 @@ _SIZES = {
 SAID = {
     "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
     "zero_stage",
-    "sequence_parallel", "offload", "data_parallel_shard_size", "parameter_precision", "cross_entropy", "dropout", *_SIZES,
+    "sequence_parallel", "offload", "data_parallel_shard_size", "parameter_precision", "cross_entropy", "dropout",
+    "moe_token_dispatcher_type", *_SIZES,
 }  # fmt: skip
 ROLLOUTS = 8
 """Answers a prompt in an exported file: what reads it back multiplies by it."""
@@ -72,6 +73,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             f"{TOOL} runs Megatron with zero_stage 0 or 1 and its usual recomputation", field="parallel.recompute"
         )
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
+    if setup.model.num_experts:
+        options[f"+{_ACTOR}.megatron.override_transformer_config.moe_token_dispatcher_type"] = (
+            setup.strategy.moe_token_dispatcher_type
+        )
     if c.virtual_pipeline_parallel_size == 1:
         options[f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = "null"
     options |= {

@@ -1,22 +1,25 @@
 """A job's folder: the files that every launcher writes before a job starts and reads after it ended, and what they add up to:
 one Measurement with the numbers, or the root cause of the failure."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hp_tool.domain.measurement import Hardware, Measurement, interquartile_range
+from hp_tool.domain.fields import Strict, checked
+from hp_tool.domain.measurement import ExitCode, Hardware, Measurement, WallSeconds, interquartile_range
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.steps import RUN, read_steps
@@ -30,6 +33,8 @@ LOG = "job.log"
 MAX_OUTPUT_BYTES = 16 * 2**20
 """How much of the end of a log is read: thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+MAX_FILE_BYTES = 4 * 2**20
+"""Limit of a file that is read whole: a result has a few thousand steps."""
 _MEASUREMENT_JSON = TypeAdapter(Measurement)
 # Errors of a rank that failed only because another had: not the root cause if there is a better one.
 _SECONDARY = (
@@ -78,11 +83,37 @@ def mark(folder: Path, name: str) -> None:
     (folder / name).touch()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None if the file is missing or incomplete. Raises OSError if it cannot be read."""
+def read_file(path: Path) -> bytes:
+    """The bytes of a file that a job may have written, and may have written anything to: a link, a pipe that nobody fills, more
+    than there is memory for.
+
+    Raises ValueError for what is no plain file of at most MAX_FILE_BYTES, and OSError for one that cannot be read.
+    """
+    with _opened(path) as file:
+        found = file.read(MAX_FILE_BYTES + 1)
+    if len(found) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
+    return found
+
+
+def _opened(path: Path) -> BinaryIO:
     try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise ValueError("it is no plain file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None if it is missing, incomplete or no plain file. Raises OSError if it cannot be read."""
+    try:
+        value = json.loads(read_file(path))
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -100,12 +131,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def log_tail(folder: Path, *, name: str = LOG, size_bytes: int = 4096) -> str:
-    """The end of the job's log, or of another file in its folder; empty if it does not exist."""
+    """The end of the job's log, or of another plain file in its folder; empty if there is none."""
     try:
-        with (folder / name).open("rb") as log:
+        with _opened(folder / name) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
-            return log.read().decode(errors="replace")
-    except OSError:
+            return log.read(size_bytes).decode(errors="replace")
+    except (OSError, ValueError):
         return ""
 
 
@@ -125,31 +156,41 @@ def last_line(tail: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Ending(Strict):
     """How a job ended, by the engine or the supervisor."""
 
     reason: str
     """exited, timeout, cancelled, terminated, failed_to_start or lost."""
-    exit_code: int | None = None
-    wall_s: float | None = None
+    exit_code: ExitCode | None = None
+    wall_s: WallSeconds | None = None
     oom_kills: int = 0
     """Processes that the kernel killed for lack of memory while the job ran."""
     error: str | None = None
 
 
+_ENDING = TypeAdapter(Ending)
+
+
 def recorded(ended: Mapping[str, Any]) -> Ending:
     """How a job ended, by its supervisor's record; `lost` if that is empty."""
     known = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
-    return Ending(**{"reason": "lost", **known})
+    try:
+        return _ENDING.validate_python({"reason": "lost", **known})
+    except ValidationError as error:
+        return Ending(reason="lost", error=f"the record of the job's end cannot be believed: {_why(error)}")
 
 
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
     """The job's own result if it is complete, whatever the exit code; else the steps that it finished before it was cut off;
     else why there is none, and the end of the log."""
-    result = _read_measurement(folder / RESULT)
+    tail = log_tail(folder)
+    try:
+        result = _read_measurement(folder / RESULT)
+    except ValueError as error:
+        cause = f"{RESULT} cannot be believed: {error}"
+        return Measurement(status="crashed", cause=cause, hardware=hardware, wall_s=ending.wall_s, log_tail=tail)
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
-    tail = log_tail(folder)
     failed = (
         _root_cause(folder)
         or _torn(folder, ending)
@@ -179,7 +220,7 @@ def kept_steps(log: str) -> Measurement | None:
         known = _MEASUREMENT_JSON.validate_json(about, strict=True)
     except ValidationError:
         known = Measurement(status="ok")
-    return replace(
+    kept = replace(
         known,
         step_s=statistics.median(times_s),
         step_s_spread=interquartile_range(times_s),
@@ -187,13 +228,30 @@ def kept_steps(log: str) -> Measurement | None:
         warmup_times_s=warmup_s,
         losses=losses,
     )
+    with contextlib.suppress(InputError):  # figures that no step has are none
+        return checked(kept, field="log")
+    return None
 
 
 def _read_measurement(path: Path) -> Measurement | None:
+    """What a rank wrote of its run; None: nothing, or its end is missing. Raises ValueError for what no run is like."""
     try:
-        return _MEASUREMENT_JSON.validate_json(path.read_bytes(), strict=True)
-    except (OSError, ValidationError):
+        text = read_file(path)
+    except OSError:
         return None
+    try:
+        return _MEASUREMENT_JSON.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid" and "recursion" not in first["msg"]:
+            return None
+        raise ValueError(_why(error)) from None
+
+
+def _why(error: ValidationError) -> str:
+    """The first thing wrong with a file, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
 
 
 def _torn(folder: Path, ending: Ending) -> Measurement | None:
@@ -208,8 +266,11 @@ def _root_cause(folder: Path) -> Measurement | None:
     """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json."""
     stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
     paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
-    reports = [report for path in paths if (report := _read_measurement(path)) is not None]
-    return min(reports, key=_order_of_evidence, default=None)
+    reports = []
+    for path in paths:
+        with contextlib.suppress(ValueError):
+            reports.append(_read_measurement(path))
+    return min(filter(None, reports), key=_order_of_evidence, default=None)
 
 
 def _order_of_evidence(report: Measurement) -> int:

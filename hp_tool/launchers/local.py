@@ -156,7 +156,7 @@ class LocalLauncher:
         alive = _is_locked(folder / "lock")
         ended = jobs.read_json(folder / "ended.json")  # read after the lock, because it is written before the lock is released
         if ended is not None:
-            state = _STATES.get(ended["reason"], JobState.FINISHED)
+            state = _STATES.get(str(ended.get("reason")), JobState.FINISHED)
             return JobState.FINISHED if state is JobState.PREEMPTED and jobs.brought(folder) else state
         if alive:
             return JobState.RUNNING if (folder / "running.json").exists() else JobState.QUEUED

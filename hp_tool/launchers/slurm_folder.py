@@ -22,7 +22,9 @@ writes a job's output on the job's nodes, so one folder of theirs must be readab
 `bring` writes these into the job's folder here, as a job with a shared folder would have done.
 """
 
+import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -70,8 +72,8 @@ _ON_NODE = (
 def claimed_by(folder: Path) -> int | None:
     """The id of the Slurm job that runs or ran in this folder."""
     try:
-        text = (folder / CLAIM).read_text().strip()
-    except OSError:
+        text = jobs.read_file(folder / CLAIM).decode().strip()
+    except (OSError, ValueError):
         return None
     return int(text) if text.isdecimal() else None
 
@@ -108,7 +110,7 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if state is JobState.LOST:
         return Ending(reason="lost", wall_s=wall_s, error="Slurm no longer knows the job, and it left no record of its end")
     if (folder / REFUSED).exists():
-        refusal = f"Slurm will not run the job: {(folder / REFUSED).read_text()}"
+        refusal = f"Slurm will not run the job: {jobs.log_tail(folder, name=REFUSED)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
@@ -122,9 +124,10 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
     if "reason" in record:  # written by the supervisor, through the log
         return recorded(record)
-    if record["exit_code"] in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
+    ended = recorded({"reason": "exited", "exit_code": record.get("exit_code"), "wall_s": wall_s})
+    if ended.exit_code in _TIMEOUT_CODES and wall_s is not None and wall_s >= timeout_s:
         return Ending(reason="timeout", wall_s=wall_s)
-    return Ending(reason="exited", exit_code=record["exit_code"], wall_s=wall_s)
+    return ended
 
 
 def _signs_of_life_s(folder: Path) -> float | None:
@@ -138,9 +141,10 @@ def _signs_of_life_s(folder: Path) -> float | None:
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
-    if "wall_s" in record:
-        return float(record["wall_s"])
-    return max(record["ended_at"] - record["started_at"], 0.0) if "ended_at" in record else None
+    with contextlib.suppress(TypeError, ValueError, KeyError):  # the job may have written over it
+        wall_s = float(record["wall_s"] if "wall_s" in record else record["ended_at"] - record["started_at"])
+        return max(wall_s, 0.0) if math.isfinite(wall_s) else None
+    return None
 
 
 def path_of(name: str, *, options: Logs, job_name: str) -> str:

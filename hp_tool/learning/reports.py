@@ -11,7 +11,7 @@ from hp_tool.answers import Line
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict
-from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus
+from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
@@ -27,9 +27,8 @@ second it is refused. Runs that stalled took up to fifty times as long as others
 """
 AGREEMENT = 0.05
 """Share by which a step time and the rate given beside it may differ: both are rounded."""
-Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
-Throughput = Annotated[float, Interval(ge=1e-6, le=1e9)]
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
+"""More than none: who reports a peak has measured one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +39,10 @@ class ReportedMeasurement(Measurement):
     """How the run ended."""
     step_s: Seconds | None = None
     """Median seconds of an optimizer step."""
-    step_s_spread: Annotated[float, Interval(ge=0.0, le=1e7)] | None = None
-    step_times_s: tuple[Seconds, ...] = ()
-    warmup_times_s: tuple[Seconds, ...] = ()
-    extrapolated_step_s: Seconds | None = None
-    extrapolated_step_s_interval: tuple[Seconds, Seconds] | None = None
-    tokens_per_second_per_gpu: Throughput | None = None
     peak_memory_bytes: Bytes | None = None
     """Largest allocated memory over the ranks."""
     peak_reserved_bytes: Bytes | None = None
     peak_memory_bytes_per_rank: tuple[Bytes, ...] = ()
-    losses: tuple[Annotated[float, Interval(ge=-1e9, le=1e9)], ...] = ()
-    breakdown_s: dict[str, Annotated[float, Interval(ge=0.0, le=1e7)]] | None = None
-    wall_s: Seconds | None = None
-    exit_code: Annotated[int, Interval(ge=-(1 << 31), le=1 << 31)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

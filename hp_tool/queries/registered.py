@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from hp_tool import catalog
+from hp_tool.catalog.traces import request_trace
 from hp_tool.domain.hardware import ClusterQuery, NodeType
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.domain.sizing import SizingQuery
+from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import ConflictError, InputError
+from hp_tool.queries import schema
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 """Small letters: the catalogue does not tell large from small."""
@@ -20,8 +23,8 @@ Find = Callable[[RegistrationKind, str], JsonObject | None]
 Q = TypeVar("Q", Query, SizingQuery)
 
 
-def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType:
-    """The model or server that would stand under `name`, checked as a catalogue file is.
+def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType | TraceSpec:
+    """The model, server or trace that would stand under `name`, checked as a catalogue file is.
 
     Raises:
         InputError: the name or a field is malformed.
@@ -33,13 +36,17 @@ def checked_registration(*, kind: RegistrationKind, name: str, spec: JsonObject)
             f"{name!r} is no name: up to 100 small letters, digits, dots, dashes and underscores, and no file's suffix",
             field="name",
         )
-    if catalog.knows("models" if kind == "model" else "clusters", name):
+    if kind != "trace" and catalog.knows("models" if kind == "model" else "clusters", name):
         raise ConflictError(f"the catalogue has a {kind} {name!r}; take another name", field="name", code="name_taken")
     return read_spec(kind=kind, name=name, spec=spec)
 
 
-def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType:
+def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSpec | NodeType | TraceSpec:
     """What stands under a name. Raises InputError, and NotFoundError for a GPU that the catalogue lacks."""
+    if kind == "trace":
+        trace: TraceSpec = schema.parse(TraceSpec, spec)
+        request_trace(trace)
+        return trace
     if kind == "model":
         return catalog.model_from_mapping(_named(name, spec, field="model"))
     node = catalog.node_type_from_mapping(_named(name, spec, field="cluster"))
@@ -49,12 +56,15 @@ def read_spec(*, kind: RegistrationKind, name: str, spec: JsonObject) -> ModelSp
 
 def names_registered(query: Query | SizingQuery) -> bool:
     """Whether the query names something that the catalogue does not have; only then is it worth asking a database."""
-    return any(name is not None for name in _unknown(query))
+    return any(name is not None for name in (*_unknown(query), _trace_name(query)))
 
 
 def with_registered(query: Q, *, find: Find) -> Q:
     """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
     model, cluster = _unknown(query)
+    trace = _trace_name(query)
+    if isinstance(query, Query) and query.inference and trace is not None and (spec := find("trace", trace)) is not None:
+        query = replace(query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec)))
     if model is not None and (spec := find("model", model)) is not None:
         query = replace(query, model={**spec, "name": model})
     if cluster is not None and (spec := find("cluster", cluster)) is not None:
@@ -87,6 +97,12 @@ def _unknown(query: Query | SizingQuery) -> tuple[str | None, str | None]:
     """The names of model and cluster, where they could be registered and the catalogue has none of that name."""
     cluster = query.cluster.node_type if isinstance(query.cluster, ClusterQuery) else query.cluster
     return _unless_known("models", query.model), _unless_known("clusters", cluster)
+
+
+def _trace_name(query: Query | SizingQuery) -> str | None:
+    """The name of a trace; a path of this machine's own is none."""
+    trace = query.inference.trace if isinstance(query, Query) and query.inference else None
+    return trace if isinstance(trace, str) and not isinstance(trace, OwnFile) and NAME.fullmatch(trace) else None
 
 
 def _unless_known(kind: catalog.Kind, name: object) -> str | None:

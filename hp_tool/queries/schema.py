@@ -56,12 +56,14 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def with_own_files(query: Q) -> Q:
-    """The query as the command line and the Python API ask it: its model and its distribution of lengths may be files."""
+    """The query as the command line and the Python API ask it: its model, trace and lengths may be files."""
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
     if isinstance(query, Query) and query.training is not None and query.training.sequence_lengths is not None:
         lengths = OwnFile(query.training.sequence_lengths)
         query = replace(query, training=replace(query.training, sequence_lengths=lengths))
+    if isinstance(query, Query) and query.inference is not None and isinstance(query.inference.trace, str):
+        query = replace(query, inference=replace(query.inference, trace=OwnFile(query.inference.trace)))
     return query
 
 
@@ -174,6 +176,11 @@ def _check(query: Query) -> None:
             field=query.kind,
             code="missing_field",
         )
+    if query.inference is not None and query.inference.trace is None:
+        for name in ("input_length", "output_length"):
+            if getattr(query.inference, name) == 0:
+                field = f"inference.{name}"
+                raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
     check_axes(query.parallel, field="parallel")
     if query.inference is not None and query.inference.disaggregated is not None:
         check_axes(query.inference.disaggregated, field="inference.disaggregated")

@@ -35,13 +35,16 @@ def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate |
 
 
 def recommendations_html(
-    rows: Sequence[Recommendation] | Sequence[ServingRecommendation], *, space: SpaceSummary, misses: Sequence[Recommendation]
+    rows: Sequence[Recommendation] | Sequence[ServingRecommendation],
+    *,
+    space: SpaceSummary,
+    misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
 ) -> str:
     """The ranked configurations; where there are none, what comes nearest."""
     if rows:
         body = _ranked(rows)
     else:
-        near = "".join(_line(f"nearest: {arithmetic(miss.parallel)}") + _reasons(miss.estimate.reasons)[0] for miss in misses)
+        near = "".join(_line(f"nearest: {_layout(miss)}") + "".join(_reasons(miss.estimate.reasons)) for miss in misses)
         body = _line("no configuration is acceptable") + near
     return body + _line(f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable")
 
@@ -56,12 +59,18 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
             ((str(r.rank), str(r.group or "-"), *c, *f, _risk(r)) for r, c, f in zip(training, cells, figures, strict=True)),
         )
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
-    cells = [[serving_arithmetic(r.parallel, replicas=r.estimate.replicas), *_serving_cells(r.estimate)] for r in serving]
+    cells = [[_layout(r), *_serving_cells(r.estimate)] for r in serving]
     return _table(("rank", "layout", *_SERVING_HEADS), ((str(r.rank), *c) for r, c in zip(serving, cells, strict=True)))
 
 
+def _layout(row: Recommendation | ServingRecommendation) -> str:
+    if isinstance(row, ServingRecommendation):
+        return serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
+    return arithmetic(row.parallel)
+
+
 _TRAINING_HEADS = ("step", "tokens/s/GPU", "MFU", "memory", "days")
-_SERVING_HEADS = ("TTFT", "TPOT", "request", "tokens/s/GPU", "memory")
+_SERVING_HEADS = ("users", "TTFT", "TPOT", "request", "tokens/s/GPU", "memory")
 
 
 def _risk(row: Recommendation) -> str:
@@ -78,7 +87,7 @@ def _training_cells(e: Estimate) -> tuple[str, ...]:
 def _serving_cells(e: InferenceEstimate) -> tuple[str, ...]:
     assert e.ttft_s is not None and e.tpot_s is not None and e.request_latency_s is not None and e.memory is not None
     latencies = (duration(e.ttft_s), duration(e.tpot_s), duration(e.request_latency_s))
-    return *latencies, f"{e.output_tokens_per_second_per_gpu:,.0f}", gib(e.memory.total_bytes)
+    return f"{e.users:,}", *latencies, f"{e.output_tokens_per_second_per_gpu:,.0f}", gib(e.memory.total_bytes)
 
 
 def _memory(memory: MemoryEstimate | ServingMemory) -> str:

@@ -26,6 +26,7 @@ LABELS = {
     "data_parallel_shard_size": "shard group",
     "data_parallel_size": "DP",
     "pipeline_schedule": "schedule",
+    "moe_token_dispatcher_type": "dispatcher",
 }
 
 
@@ -40,13 +41,14 @@ def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], l
         "ETP": [str(c.expert_tensor_parallel_size) for c in configs],
         "DP": [str(c.data_parallel_size) for c in configs],
         "schedule": [c.pipeline_schedule or "-" for c in configs],
+        "dispatcher": [c.moe_token_dispatcher_type or "-" for c in configs],
         "micro-batch": [str(c.micro_batch_size) for c in configs],
         "SP": ["yes" if c.sequence_parallel else "no" for c in configs],
         "recompute": [recompute_name(c.recompute) for c in configs],
         "ZeRO": [str(c.zero_stage) for c in configs],
         "shards": [str(c.data_parallel_shard_size or c.data_parallel_size) for c in configs],
     }
-    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {"-"}}
+    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {"-"}, "dispatcher": {"-"}}
     shown = {name: cells for name, cells in columns.items() if set(cells) != idle.get(name)}
     if not any(c.data_parallel_shard_size for c in configs):
         del shown["shards"]
@@ -67,6 +69,7 @@ def arithmetic(config: ParallelConfig) -> str:
     chunks += f", {config.pipeline_schedule}" if config.pipeline_schedule else ""
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
+    chunks += f", tokens by {config.moe_token_dispatcher_type}" if config.moe_token_dispatcher_type else ""
     return (
         f"{sizes} = {total} devices{chunks}, micro-batch {config.micro_batch_size}, "
         f"SP {'on' if config.sequence_parallel else 'off'}, recompute {recompute_name(config.recompute)}, "

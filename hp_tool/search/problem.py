@@ -213,6 +213,6 @@ class SearchProblem(Question):
         """The configuration with what the query, its release or its recipe says for all of them."""
         if parallel.context_parallel_size > 1:
             parallel = replace(parallel, context_parallel_communication=self.strategy.context_parallel_communication)
-        if self.model.num_experts and self.framework == "megatron-core":
+        if self.model.num_experts and self.framework == "megatron-core" and parallel.moe_token_dispatcher_type is None:
             parallel = replace(parallel, moe_token_dispatcher_type=self.strategy.moe_token_dispatcher_type)
         return parallel

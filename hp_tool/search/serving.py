@@ -37,7 +37,7 @@ class ServingSearch(Question):
     @property
     def tokens_per_gpu(self) -> float:
         """Output tokens of the load's requests in flight, by device."""
-        assert self.inference.concurrency is not None  # a search is of a closed load
+        assert isinstance(self.inference.concurrency, int)  # a search is of a closed load
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
     def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
@@ -76,7 +76,7 @@ def load_latencies(
     A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d requests per replica, each is
     served after r = max(C / (d b), 1) batches: requests that find no room wait S (r - 1) longer (Little's law).
     """
-    assert inference.concurrency is not None
+    assert isinstance(inference.concurrency, int)
     batches = max(inference.concurrency / config.data_parallel_size / config.max_num_seqs, 1.0)
     following = inference.output_length - 1
     batch_s = config.max_num_seqs * inference.output_length / times.output_tokens_per_second

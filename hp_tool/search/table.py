@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.evidence import Evidence, FloatArray
-from hp_tool.cost.candidates import RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
+from hp_tool.cost.candidates import DISPATCHERS, RECOMPUTE_COLUMNS, SCHEDULE_NAMES, Candidates, recompute_from_codes
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.parallel import recompute_name
@@ -133,6 +133,9 @@ def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
         f.name: tuple(getattr(candidates, f.name).tolist()) for f in fields(candidates) if f.name not in _NOT_AXES
     }
     columns["pipeline_schedule"] = tuple(SCHEDULE_NAMES[code] or "1f1b" for code in candidates.pipeline_schedule.tolist())
+    columns["moe_token_dispatcher_type"] = tuple(
+        DISPATCHERS[code] or "usual" for code in candidates.moe_token_dispatcher_type.tolist()
+    )
     columns["sequence_parallel"] = tuple(bool(value) for value in candidates.sequence_parallel)
     codes = zip(*(getattr(candidates, name).tolist() for name in RECOMPUTE_COLUMNS), strict=True)
     columns["recompute"] = tuple(recompute_name(recompute_from_codes(*each)) for each in codes)

@@ -97,6 +97,11 @@ def _one_kind(query: Query) -> str | ClusterQuery:
 
 
 def _refuse_unmodelled(problem: ServingProblem) -> None:
+    if problem.unknown is not None or problem.think_time_s > 0.0:
+        raise UnsupportedError(
+            "pools are modelled under one given load without think time; give inference.concurrency or request_rate_per_second",
+            field="inference.concurrency",
+        )
     for name in problem.targets.__slots__:
         if name not in _TARGETS and getattr(problem.targets, name) is not None:
             raise UnsupportedError(f"pools are modelled in means, no {name}; leave it out", field=f"targets.{name}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,16 @@ from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.query import Targets
 from hp_tool.domain.result import Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, ServingIntervals, ServingMemory, Tail, Tails
+from hp_tool.domain.serving import (
+    EngineEfficiency,
+    InferenceEstimate,
+    ServingGoodput,
+    ServingIntervals,
+    ServingMemory,
+    Tail,
+    Tails,
+    TokenPrices,
+)
 from hp_tool.serving.problem import CostedRows, ServingProblem
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
@@ -50,7 +60,8 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
     ttft, tpot = float(costs.ttft_s[row]), float(costs.tpot_s[row])
     throughput = float(costs.output_tokens_per_second_per_gpu[row])
     latency = float(costs.request_latency_s[row])
-    price = problem.cluster.price_per_gpu_hour
+    rate = throughput * problem.cluster.num_gpus / problem.output_length
+    concurrency = problem.concurrency or rate * latency
     reasons = missed_targets(rows, row)
     return replace(
         static,
@@ -62,15 +73,33 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         parts_s={name: float(seconds[row]) for name, seconds in costs.parts.items()},
         output_tokens_per_second_per_gpu=throughput,
         output_tokens_per_second_per_user=1.0 / tpot if tpot > 0.0 else None,
-        request_rate_per_second=throughput * problem.cluster.num_gpus / problem.output_length,
+        request_rate_per_second=rate,
+        concurrency=concurrency,
+        users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
         running_requests=min(float(costs.running[row]) * schedulers, float(problem.concurrency or math.inf)),
         expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
-        cost_per_million_output_tokens=None if price is None else price / SECONDS_PER_HOUR / throughput * 1e6,
+        **_price(rows, row),
         tails=tails(rows, row),
         goodput=goodput(rows, row),
-        intervals=_intervals(ttft, tpot, throughput, problem),
+        intervals=intervals(ttft, tpot, throughput, problem),
     )
+
+
+def _price(rows: CostedRows, row: int) -> dict[str, Any]:
+    """What a million tokens cost; input and output by the time that prompts and decoding take of the devices."""
+    problem, costs = rows.problem, rows.costs
+    hourly = problem.cluster.price_per_gpu_hour
+    if hourly is None:
+        return {}
+    output = hourly / SECONDS_PER_HOUR / float(costs.output_tokens_per_second_per_gpu[row]) * 1e6
+    prompts = float(costs.running[row] * costs.prompt_s[row])
+    share = prompts / (prompts + float(costs.parts["decode"][row]))
+    by_input = share * output * problem.output_length / problem.input_length
+    return {
+        "cost_per_million_output_tokens": output,
+        "cost_per_million_tokens": TokenPrices(input=by_input, output=(1.0 - share) * output),
+    }
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
@@ -140,7 +169,8 @@ def widened(*factors: float) -> float:
     return math.sqrt(1.0 + sum(factor**2 - 1.0 for factor in factors))
 
 
-def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
+def intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
+    """The central 90 % around predicted means."""
     engine, gpu = problem.engine, problem.profile.gpu
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures are those of other versions' groups.
@@ -159,6 +189,15 @@ def _intervals(ttft: float, tpot: float, throughput: float, problem: ServingProb
         output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd),
         source=scatter.fitted_on,
     )
+
+
+def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
+    """Standard deviation of ln(measured / predicted) of the ratio of two layouts' `ttft`, `tpot` or `throughput`, one load."""
+    scatter = problem.experts if problem.model.num_experts is not None else problem.engine
+    if figure == "throughput" and isinstance(scatter, EngineEfficiency) and scatter.pair_log_sd is not None:
+        return scatter.pair_log_sd
+    own: float = getattr(scatter, f"{figure}_log_sd")
+    return math.sqrt(2.0) * own
 
 
 def _provenance(problem: ServingProblem) -> dict[str, object]:
@@ -188,6 +227,8 @@ def _load_words(problem: ServingProblem) -> str:
     if problem.offline:
         how_many = "more requests than run at once" if problem.num_prompts is None else f"{problem.num_prompts} requests"
         return f"offline, {how_many} queued at once, latencies from admission, equal lengths"
+    if problem.concurrency is not None and problem.think_time_s > 0.0:
+        return f"closed, {problem.concurrency} requests in flight, {problem.think_time_s:g} s between requests, equal lengths"
     if problem.concurrency is not None:
         return f"closed, {problem.concurrency} requests in flight, equal lengths"
     return f"open, {problem.request_rate_per_second} requests a second, independent arrivals, equal lengths"
@@ -198,8 +239,8 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
     first token waits shorter after it, and all requests take as long.
     """
     problem, costs = rows.problem, rows.costs
-    if problem.request_rate_per_second is not None:
-        return _open(problem, rows.candidates, costs.request_latency_s, share)
+    if rows.in_flight is not None:
+        return _open(problem, rows.candidates, rows.in_flight, share)
     wave, output = problem.wave_share, problem.output_length
     return Quantiles(
         ttft_s=ttft_quantile(costs, share=share, wave_share=wave),
@@ -246,9 +287,9 @@ def request_bounds(targets: Targets) -> dict[str, float]:
 
 def _requests(rows: CostedRows, row: int) -> Quantiles:
     """The requests at PLACES, from the first to be served to the last."""
-    if rows.problem.request_rate_per_second is not None:
+    if rows.in_flight is not None:
         each = np.full(len(PLACES), row)
-        return _open(rows.problem, rows.candidates.take(each), rows.costs.request_latency_s[each], PLACES)
+        return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
     at = [quantiles(rows, share) for share in PLACES.tolist()]
     return Quantiles(
         ttft_s=np.array([values.ttft_s[row] for values in at]),
@@ -258,13 +299,13 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
 
 
 def _open(
-    problem: ServingProblem, candidates: ServingCandidates, latency_s: FloatArray, share: float | FloatArray
+    problem: ServingProblem, candidates: ServingCandidates, in_flight: FloatArray, share: float | FloatArray
 ) -> Quantiles:
-    """Quantiles under the load that the request rate keeps in flight (Little's law)."""
+    """Quantiles with on average so many independent requests in flight."""
     return open_quantiles(
         case=problem,
         candidates=candidates,
-        load=(problem.request_rate_per_second or 0.0) * latency_s,
+        load=in_flight,
         share=share,
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
@@ -293,11 +334,25 @@ def meets_targets(rows: CostedRows) -> BoolArray:
     return met
 
 
+def worst_miss(rows: CostedRows) -> FloatArray:
+    """By how much each row misses the worst of its targets: its value by its limit."""
+    worst = np.zeros(len(rows.candidates))
+    for _, limit, values in bounded_values(rows):
+        worst = np.maximum(worst, values / limit)
+    return worst
+
+
 def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
     """A reason for each target that the configuration misses, and by how much."""
-    reasons = []
+    reasons: list[Reason] = []
     for name, limit, values in bounded_values(rows):
-        if (value := float(values[row])) > limit:
-            message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
-            reasons.append(Reason(code="target_missed", message=message, needed=value, available=limit))
+        reasons += missed_target(name, value=float(values[row]), limit=limit)
     return tuple(reasons)
+
+
+def missed_target(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
+    """Why a value is no answer to a target; nothing where it keeps to it."""
+    if value <= limit:
+        return ()
+    message = f"{name} {duration(value)} is above targets.{name} {duration(limit)} by {value / limit - 1.0:.0%}"
+    return (Reason(code="target_missed", message=message, needed=value, available=limit),)

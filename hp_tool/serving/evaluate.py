@@ -13,7 +13,9 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.serving.estimates import estimate_row
 from hp_tool.serving.fixes import fixes
+from hp_tool.serving.highest import bearable_load, highest_loads
 from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.serving.replay import played
 from hp_tool.training.evaluate import single_values
 
 
@@ -37,10 +39,13 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
-        estimate = estimate_row(problem.costed(candidate), 0)
-    if estimate.feasible or not with_fixes:
+        loads = highest_loads(problem, candidate)
+        rows = problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate)
+        estimate = estimate_row(rows, 0) if problem.trace is None else played(rows)
+    if estimate.feasible or not with_fixes or problem.trace is not None:
         return estimate
-    return replace(estimate, mends=fixes(query=query, problem=problem, infeasible=estimate))
+    bearable = None if code else bearable_load(problem, candidate)
+    return replace(estimate, highest_load=bearable, mends=fixes(query=query, problem=problem, infeasible=estimate))
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:

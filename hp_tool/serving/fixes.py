@@ -11,7 +11,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.errors import InputError
 from hp_tool.render.words import change_in_words, changed_fields
-from hp_tool.serving.estimates import bounded_values, estimate_row, meets_targets
+from hp_tool.serving.estimates import estimate_row, meets_targets, worst_miss
+from hp_tool.serving.highest import costed_rows
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.space.serving import serving_space
 from hp_tool.training.fixes import GROWTH, MAX_CHANGES, MAX_FIXES
@@ -36,6 +37,8 @@ class Neighbours(CostedRows):
     """Which of them rise and which fall, as a number."""
     distance: FloatArray
     """How far they moved: the sum of |log2|."""
+    loads: FloatArray | None
+    """The highest load of each, where the query leaves it open."""
 
     @property
     def fits(self) -> BoolArray:
@@ -53,13 +56,6 @@ class Neighbours(CostedRows):
         order = rows[np.lexsort(keys)]
         first: NDArray[np.intp] = order[np.sort(np.unique(self.directions[order], return_index=True)[1])]
         return first
-
-    def miss(self) -> FloatArray:
-        """By how much the worst target is missed: its value by its limit."""
-        worst = np.zeros(len(self.candidates))
-        for _, limit, values in bounded_values(self):
-            worst = np.maximum(worst, values / limit)
-        return worst
 
 
 def fixes(*, query: Query, problem: ServingProblem, infeasible: InferenceEstimate) -> tuple[ServingMend, ...]:
@@ -85,7 +81,7 @@ def _nearest(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingMen
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
-    miss = near.miss()
+    miss = worst_miss(near)
     best = int(rows[np.lexsort((near.distance[rows], miss[rows]))[0]])
     missed = [r.needed / r.available for r in infeasible.reasons if r.code == "target_missed" and r.needed and r.available]
     if missed and miss[best] >= max(missed):
@@ -123,10 +119,13 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     moved = np.array([np.log2(getattr(candidates, name) / getattr(base, name)) for name in AXES])
     near = np.flatnonzero(np.count_nonzero(moved, axis=0) <= MAX_CHANGES)
     candidates, moved = candidates.take(near), moved[:, near]
+    rows, loads = costed_rows(problem, candidates)
     return Neighbours(
         problem=problem,
         candidates=candidates,
-        costs=problem.costed(candidates).costs,
+        costs=rows.costs,
+        in_flight=rows.in_flight,
+        loads=loads,
         changes=np.count_nonzero(moved, axis=0),
         directions=(3 ** np.arange(len(AXES))) @ np.sign(moved).astype(np.int64),
         distance=np.abs(moved).sum(axis=0),
@@ -135,7 +134,11 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 
 def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingMend:
     """Row `row` compared with the infeasible configuration on `num_gpus` devices."""
-    after = estimate_row(near, row)
+    if near.loads is None:
+        after = estimate_row(near, row)
+    else:
+        one = near.candidates.take(slice(row, row + 1))
+        after = estimate_row(near.problem.costed_under(float(near.loads[row]), one), 0)
     assert infeasible.parallel is not None and after.parallel is not None and after.memory is not None
     figures = {name: getattr(after, name) for name in FIGURES}
     before, throughput = infeasible.output_tokens_per_second_per_gpu, figures["output_tokens_per_second_per_gpu"]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.traces import Trace, request_trace
+from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.roofline import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
-from hp_tool.cost.serving.load import costs_at_rate, offline_costs
+from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query, Targets
 from hp_tool.domain.serving import EngineEfficiency
-from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.domain.workload import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.problem import named_model
 
@@ -31,12 +35,31 @@ _TRAINING_ONLY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """Loads of which the highest within the targets is wanted: `values`, or all from lowest to highest."""
+
+    by_rate: bool
+    """Requests per second, else requests in flight."""
+    values: tuple[float, ...] | None = None
+    """Ascending."""
+    lowest: float | None = None
+    highest: float | None = None
+    """None: what the devices sustain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProblem(ServingCase):
     """A query's case, its load and its limits."""
 
     concurrency: int | None
-    """Requests in flight over all GPUs; None if request_rate_per_second is set, or all requests are queued at once."""
+    """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
     request_rate_per_second: float | None
+    unknown: Loads | None
+    """What the highest load within the targets is wanted of; None: the load is given."""
+    think_time_s: float
+    """Seconds between an answer and the same person's next request."""
+    trace: Trace | None
+    """Requests to play; the lengths are then their means."""
     offline: bool
     """Whether all requests are queued at once, without a front end."""
     num_prompts: int | None
@@ -46,21 +69,33 @@ class ServingProblem(ServingCase):
 
     @property
     def wave_share(self) -> float:
-        """Share of requests that start together: a closed load's first wave; independent arrivals have none."""
-        return 0.0 if self.concurrency is None else self.engine.wave_share
+        """Share of requests that start together: a closed load's first wave; offline loads have none."""
+        return 0.0 if self.offline else self.engine.wave_share
 
-    def costed(self, candidates: ServingCandidates) -> CostedRows:
-        """Legal candidates with their latency, throughput and memory."""
-        headroom, rate = self.constraints.memory_headroom_fraction, self.request_rate_per_second
+    def costed(self, candidates: ServingCandidates, *, rates: FloatArray | None = None) -> CostedRows:
+        """Legal candidates with their latency, throughput and memory, at their own concurrency or each at one of `rates`."""
+        headroom, in_flight = self.constraints.memory_headroom_fraction, None
+        rate = self.request_rate_per_second if rates is None else rates
         if self.offline:
             costs = offline_costs(
                 case=self, candidates=candidates, num_prompts=self.num_prompts, memory_headroom_fraction=headroom
             )
-        elif rate is None:
-            costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
-        else:
+        elif rate is not None:
             costs = costs_at_rate(case=self, candidates=candidates, requests_per_second=rate, memory_headroom_fraction=headroom)
-        return CostedRows(problem=self, candidates=candidates, costs=costs)
+            in_flight = rate * costs.request_latency_s
+        elif self.think_time_s > 0.0:
+            costs = independent_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+            in_flight = candidates.concurrency.astype(np.float64)
+        else:
+            costs = serving_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
+        return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
+
+    def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
+        """One candidate under one load: requests per second of an unknown rate, else requests in flight."""
+        if self.unknown is not None and self.unknown.by_rate:
+            return dataclasses.replace(self, unknown=None, request_rate_per_second=float(load)).costed(candidate)
+        given = dataclasses.replace(self, unknown=None, request_rate_per_second=None, concurrency=int(load))
+        return given.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
@@ -74,6 +109,8 @@ class CostedRows:
     problem: ServingProblem
     candidates: ServingCandidates
     costs: ServingCosts
+    in_flight: FloatArray | None = None
+    """Requests over all GPUs, on average, whose number fluctuates as they come independently; None: a closed loop."""
 
 
 def resolve_serving(query: Query) -> ServingProblem:
@@ -87,15 +124,15 @@ def resolve_serving(query: Query) -> ServingProblem:
     for name in ("expert_imbalance", "two_batch_overlap"):
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
-    concurrency, rate = query.inference.concurrency, query.inference.request_rate_per_second
-    load = query.inference.load
+    workload, trace = _traced(query.inference)
+    concurrency, rate = workload.concurrency, workload.request_rate_per_second
+    load = workload.load
     offline = load is not None and load.arrival == "offline"
-    if (concurrency is None) == (rate is None) and not offline:
+    if concurrency is not None and rate is not None:
         raise InputError(
-            "give inference.concurrency (requests in flight over all GPUs) or inference.request_rate_per_second, and not both; "
-            "or inference.load with arrival: offline",
+            "give inference.concurrency (requests in flight over all GPUs) or inference.request_rate_per_second, not both; "
+            "with neither the answer is the highest load within the targets",
             field="inference.concurrency",
-            code="missing_field" if rate is None else "invalid_value",
         )
     cluster = catalogue_cluster(query.cluster)
     if cluster.kinds:
@@ -104,16 +141,77 @@ def resolve_serving(query: Query) -> ServingProblem:
             field="cluster.stages",
         )
     engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
-    case = serving_case(model=model, cluster=cluster, workload=query.inference, engine=engine)
+    case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
-        concurrency=concurrency,
-        request_rate_per_second=rate,
+        concurrency=concurrency if isinstance(concurrency, int) else None,
+        request_rate_per_second=rate if isinstance(rate, int | float) else None,
+        unknown=None if offline else unknown_loads(workload),
+        think_time_s=workload.think_time_s,
+        trace=trace,
         offline=offline,
         num_prompts=load.num_prompts if load is not None else None,
         constraints=query.constraints,
         targets=query.targets or Targets(),
     )
+
+
+def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
+    """The workload with what its trace says of lengths, cached prefixes and rate, and the trace."""
+    if workload.trace is None:
+        return workload, None
+    trace = request_trace(workload.trace)
+    if workload.input_length:  # lengths that are given stand in for the trace's
+        inputs = np.full(len(trace.input_tokens), workload.input_length)
+        trace = dataclasses.replace(trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1))
+    if workload.output_length:
+        trace = dataclasses.replace(trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length))
+    if workload.concurrency is None and workload.request_rate_per_second is None:
+        if trace.rate_per_second is None:
+            raise InputError(
+                "the trace has no arrivals; give inference.concurrency or request_rate_per_second",
+                field="inference.concurrency",
+                code="missing_field",
+            )
+        workload = dataclasses.replace(workload, request_rate_per_second=trace.rate_per_second)
+    for name in ("concurrency", "request_rate_per_second"):
+        if not isinstance(getattr(workload, name), int | float | None):
+            raise UnsupportedError(f"a trace is played under one {name}; give one value", field=f"inference.{name}")
+    for name in ("load", "disaggregated"):
+        if getattr(workload, name) is not None:
+            raise UnsupportedError(f"a trace says itself how requests come; leave {name} out", field=f"inference.{name}")
+    cached = float(trace.prefix_tokens.sum() / trace.input_tokens.sum())
+    return dataclasses.replace(
+        workload,
+        input_length=max(round(float(trace.input_tokens.mean())), 1),
+        output_length=max(round(float(trace.output_tokens.mean())), 1),
+        prefix_cache_hit_rate=min(cached, 0.99) if cached else workload.prefix_cache_hit_rate,
+    ), trace
+
+
+def unknown_loads(workload: InferenceWorkload) -> Loads | None:
+    """The loads that a workload leaves open; None: it gives one."""
+    by_rate = workload.request_rate_per_second is not None
+    by_rate |= workload.load is not None and workload.load.arrival == "poisson"
+    field = "request_rate_per_second" if by_rate else "concurrency"
+    given = getattr(workload, field)
+    if isinstance(given, ConcurrencyRange | RateRange):
+        if given.min > given.max:
+            raise InputError(f"min {given.min:g} is above max {given.max:g}", field=f"inference.{field}")
+        return Loads(by_rate=by_rate, lowest=given.min, highest=given.max)
+    if isinstance(given, tuple):
+        return Loads(by_rate=by_rate, values=tuple(sorted({float(value) for value in given})))
+    return Loads(by_rate=by_rate) if given is None else None
+
+
+def seeks_concurrency(query: Query) -> bool:
+    """Whether the highest number of requests in flight is wanted."""
+    workload = query.inference
+    assert workload is not None
+    if workload.trace is not None or (workload.load is not None and workload.load.arrival == "offline"):
+        return False
+    unknown = unknown_loads(workload)
+    return unknown is not None and not unknown.by_rate and workload.output_length > 1
 
 
 def serving_case(
@@ -170,10 +268,12 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
         "burst": None,
     }
     finite = load is not None and (load.warmup is not None or (load.num_prompts is not None and load.arrival != "offline"))
-    if load is not None and (arrivals[load.arrival] != given or finite):
+    open_ended = load is not None and load.arrival in ("closed", "poisson") and not given
+    if load is not None and ((arrivals[load.arrival] != given and not open_ended) or finite):
         raise UnsupportedError(
             "inference.load is modelled as arrival closed with a concurrency, as arrival poisson with a request rate, both in "
-            "the long run (leave num_prompts and warmup out), and as arrival offline with neither",
+            "the long run (leave num_prompts and warmup out), either of them also with neither, for the highest load, and as "
+            "arrival offline",
             field="inference.load",
         )
     for name in _TRAINING_ONLY:

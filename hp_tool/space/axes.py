@@ -3,15 +3,27 @@
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Bools, Ints
-from hp_tool.cost.candidates import ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
+from hp_tool.cost.candidates import DISPATCHERS, ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelQuery, PipelineSchedule, Recompute, RecomputeName, axis_values, divisors
+from hp_tool.domain.parallel import (
+    ParallelQuery,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+    RecomputeName,
+    TokenDispatcher,
+    axis_values,
+    divisors,
+)
 from hp_tool.domain.pipeline_layout import parse_layout
+from hp_tool.domain.releases import FLEX_EXISTS, LATEST, has_come
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
+MAX_EXPERT_TENSOR = 8
+"""Devices that split an expert by default."""
 CONTEXT_TOKENS = 1_024
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
@@ -32,6 +44,8 @@ class Axes:
     recompute: tuple[tuple[int, int, int], ...]
     """Codes, see cost.candidates.RECOMPUTE_COLUMNS."""
     zero_stage: tuple[int, ...]
+    moe_token_dispatcher_type: tuple[int, ...] = (0,)
+    """Codes, see cost.candidates.DISPATCHERS."""
     known_zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """All that the framework has, tried or not."""
     data_parallel_shard_size: tuple[int, ...] = (0,)
@@ -87,11 +101,12 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         virtual_pipeline_parallel_size=chunks,
         context_parallel_size=axis_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
         expert_parallel_size=axis_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
-        expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or (1,),
+        expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or _expert_tensor_sizes(case),
+        moe_token_dispatcher_type=_dispatchers(query, case),
         micro_batch_size=axis_values(query.micro_batch_size)
         or divisors(workload.global_batch_size, limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
-        recompute=_recompute_values(query, workload),
+        recompute=_recompute_values(query, case),
         zero_stage=axis_values(query.zero_stage) or usual or known,
         known_zero_stages=known,
         data_parallel_shard_size=shards,
@@ -99,6 +114,26 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
         chunks_are_asked=query.virtual_pipeline_parallel_size is not None or bool(laid_out) or bool(cluster.kinds),
     )
+
+
+def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
+    """Powers of two that divide an expert within an NVLink domain, if there are more ranks than experts; else experts stay
+    whole: splitting them adds communication, and more expert parallelism takes its place.
+    """
+    model, cluster = case.model, case.cluster
+    if not model.num_experts or model.num_experts >= cluster.num_gpus:
+        return (1,)
+    most = min(cluster.num_gpus // model.num_experts, cluster.nvlink_domain_size, MAX_EXPERT_TENSOR)
+    return tuple(k for k in divisors(model.expert_size, limit=most) if k & (k - 1) == 0)
+
+
+def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
+    """The codes of those the query names, else of alltoall and flex where the release and the GPUs have both."""
+    names: tuple[TokenDispatcher, ...] = axis_values(query.moe_token_dispatcher_type)
+    exists = has_come(case.workload.framework_version or LATEST, since=FLEX_EXISTS) and case.cluster.runs_flex_dispatcher
+    if not names and case.model.num_experts and exists:
+        names = facts(case.workload.framework).dispatchers
+    return tuple(DISPATCHERS.index(name) for name in names) or (0,)
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
@@ -154,10 +189,25 @@ def _counts_ends(layers: int, chunks: Ints) -> Bools:
     return -layers % chunks <= 2
 
 
-def _recompute_values(query: ParallelQuery, workload: TrainingWorkload) -> tuple[tuple[int, int, int], ...]:
+def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[int, int, int], ...]:
+    workload = case.workload
     values: tuple[RecomputeName | Recompute, ...] = axis_values(query.recompute)
     if not values and facts(workload.framework).is_plain:
         values = ("none", "full")
     elif not values:  # merged passes cannot run whole layers again
-        values = ("none", "selective") if workload.merges_passes else ("none", "selective", "full")
+        sets = tuple(Recompute(granularity="selective", modules=modules) for modules in _module_sets(case))
+        values = ("none", "selective", *sets, *(() if workload.merges_passes else ("full",)))
     return tuple(dict.fromkeys(recompute_codes(value) for value in values))
+
+
+def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
+    """What recipes of models with experts recompute (Megatron-Bridge): what costs little to make again, by itself or together.
+    Megatron Core does not recompute norms and activations under delayed scaling.
+    """
+    model, workload = case.model, case.workload
+    if not model.num_experts or workload.framework != "megatron-core" or workload.lora is not None:
+        return ()
+    latent: tuple[RecomputeModule, ...] = ("mla_up_proj",) if model.kv_lora_rank is not None else ()
+    delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
+    cheap: tuple[RecomputeModule, ...] = () if delayed else ("layernorm", "moe_act")
+    return tuple(dict.fromkeys(modules for modules in (latent, cheap, (*latent, *cheap)) if modules))

@@ -7,7 +7,7 @@ stage) span a grid. However large a space is, no more than one block of it is he
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
         "micro_batch_size": axes.micro_batch_size,
         "sequence_parallel": sequence_parallel,
         "data_parallel_shard_size": axes.data_parallel_shard_size,
+        "moe_token_dispatcher_type": axes.moe_token_dispatcher_type,
     }
     return {name: np.asarray(values, dtype=np.int64) for name, values in choices.items()}
 
@@ -137,6 +138,11 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
     )
     # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
     once = (t > 1) | (asked == choices["sequence_parallel"][0])
+    # Ranks that hold all experts have nothing to dispatch: one of several dispatchers stands for all.
+    if len(dispatchers := choices["moe_token_dispatcher_type"]) > 1:
+        dispatched = block.expert_parallel_size * block.expert_tensor_parallel_size > 1
+        once &= dispatched | (block.moe_token_dispatcher_type == dispatchers[0])
+        block = replace(block, moe_token_dispatcher_type=block.moe_token_dispatcher_type * dispatched)
     if 0 in choices["data_parallel_shard_size"]:
         once &= shards != d
     return block if once.all() else block.take(np.flatnonzero(once))

@@ -99,7 +99,7 @@ class BestSearch:
         self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
         self.reach_s, self.limit_s = reach_s, np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
-        self.modules = more_module_sets(problem)
+        self.modules = more_module_sets(problem, self.axes)
         self.counts = every_chunk_count(problem)
         self.stages, self.shards = more_zero_stages(problem, self.axes), more_shards(problem, self.axes)
         self.group_stages = group_stages(problem, (*self.axes.zero_stage, *self.stages))

@@ -10,7 +10,7 @@ from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, OF_THE_QUERY, ParallelConfig, ParallelQuery
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
@@ -75,7 +75,7 @@ class ResolvedConfiguration:
         model or a device by a mapping, which has no hash.
         """
         query = self.query
-        strategy = tuple(getattr(query.parallel, name) for name in OF_THE_QUERY)
+        strategy = tuple(getattr(query.parallel, name) for name in OF_THE_FRAMEWORK)
         key = (query.model, query.cluster, query.training, query.constraints, strategy)
         hash(key)
         return key

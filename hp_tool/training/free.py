@@ -18,16 +18,22 @@ from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rules import check_recompute
 
 
-def more_module_sets(problem: TrainingProblem) -> list[tuple[int, int, int]]:
-    """Codes of the sets of modules, or of recomputation per operation, that the framework knows and the axes do not list."""
+def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:
+    """Codes of the sets of modules, or of recomputation per operation, that the framework knows and the axes do not list.
+
+    Megatron Core does not recompute norms and activations under delayed scaling.
+    """
     if not _free(problem):
         return []
     sets = itertools.chain.from_iterable(itertools.combinations(MODULES, size) for size in range(1, len(MODULES) + 1))
     # Recomputed whole, an MoE block includes its activations and shared experts.
     named = [names for names in sets if "moe" not in names or not {"moe_act", "shared_experts"} & set(names)]
-    specs = [Recompute(granularity="selective", modules=names) for names in named if names != ("core_attn",)]
+    workload = problem.workload
+    delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
+    kept = [names for names in named if not (delayed and {"layernorm", "moe_act"} & set(names))]
+    specs = [Recompute(granularity="selective", modules=names) for names in kept]
     known = (spec for spec in (Recompute(granularity="per_op"), *specs) if _runs(spec, problem))
-    return [recompute_codes(spec) for spec in known]
+    return [codes for codes in map(recompute_codes, known) if codes not in axes.recompute]
 
 
 def every_chunk_count(problem: TrainingProblem) -> bool:

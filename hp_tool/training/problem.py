@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +38,7 @@ from hp_tool.domain.pipeline_layout import (
     splits_unevenly,
 )
 from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import GraphModule, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -47,18 +46,11 @@ from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training, first_case
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
-FLEX_SINCE = {"container": (26, 2, 1), "core": (0, 16)}
-"""Releases since which recipes exchange tokens by the flex dispatcher: NeMo containers (year.month) and Megatron Core.
-Megatron Core has it since 0.12 (DeepEP), with HybridEP since 0.15; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
 ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
 """Releases since which recipes record whole iterations although no token is dropped."""
 ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
-TODAY = "26.02.01"
-"""What runs where a query names no release: software as new as this, at least."""
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
 """How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
-FIRST_CONTAINER = 20
-"""Year of the first NeMo container; Megatron Core's releases begin with 0."""
 
 BEYOND_PEAK = 2.0
 """Kernels skip the causal half of attention at most."""
@@ -116,7 +108,7 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(
             self,
             parallel=parallel,
-            strategy=_strategy(parallel, model=self.model, workload=self.workload),
+            strategy=_strategy(parallel, model=self.model, workload=self.workload, cluster=self.cluster),
             assumed={name: value for name, value in self.assumed.items() if name.removeprefix("parallel.") not in values},
         )
 
@@ -185,7 +177,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     workload, rows, lengths = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
-    strategy = _strategy(query.parallel, model=model, workload=workload)
+    strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
     open_knobs = assumed(asked, resolved=query, model=model, strategy=strategy)
     cases = [
         TrainingCase(
@@ -235,8 +227,8 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 
 
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """flex from the releases of FLEX_SINCE on; alltoall, which runs everywhere, before them and for unknown releases."""
-    return "flex" if _has_come(framework_version or "", since=FLEX_SINCE) else "alltoall"
+    """flex from the releases of FLEX_IS_USUAL on; alltoall, which runs everywhere, before them and for unknown releases."""
+    return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
 
 
 def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
@@ -246,12 +238,7 @@ def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[Grap
     named = workload.cuda_graph_modules
     if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
         return named
-    return None if _has_come(workload.framework_version or TODAY, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
-
-
-def _has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
-    numbers = _release(release)
-    return bool(numbers) and numbers >= since["container" if numbers[0] >= FIRST_CONTAINER else "core"]
+    return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
@@ -260,21 +247,11 @@ def release_factor(framework: FrameworkEfficiency, release: str | None) -> float
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
-    numbers, newest = (_release(one) for one in (release, framework.newest_release))
+    numbers, newest = (release_numbers(one) for one in (release, framework.newest_release))
     if len(numbers) < 2 or numbers[0] < FIRST_CONTAINER:
         return 1.0
     years = newest[0] - numbers[0] + (newest[1] - numbers[1]) / 12.0
     return math.exp(framework.yearly_gain * min(max(years, -MOST_YEARS_AHEAD), MOST_YEARS_BACK))
-
-
-def is_later(release: str, *, than: str) -> bool:
-    """Whether a release is later than a NeMo container's (year.month). Versions of Megatron Core (0.x) began in 2023."""
-    numbers, since = _release(release), _release(than)
-    return bool(numbers) and ((23,) if numbers[0] < FIRST_CONTAINER else numbers) > since
-
-
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def _with_rank_order(cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
@@ -290,18 +267,20 @@ def _with_rank_order(cluster: ClusterSpec, *, model: ModelSpec, parallel: Parall
     return dataclasses.replace(cluster, rank_order=order)
 
 
-def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload) -> Strategy:
+def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec) -> Strategy:
     """The query's strategy; what it leaves out is what its framework does. Raises InputError for what would change nothing."""
-    dispatcher = parallel.moe_token_dispatcher_type
-    if dispatcher is not None and not model.num_experts:
+    dispatchers: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
+    if dispatchers and not model.num_experts:
         raise InputError(
             f"{model.name} has no experts to dispatch tokens to; leave it out", field="parallel.moe_token_dispatcher_type"
         )
+    runs_flex = model.num_experts and cluster.runs_flex_dispatcher
+    usual = usual_dispatcher(workload.framework_version if runs_flex else None)
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
         dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
-        moe_token_dispatcher_type=dispatcher or usual_dispatcher(workload.framework_version if model.num_experts else None),
+        moe_token_dispatcher_type=usual if usual in dispatchers or not dispatchers else dispatchers[0],
         pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
 
@@ -382,7 +361,7 @@ def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: Trai
     if model.num_experts:
         earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
-    if constants.newest_release is not None and is_later(release or TODAY, than=constants.newest_release):
+    if constants.newest_release is not None and is_later(release or LATEST, than=constants.newest_release):
         more += profile.doubts.release_log_sd**2
     if more == 0.0:
         return profile

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
 
+Row = TypeVar("Row")
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
 """The best candidates by a calibration's few factors, whose order its residuals decide: those are too slow for millions."""
@@ -200,6 +201,16 @@ def recommendations(
         estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
         rows.append(Recommendation(rank=index + 1, parallel=config, estimate=estimate, calibrated_estimate=calibrated))
     return tuple(rows)
+
+
+def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
+    """The group of each ranked row, from 1: those that are `alike` the group's first row."""
+    found: list[int] = []
+    first: Row | None = None
+    for row in rows:
+        found.append(found[-1] if first is not None and alike(row, first) else len(set(found)) + 1)
+        first = row if first is None or len(found) == 1 or found[-1] != found[-2] else first
+    return found
 
 
 @functools.cache

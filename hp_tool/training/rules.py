@@ -379,6 +379,11 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
         (workload.lora is not None, "recompute.modules other than core_attn are not modelled under lora"),
         error=UnsupportedError,
     )
+    if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
+        again = sorted({"layernorm", "moe_act"}.intersection(modules))
+        _refuse(
+            field, (again, f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; leave one out")
+        )
     dense = model.num_hidden_layers > model.moe_layers
     missing: dict[RecomputeModule, tuple[bool, str]] = {
         "mlp": (dense, "a layer with a dense MLP"),

@@ -26,7 +26,7 @@ from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers import check_trainer, check_varied, program_name
+from hp_tool.trainers import check_trainer, check_varied, program_name, tells
 from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.choice import choose
@@ -67,12 +67,20 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         check_trainer(query.trainer)
         if query.search.breakdown:
             raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
-        return problem
+        return problem if tells(query.trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
     for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
         raise UnsupportedError(f"profile runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
+
+
+def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
+    """The problem with the usual dispatcher where the query leaves it open: a command that does not name it decides it."""
+    if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
+        return problem
+    parallel = replace(problem.parallel, moe_token_dispatcher_type=problem.strategy.moe_token_dispatcher_type)
+    return replace(problem, parallel=parallel)
 
 
 def build_problem(

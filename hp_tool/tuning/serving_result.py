@@ -1,5 +1,6 @@
 """The result of a serving search: configurations ranked by calibrated latencies, measured ones by their measured ones."""
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
@@ -15,6 +17,7 @@ from hp_tool.search.account import spent_by
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, estimate_row
 from hp_tool.serving.problem import CostedRows
+from hp_tool.training.rank import group_numbers
 from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
@@ -95,9 +98,17 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
     candidates = tuning.search.candidates
     predicted = CostedRows(problem=tuning.problem, candidates=candidates, costs=tuning.costs)
     corrected = replace(predicted, costs=_corrected(tuning, latencies))
+
+    def alike(row: int, first: int) -> bool:
+        sds = (0.0 if each in latencies.measured else float(latencies.log_sd[each]) for each in (row, first))
+        one, other = (latencies.row(each, output_length=tuning.problem.output_length) for each in (row, first))
+        return abs(math.log(one.request_latency_s / other.request_latency_s)) <= NORMAL_QUANTILE * math.hypot(*sds)
+
+    groups = group_numbers(rows, alike=alike)
     return tuple(
         ServingRecommendation(
             rank=place + 1,
+            group=groups[place],
             parallel=candidates.config(row),
             estimate=estimate_row(predicted, row),
             measurement=latencies.measured.get(row),

@@ -13,6 +13,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
+from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.queries.registered import checked_registration, read_spec
 from hp_tool.training.recipes import recipe as one_recipe
@@ -46,6 +47,11 @@ CLUSTER_EXAMPLE: dict[str, Any] = {
     },
 }
 
+TRACE_EXAMPLE: dict[str, Any] = {
+    "name": "monday",
+    "spec": {"arrival_s": [0.0, 0.4, 1.1], "input_tokens": [812, 1290, 77], "output_tokens": [120, 64, 310]},
+}
+
 T = TypeVar("T")
 
 
@@ -60,12 +66,12 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRegistration(Strict):
-    """A model or server to register under a name."""
+    """A model, server or trace to register under a name."""
 
     name: str
     """Its name in queries: small letters, digits, dots, dashes, underscores; none of the catalogue's names."""
     spec: dict[str, Any]
-    """The fields of a catalogue file; for a model also a Hugging Face config.json's content."""
+    """The fields of a catalogue file; for a model also a Hugging Face config.json's content; the columns of a trace."""
     shared: bool = False
     """Register it for everybody; administrators only. The operator's registrations always are."""
 
@@ -150,6 +156,29 @@ def register_cluster(new: NewBody, store: StoreDep, principal: PrincipalDep) -> 
     return registered(new, store, kind="cluster", owner=None if new.shared else principal.owner)
 
 
+@router.post(
+    "/traces",
+    status_code=status.HTTP_201_CREATED,
+    openapi_extra=openapi.body(NewRegistration, example=TRACE_EXAMPLE),
+    responses=openapi.conflict(TAKEN),
+)
+def register_trace(new: NewBody, store: StoreDep, principal: PrincipalDep) -> RegistrationView:
+    """Register a trace of requests that inference.trace may name, or replace one's own of this name."""
+    return registered(new, store, kind="trace", owner=None if new.shared else principal.owner)
+
+
+@router.get("/traces")
+def traces(store: StoreDep) -> Listing[TraceSpec]:
+    """Every trace that a query may name, with its requests: one's own, and everybody's."""
+    return cast(Listing[TraceSpec], _listing([], store, kind="trace"))
+
+
+@router.delete("/traces/{name}", status_code=status.HTTP_204_NO_CONTENT)
+def remove_trace(name: str, store: StoreDep, owner: OwnerDep) -> None:
+    """Remove a registered trace."""
+    store.remove_registration(kind="trace", name=name, owner=owner)
+
+
 @router.delete("/models/{name}", status_code=status.HTTP_204_NO_CONTENT)
 def remove_model(name: str, store: StoreDep, owner: OwnerDep) -> None:
     """Remove a registered model; the catalogue's cannot be removed."""
@@ -170,14 +199,14 @@ def registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, ow
 
 def _listing(known: list[Any], store: Store, *, kind: RegistrationKind) -> Listing[Any]:
     records = store.list_registrations(kind=kind)
-    items = {entry.name: entry for entry in known}
+    items: dict[str, Any] = {entry.name: entry for entry in known}
     for record in records:
         with suppress(HpToolError):  # what this version cannot read is still listed as registered
             items.setdefault(record.name, read_spec(kind=kind, name=record.name, spec=record.spec))
     return Listing(items=[items[name] for name in sorted(items)], registered=tuple(map(RegistrationView.of, records)))
 
 
-def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType:
+def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType | TraceSpec:
     if catalog.knows("models" if kind == "model" else "clusters", name):
         return catalog.model(name) if kind == "model" else catalog.node_type(name)
     record = store.get_registration(kind=kind, name=name.casefold())

@@ -19,6 +19,7 @@ from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from service.dashboard.formats import dotted
 from service.dashboard.new_search_form import (
+    EXPERTS,
     EXTRA,
     RECIPE,
     Field,
@@ -84,7 +85,7 @@ def groups() -> tuple[Section, ...]:
         "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
         "Framework and kernels": ("framework", "framework_version", "cross_entropy", "cuda_graphs", "kernel_fusion"),
         "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
-        "Precision of experts": ("expert_precision", "dispatch_precision"),
+        "Experts": tuple(path.removeprefix("training.") for path, *_ in EXPERTS["training"]),
     }
     sections = {title: [f"training.{name}" for name in names] for title, names in titled.items()} | {
         "Schedule and experts": [

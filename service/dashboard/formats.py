@@ -182,6 +182,8 @@ def details(parallel: ParallelConfig) -> str:
         parts.append(f"EP {parallel.expert_parallel_size}")
     if parallel.expert_tensor_parallel_size > 1:
         parts.append(f"expert TP {parallel.expert_tensor_parallel_size}")
+    if parallel.moe_token_dispatcher_type is not None:
+        parts.append(f"tokens by {parallel.moe_token_dispatcher_type}")
     if parallel.sequence_parallel:
         parts.append("sequence parallel")
     parts.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")

@@ -52,6 +52,7 @@ def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[M
 def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
     """Figures of a legal serving configuration; empty for an illegal one."""
     intervals, rate = estimate.intervals, estimate.output_tokens_per_second_per_gpu
+    prices = estimate.cost_per_million_tokens
     ttft_s, tpot_s, rates = (
         (intervals.ttft_s, intervals.tpot_s, intervals.output_tokens_per_second_per_gpu) if intervals else (None, None, None)
     )
@@ -61,9 +62,13 @@ def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
         _metric("Request latency", "seconds", estimate.request_latency_s),
         _metric("Output tokens/s per GPU", "rate", rate, rates),
         _metric("Requests/s", "rate", estimate.request_rate_per_second),
+        _metric("Requests in flight", "count", estimate.concurrency),
+        _metric("Users", "count", estimate.users, note="people with one request at a time"),
         _metric("Memory", "bytes", estimate.memory.total_bytes if estimate.memory else None),
         _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
         _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
+        _metric("Of it by decoding", "dollars", prices.output if prices else None),
+        _metric("Cost per million input tokens", "dollars", prices.input if prices else None, note="by prefill"),
     )
 
 

@@ -80,6 +80,8 @@ class PreviewRow(View):
     mfu: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    users: int | None = None
+    """People who keep up the load, each with one request at a time."""
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
     group: int | None = None
@@ -272,9 +274,9 @@ def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
     if query.kind == "training":
         rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
         return _training_figure(rows, front=answer.pareto or ()) if rows else None
-    # Without targets, so that the plot also shows configurations that miss them.
-    untargeted = recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
-    serving_rows = [row for row in untargeted if isinstance(row, ServingRecommendation)]
+    # An unknown load's front; else without targets, so that the plot also shows configurations that miss them.
+    rows_shown = answer.throughput_front or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
+    serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
     return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
 
 

@@ -92,9 +92,28 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
-    ("training.expert_precision", "Experts' matmuls", "as all matmuls"),
-    ("training.dispatch_precision", "Tokens sent to experts", "16 bits"),
     ("training.kernel_fusion", "Fused kernels"),
+)
+EXPERTS: dict[Kind, tuple[Spec, ...]] = {
+    "training": (
+        ("training.expert_precision", "Experts' matmuls", "as all matmuls"),
+        ("training.dispatch_precision", "Tokens sent to experts", "16 bits"),
+        ("training.expert_imbalance", "Expert imbalance"),
+        ("training.expert_capacity_factor", "Expert capacity", "no token is dropped"),
+        ("training.overlap.expert_parallel", "Tokens travel behind other passes", "recipe's or no"),
+    ),
+    "inference": (
+        ("inference.expert_imbalance", "Expert imbalance", "expected"),
+        ("inference.two_batch_overlap", "Two-batch overlap", "where it is faster"),
+    ),
+}
+POOLS: tuple[Spec, ...] = (
+    ("inference.disaggregated.prefill_tensor_parallel_size", "Prefill: tensor parallel", "any"),
+    ("inference.disaggregated.prefill_expert_parallel_size", "Prefill: expert parallel", "one, or all of the replica"),
+    ("inference.disaggregated.prefill_attention_data_parallel_size", "Prefill: attention data parallel", "any"),
+    ("inference.disaggregated.decode_tensor_parallel_size", "Decoding: tensor parallel", "any"),
+    ("inference.disaggregated.decode_expert_parallel_size", "Decoding: expert parallel", "one, or all of the replica"),
+    ("inference.disaggregated.decode_attention_data_parallel_size", "Decoding: attention data parallel", "any"),
 )
 FINE_TUNING: tuple[Spec, ...] = (
     ("training.task", "Task"),
@@ -114,12 +133,12 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
     "inference": (
         ("inference.input_length", "Input tokens", "4000"),
         ("inference.output_length", "Output tokens", "1000"),
-        ("inference.concurrency", "Concurrent requests", "64"),
+        ("inference.concurrency", "Concurrent requests", "the most within the targets"),
+        ("inference.request_rate_per_second", "Requests per second", "instead"),
+        ("inference.think_time_s", "Think time (s)"),
         ("inference.load.arrival", "Load", "closed"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
-        ("inference.expert_imbalance", "Expert imbalance", "expected"),
-        ("inference.two_batch_overlap", "Two-batch overlap", "where it is faster"),
     ),
 }
 AXES: dict[Kind, tuple[Spec, ...]] = {
@@ -129,8 +148,8 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.virtual_pipeline_parallel_size", "Chunks per rank", "any"),
         ("parallel.context_parallel_size", "Context parallel", "any"),
         ("parallel.expert_parallel_size", "Expert parallel", "any"),
-        ("parallel.expert_tensor_parallel_size", "Expert tensor parallel", "1"),
-        ("parallel.moe_token_dispatcher_type", "Token dispatcher", "by framework version"),
+        ("parallel.expert_tensor_parallel_size", "Expert tensor parallel", "any"),
+        ("parallel.moe_token_dispatcher_type", "Token dispatcher", "any"),
         ("parallel.micro_batch_size", "Micro-batch", "any"),
         ("parallel.sequence_parallel", "Sequence parallel", "any"),
         ("parallel.pipeline_schedule", "Pipeline schedule", "1f1b or interleaved"),
@@ -200,6 +219,8 @@ def sections(kind: Kind) -> tuple[Section, ...]:
         _section("Goal", GOALS[kind]),
         _section("Parallelism: fixed or allowed values", AXES[kind], folded=True),
         *((_section("Precision and kernels", SOFTWARE, folded=True),) if training else ()),
+        _section("Experts", EXPERTS[kind], folded=True),
+        *(() if training else (_section("Pools for prefill and decoding", POOLS, folded=True),)),
         *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
         _section("NVLink", NVLINK, folded=True),
         _section("Profile runs", BUDGET, folded=True),

@@ -46,6 +46,7 @@ AXES = {
     "zero_stage": "ZeRO",
     "data_parallel_shard_size": "Shard group",
     "pipeline_schedule": "Schedule",
+    "moe_token_dispatcher_type": "Dispatcher",
 }
 """Labels of the fields of `parallel` that become axes if trials differ in them."""
 SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}

@@ -84,6 +84,14 @@ ILLEGAL = [
         {"pipeline_layout": "Et*24|t*24L", "pipeline_parallel_size": 4},
         ("2 model chunks", "(here 4)", "is 2"),
     ),
+    (
+        "dispatcher_not_applicable",
+        {
+            "model": "mixtral-8x7b", "expert_parallel_size": 8, "moe_token_dispatcher_type": "flex",
+            "cluster": {"gpu": "l40s-48gb"},
+        },
+        ("flex", "l40s-48gb", "NVLink", "choose alltoall"),
+    ),
 ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def brute_force(problem: TrainingProblem) -> CostedRows:
     axes, layers = default_axes(query=problem.parallel, case=problem), problem.model.total_layers
     counts = range(1, layers + 1) if every_chunk_count(problem) else ()
     whole = [(method, n, 0) for n in counts for method in (FULL_BLOCK, FULL_UNIFORM)]
-    codes = tuple(dict.fromkeys((*axes.recompute, *more_module_sets(problem), *whole)))
+    codes = tuple(dict.fromkeys((*axes.recompute, *more_module_sets(problem, axes), *whole)))
     stages = (*more_zero_stages(problem, axes), *axes.zero_stage)  # the last stands for all where there is one replica
     everything = replace(axes, recompute=codes, zero_stage=stages, data_parallel_shard_size=(0, *more_shards(problem, axes)))
     parts = []

@@ -14,7 +14,7 @@ from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.layer import layer_bytes
-from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters
+from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters, trained_parameters
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -77,10 +77,17 @@ def autograd_saves(shape: ModelSpec, *, tokens: int, trained: bool, lora: LoraSp
 
         @staticmethod
         def forward(ctx: Any, size: int, *inputs: Any) -> Any:
-            output = inputs[0].new_empty(tokens, size)
+            output = inputs[0].new_empty(len(inputs[0]), size)
             extra = [output, inputs[0].new_empty(tokens, shape.num_attention_heads, dtype=torch.float32)]
             ctx.save_for_backward(*inputs, *(extra if len(inputs) == 3 else ()))
             return output
+
+    class Permuted(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """Copies of tokens in the order of their experts."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, copies: int) -> Any:
+            return x.new_empty(copies * len(x), x.shape[1])
 
     def parameters(rows: int, columns: int, *, trains: bool) -> Any:
         keep.append(torch.empty(rows, columns, dtype=bf16, requires_grad=trains))
@@ -110,8 +117,10 @@ def autograd_saves(shape: ModelSpec, *, tokens: int, trained: bool, lora: LoraSp
         qkv = linear(Keeps.apply(h, x), {"q_proj": heads, "k_proj": keys, "v_proj": keys}, "linear_qkv")
         core = Keeps.apply(heads, *qkv.split([heads, keys, keys], dim=1))
         x = x + linear(core, {"o_proj": h}, "linear_proj")
-        gated = linear(Keeps.apply(h, x), {"gate_proj": width, "up_proj": width}, "linear_fc1")
-        x = x + linear(Keeps.apply(width, gated), {"down_proj": h}, "linear_fc2")
+        copies = shape.num_experts_per_tok or 1  # a token's, which its experts' ranks hold one after the other
+        entering = Keeps.apply(h, x) if copies == 1 else Permuted.apply(Keeps.apply(h, x), copies)
+        gated = linear(entering, {"gate_proj": width, "up_proj": width}, "linear_fc1")
+        linear(Keeps.apply(width, gated), {"down_proj": h}, "linear_fc2")
     return sum(held.values())
 
 
@@ -128,6 +137,42 @@ def test_saved_bytes_are_those_of_autograd(targets: tuple[str, ...] | None, rank
     workload = TrainingWorkload(sequence_length=32, global_batch_size=1, task="lora", lora=lora)
     formula = layer_bytes(case=case_of(model=SHAPE, workload=workload), candidates=Candidates.alone(ParallelConfig())).saved
     assert formula == autograd_saves(SHAPE, tokens=32, trained=False, lora=lora)
+
+
+@pytest.mark.parametrize("targets", [None, ("linear_fc1",), ("down_proj",), ("up_proj", "linear_fc2"), ("linear_qkv",)])
+def test_adapters_of_experts_keep_what_autograd_keeps_of_every_copy_of_a_token(targets: tuple[str, ...] | None) -> None:
+    """Beside what routing keeps, which adapters do not change."""
+    sparse = replace(SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=SHAPE.intermediate_size)
+
+    def saved(lora: LoraSpec) -> tuple[float, float]:
+        workload = TrainingWorkload(sequence_length=32, global_batch_size=1, task="lora", lora=lora, expert_imbalance=1.0)
+        case = case_of(model=sparse, workload=workload)
+        formula = layer_bytes(case=case, candidates=Candidates.alone(ParallelConfig()), moe=True).saved
+        return float(formula), float(autograd_saves(sparse, tokens=32, trained=False, lora=lora))
+
+    alone, found = (saved(LoraSpec(rank=4, target_modules=each)) for each in (("linear_proj",), targets))
+    assert found[0] - alone[0] == found[1] - alone[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_routed_experts_of_a_rank_share_an_adapter(ranks: int) -> None:
+    """Against modules: a dense MLP, then two layers with a pair for each rank's experts and one for the shared experts."""
+    torch = torch_or_skip()
+    shape = replace(
+        SHAPE, num_hidden_layers=3, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48, num_shared_experts=2,
+        first_k_dense_replace=1,
+    )  # fmt: skip
+
+    def pair(inputs: int, outputs: int) -> list[Any]:
+        return [torch.nn.Linear(inputs, 4, bias=False), torch.nn.Linear(4, outputs, bias=False)]
+
+    modules = [*pair(64, 2 * 96), *pair(96, 64)]
+    for _ in range(2):
+        modules += [*pair(64, 2 * 2 * 48), *pair(2 * 48, 64)]
+        modules += [linear for _ in range(ranks) for linear in (*pair(64, 2 * 48), *pair(48, 64))]
+    counted = sum(weight.numel() for module in modules for weight in module.parameters())
+    config = ParallelConfig(expert_parallel_size=ranks, data_parallel_size=ranks)
+    assert trained_parameters(shape, LoraSpec(rank=4, target_modules=("linear_fc1", "linear_fc2")), config) == counted
 
 
 def test_saved_bytes_of_full_training_are_those_of_autograd() -> None:

@@ -104,21 +104,38 @@ SERVING: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
-        ("vllm", ("vllm serve qwen3-32b", "--tensor-parallel-size 4", "--kv-cache-dtype fp8", "--gpu-memory-utilization 0.9")),
-        ("sglang", ("--model-path qwen3-32b", "--tp-size 4", "--context-length 5000", "--mem-fraction-static")),
-        ("trtllm", ("trtllm-serve qwen3-32b", "--tp_size 4", "--max_seq_len 5000")),
+        (
+            "vllm",
+            ("vllm serve Qwen/Qwen3-32B", "--tensor-parallel-size 4", "--max-num-seqs 32", "--gpu-memory-utilization 0.9"),
+        ),
+        ("sglang", ("--model-path Qwen/Qwen3-32B", "--tp-size 4", "--context-length 6144", "--mem-fraction-static")),
+        ("trtllm", ("trtllm-serve Qwen/Qwen3-32B", "--tp_size 4", "--max_seq_len 6144")),
     ],
 )
 def test_serving_commands(engine: str, options: tuple[str, ...]) -> None:
     text = export(result=SERVING, format=engine)
     for option in options:
         assert option in text
+    assert "kv-cache" not in text
+
+
+def test_slots_are_those_that_the_load_within_the_targets_fills() -> None:
+    """32 of 64 requests on each of two replicas; of an unknown load what the targets leave; a limit that is asked for stays."""
+
+    def slots(inference: dict[str, Any], **change: Any) -> int:
+        text = export(result=SERVING | {"inference": SERVING["inference"] | inference} | change, format="vllm")
+        return int(next(line.split()[1] for line in text.splitlines() if "--max-num-seqs" in line))
+
+    assert slots({}) == 32 and slots({}, parallel={"tensor_parallel_size": 4, "max_num_seqs": 100}) == 100
+    loose, tight = (slots({"concurrency": None}, targets={"tpot_s": limit}) for limit in (0.03, 0.02))
+    assert 1 < tight < loose < 1024
+    assert 1 < slots({"concurrency": None, "request_rate_per_second": 2.0}) < 200
 
 
 def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_path: Path) -> None:
     """The script is run with a command of that name in its path: it finds a file that says what the estimate assumed."""
     experts = SERVING | {"model": "qwen3-30b-a3b", "parallel": {"attention_data_parallel_size": 8, "expert_parallel_size": 8}}
-    experts["inference"] = {**SERVING["inference"], "engine": "trtllm"}
+    experts["inference"] = {**SERVING["inference"], "engine": "trtllm", "kv_cache_precision": "fp8"}
     (tmp_path / "trtllm-serve").write_text('#!/bin/sh\nwhile [ "$1" != --extra_llm_api_options ]; do shift; done\ncat "$2"\n')
     (tmp_path / "trtllm-serve").chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -149,12 +166,18 @@ def test_a_result_without_its_query_says_so() -> None:
         export(result={"recommendations": []}, format="slurm")
 
 
-def test_a_hostile_model_name_stays_a_word() -> None:
+def test_a_model_that_nobody_published_is_asked_for_and_its_name_starts_nothing(tmp_path: Path) -> None:
     query = json.loads(json.dumps(SERVING))
     query["model"] = schema.to_dict(setup_of(llama()).model) | {"name": "x;\ntouch /tmp/never #"}
-    lines = export(result=query, format="vllm").splitlines()
-    assert "vllm serve 'x;" in lines[2]
-    assert [line for line in lines if line.startswith("touch")] == ["touch /tmp/never #' \\"]  # inside the quotes
+    script = export(result=query, format="vllm")
+    assert not any(line.startswith("touch") for line in script.splitlines())
+    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$2"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    refused = subprocess.run(["bash", "-c", script], env=path, capture_output=True, check=False, text=True)
+    assert refused.returncode != 0 and "set MODEL" in refused.stderr
+    done = subprocess.run(["bash", "-c", script], env=path | {"MODEL": "my model"}, capture_output=True, check=True, text=True)
+    assert done.stdout == "my model\n"
 
 
 def test_a_hostile_model_name_stays_in_its_comment() -> None:

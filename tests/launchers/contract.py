@@ -106,6 +106,11 @@ class LauncherContract:
         assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
         assert measurement.wall_s is not None and 0 < measurement.wall_s < 30
 
+    def test_a_result_that_is_a_pipe_hangs_nobody(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan("import os; os.mkfifo('result.json')"))
+        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "crashed"
+
     def test_a_result_counts_whatever_the_exit_code(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan(GOOD + "os.abort()"))
         wait(launcher, handle, until=_ENDED)

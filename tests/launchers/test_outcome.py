@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from pydantic import TypeAdapter
 
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.steps import RUN, step_line
-from hp_tool.launchers.jobs import Ending, measure
+from hp_tool.launchers.jobs import MAX_FILE_BYTES, Ending, log_tail, measure, read_json, recorded
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
 
@@ -79,3 +81,59 @@ def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:
         (tmp_path / f"result.rank{rank}.json").touch()
     found = measure(tmp_path, ending=Ending(reason="exited", exit_code=1), timeout_s=30.0, hardware=Hardware(gpu="cpu"))
     assert found.cause == "rank 2"
+
+
+NOTHING_IS_LIKE_THIS = {
+    "a step backwards": '{"status": "ok", "step_s": -1}',
+    "no number": '{"status": "ok", "step_s": NaN}',
+    "more than a database holds": '{"status": "ok", "step_s": 1.0, "peak_memory_bytes": 9223372036854775808}',
+    "a warm-up that never ends": '{"status": "ok", "step_s": 1.0, "warmup_times_s": [1e300]}',
+    "a word of its own": '{"status": "ok", "step_s": 1.0, "faster": true}',
+    "nested without end": "[" * 100_000 + "]" * 100_000,
+    "too large": " " * (MAX_FILE_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("text", NOTHING_IS_LIKE_THIS.values(), ids=NOTHING_IS_LIKE_THIS)
+def test_a_result_that_no_run_is_like_is_a_crash_with_its_cause(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    (tmp_path / "job.log").write_text("the end")
+    ending = Ending(reason="exited", exit_code=0, wall_s=9.0)
+    found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert (found.status, found.step_s, found.wall_s, found.log_tail) == ("crashed", None, 9.0, "the end")
+    assert found.cause is not None and found.cause.startswith("result.json cannot be believed: ")
+
+
+@pytest.mark.parametrize("name", ["result.json", "job.log", "result.rank0.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "socket", "folder"])
+def test_what_is_no_plain_file_is_not_opened(tmp_path: Path, name: str, kind: str) -> None:
+    path, secret = tmp_path / name, tmp_path / "secret"
+    secret.write_text('{"status": "ok", "step_s": 1.0, "cause": "a secret"}')
+    match kind:
+        case "pipe":
+            os.mkfifo(path)  # whoever opens it waits for a writer
+        case "link":
+            path.symlink_to(secret)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(os.path.relpath(path))
+        case "folder":
+            path.mkdir()
+    found = measure(tmp_path, ending=Ending(reason="exited", exit_code=1), timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert (found.status, found.step_s) == ("crashed", None)
+    assert "secret" not in f"{found.cause}{found.log_tail}"
+    assert read_json(path) is None and log_tail(tmp_path, name=name) == ""
+
+
+@pytest.mark.parametrize("record", [{"wall_s": "NaN"}, {"wall_s": -1.0}, {"exit_code": 1 << 40}, {"reason": 7}, {"error": []}])
+def test_a_record_of_the_end_that_makes_no_sense_is_none(record: dict[str, object]) -> None:
+    found = recorded({"reason": "exited", "exit_code": 0, **record})
+    assert (found.reason, found.wall_s) == ("lost", None)
+    assert found.error is not None and "cannot be believed" in found.error
+
+
+def test_steps_in_a_log_that_no_run_has_are_none(tmp_path: Path) -> None:
+    line = step_line(2, warmup=(1, 1), time_s=0.0, loss=5.0, norm=1.0)
+    (tmp_path / "job.log").write_text(line + "\n")
+    found = measure(tmp_path, ending=Ending(reason="timeout"), timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert (found.status, found.step_s) == ("timeout", None)

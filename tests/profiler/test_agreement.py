@@ -87,6 +87,7 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "gpt-cp2": {"parallel": CP2},
     "llama-cp2": {"model": LLAMA, "parallel": CP2},
     "moe-ep2": {"model": MOE, "parallel": {**EP2, **DP2}},
+    "moe-ep2-allgather": {"model": MOE, "parallel": {**EP2, **DP2, "moe_token_dispatcher_type": "allgather"}},
     "moe-tp2-sp-ep2": {"model": MOE, "parallel": {**EP2, **TP2_SP}},
     "moe-tp2-sp-etp2": {"model": MOE, "parallel": {**TP2_SP, "expert_tensor_parallel_size": 2}},
     "latent-cp2": {"model": LATENT, "parallel": CP2},

@@ -36,6 +36,7 @@ WITHOUT = frozenset(
         *("/v1/measurements/{measurement_id}", "/measurements/{measurement_id}"),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
+        "/v1/traces/{name}",
     }
 )
 """Changing routes that take no query."""
@@ -161,7 +162,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/exports": _export,
     "/v1/imports": _import,
     "/v1/sizings": _sizing,
-    **dict.fromkeys(("/v1/models", "/v1/clusters"), _registration),
+    **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
     **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),
 }
 """How each changing route is given a query with a value at a place."""

@@ -158,7 +158,7 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
         "training.cross_entropy",
         "training.cuda_graphs",
         "training.gradient_precision",
-        "parallel.moe_token_dispatcher_type",
+        "training.dispatch_precision",
     )
     page = http.get("/searches/new").text
     for name in names:

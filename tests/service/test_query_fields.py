@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
 from fastapi.testclient import TestClient
 
+from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.ports import Store
+from hp_tool.domain.workload import DisaggregationSpec, InferenceWorkload, OverlapSpec, TrainingWorkload
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_configuration
-from service.dashboard.new_search_form import to_query
+from service.dashboard.explorer_settings import AXES, detail_fields
+from service.dashboard.new_search_form import fields, to_query
 from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+OF_EXPERTS = re.compile("expert|dispatch|two_batch|attention_data_parallel")
+SPECS = {
+    "training": TrainingWorkload, "training.overlap": OverlapSpec, "parallel": ParallelQuery,
+    "inference": InferenceWorkload, "inference.disaggregated": DisaggregationSpec,
+}  # fmt: skip
+KEYS = [f"{section}.{key}" for section, spec in SPECS.items() for key in spec.__slots__ if OF_EXPERTS.search(key)]
 SENT = "(action) => new URLSearchParams(new FormData(document.querySelector(`form[action='${action}']`))).toString()"
 
 
@@ -35,6 +46,16 @@ def page(browser: Browser) -> Iterator[Page]:
     yield opened
     context.close()
     assert problems == []
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_of_experts_is_in_the_form_the_explorer_and_the_documents(key: str) -> None:
+    serving = key.startswith("inference") or "redundant" in key or "attention_data" in key
+    assert key in fields("inference" if serving else "training")
+    if not serving:
+        assert key in detail_fields() or key.removeprefix("parallel.") in AXES.values()
+    documents = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("queries.md", "serving.md"))
+    assert key.rpartition(".")[2].removeprefix("prefill").removeprefix("decode") in documents
 
 
 def configuration(http: TestClient, query: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Queries of kind inference over HTTP: the same answers as the library's, in one and in batches."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -74,3 +75,25 @@ def test_an_offline_load_is_asked_for_over_http_and_refused_beside_a_concurrency
     schema_of = http.get("/openapi.json").json()["components"]["schemas"]
     (arrival,) = [value["properties"]["arrival"] for name, value in schema_of.items() if name.startswith("LoadSpec")]
     assert "offline" in arrival["enum"]
+
+
+TRACE = {"arrival_s": [0.0, 0.25, 0.5], "input_tokens": [1024, 600, 2048], "output_tokens": [40, 8, 300]}
+
+
+def traced(trace: object) -> dict[str, Any]:
+    return QUERY | {"inference": {"trace": trace}, "parallel": {"tensor_parallel_size": 1}}
+
+
+def test_over_http_a_trace_is_inline_or_registered_and_never_a_path(http: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n")
+    inline = http.post("/v1/estimates", json=traced(TRACE)).json()["estimate"]
+    assert http.post("/v1/traces", json={"name": "monday", "spec": TRACE}).status_code == 201
+    named = http.post("/v1/estimates", json=traced("monday")).json()["estimate"]
+    assert named == inline and inline["ttft_s"] > 0
+    assert [row["name"] for row in http.get("/v1/traces").json()["registered"]] == ["monday"]
+    for text in (str(tmp_path / "own.csv"), "tuesday"):
+        refused = http.post("/v1/estimates", json=traced(text))
+        assert refused.status_code == 422 and refused.json()["field"] == "inference.trace"
+    assert http.post("/v1/traces", json={"name": "bad", "spec": {"input_tokens": [1]}}).status_code == 422
+    assert http.delete("/v1/traces/monday").status_code == 204
+    assert http.post("/v1/estimates", json=traced("monday")).status_code == 422

@@ -61,7 +61,7 @@ def test_recommend_ranks_by_offline_throughput() -> None:
         ({"load": {"arrival": "offline", "warmup": 3}}, "inference.load"),
         ({"load": {"arrival": "burst"}, "concurrency": 8}, "inference.load"),
         (OFFLINE | {"disaggregated": {}}, "inference.load.arrival"),
-        ({"load": {"arrival": "closed"}}, "inference.load"),
+        ({"load": {"arrival": "closed"}, "request_rate_per_second": 8.0}, "inference.load"),
     ],
 )
 def test_what_contradicts_an_offline_load_is_refused_by_name(inference: dict[str, Any], field: str) -> None:

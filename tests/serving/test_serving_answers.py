@@ -121,7 +121,6 @@ def test_an_illegal_configuration_gives_its_reason(model: str, parallel: dict[st
         ({"inference": {"request_rate_per_second": 3.0}}, InputError, "inference.concurrency"),
         ({"inference": {"load": {"arrival": "poisson"}}}, UnsupportedError, "inference.load"),
         ({"inference": {"engine": "own"}}, UnsupportedError, "inference.engine"),
-        ({"inference": {"concurrency": None}}, InputError, "inference.concurrency"),
         ({"model": "bert-large"}, UnsupportedError, "model"),
         ({"model": "no-such-model"}, NotFoundError, None),
         ({"parallel": {"micro_batch_size": 4}}, InputError, "parallel.micro_batch_size"),

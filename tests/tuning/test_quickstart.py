@@ -16,6 +16,37 @@ from tests.conftest import skip_or_fail
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 
+EXPERTS = """
+kind: training
+model: {name: gpt-experts, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, intermediate_size: 128,
+  vocab_size: 256, gated_mlp: true, normalization: rmsnorm, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64}
+cluster: {gpu: cpu, num_gpus: 2, gpus_per_node: 2}
+training: {sequence_length: 64, global_batch_size: 4, precision: fp32}
+parallel: {tensor_parallel_size: 1, pipeline_parallel_size: 1, expert_parallel_size: 2, expert_tensor_parallel_size: 1,
+  micro_batch_size: 2, recompute: none, zero_stage: 1, moe_token_dispatcher_type: [alltoall, allgather]}
+search: {launcher: local, budget_runs: 2, run_timeout_s: 120, steps: 2, warmup_steps: 1}
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.long
+def test_experts_on_two_processes_train_the_same_by_each_dispatcher(tmp_path, monkeypatch):
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
+        skip_or_fail(component="MEGATRON", reason="torch and megatron-core are not installed")
+    monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
+    url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
+    store = open_store(url)
+    result = tune(query=schema.parse_query(EXPERTS), store=store, storage=study_storage(url))
+    runs = store.runs(search_id=result.search.id)
+    store.close()
+    losses = {run.parallel.moe_token_dispatcher_type: run.measurement.losses for run in runs}
+    assert {run.parallel.expert_parallel_size for run in runs} == {2}
+    for one, other in zip(losses["alltoall"], losses["allgather"], strict=False):  # a run may warm up longer
+        assert one == pytest.approx(other, rel=1e-5)
+    assert {row.parallel.moe_token_dispatcher_type for row in result.recommendations} == set(losses)
+
+
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path, monkeypatch):

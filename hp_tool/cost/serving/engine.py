@@ -134,10 +134,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
     queue = served * (in_flight - running) / running
-    if case.model.num_experts:
-        early = early + case.experts.first_token_s
-        served = served + case.experts.first_token_s
-        waiting = waiting + case.experts.first_token_s
+    apart = case.experts.first_token_s if case.model.num_experts else engine.first_token_s
+    early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
     return ServingCosts(
         ttft_s=queue + early + first,
@@ -188,8 +186,9 @@ def _beside_prompts(case: ServingCase, c: ServingCandidates) -> FloatArray:
         return np.full(len(c), np.inf)
     decoded = 1.0 + drafted_tokens(case.speculative)
     follow = tokens_per_pass(case.speculative) * case.computed_length / case.output_length
-    tokens: FloatArray = c.max_num_batched_tokens * c.pipeline_parallel_size
-    return np.maximum(tokens * np.maximum(1.0 / (decoded + follow), 0.5 / decoded), 1.0)
+    tokens = (c.max_num_batched_tokens * c.pipeline_parallel_size).astype(np.float64)
+    most: FloatArray = np.maximum(tokens * max(1.0 / (decoded + follow), 0.5 / decoded), 1.0)
+    return most
 
 
 def prompt_overhead(case: ServingCase) -> float:

@@ -19,6 +19,7 @@ from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, sha
 from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
+from hp_tool.domain.efficiency import Roofline, ThinRoofline
 from hp_tool.domain.model import ModelSpec
 
 ROWS_OF_A_TILE = 64
@@ -142,7 +143,8 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     """Seconds of router, shared and routed experts of one layer on the busiest rank.
 
     `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Beside the matmuls, copies of tokens
-    are gathered, activated, and summed; narrow weights without arithmetic of their own are widened in the matmul.
+    are gathered, activated, and summed; below 16 bits both matmuls' inputs are quantised first; narrow weights without
+    arithmetic of their own are widened in the matmul.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
@@ -150,17 +152,20 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     busiest = tokens * candidates.attention_data_parallel_size * top_k / candidates.expert_parallel_size * factor
     local = hit_slots(case, candidates, tokens, factor)
     expert = entries(expert_matrices(model)) / (model.num_experts or 1) / split
+    roof, element, width = thin_roof(case, precision), ELEMENT_BYTES[precision], model.expert_size / split
     routed = roofline_seconds(
         2.0 * (busiest + 0.5 * ROWS_OF_A_TILE * local) * expert,
         case.expert_bytes * expert * local,
-        thin_roof(case, precision),
+        roof,
         gpu=gpu,
         peak=peak_flops(gpu, precision=precision),
     )
-    element = ELEMENT_BYTES[precision]
+    kernels = _narrowing_seconds(case, roof, element, elements=tokens * model.hidden_size + busiest * width)
+    if isinstance(roof, ThinRoofline):
+        kernels = kernels + roof.depth_s * (model.hidden_size + width)
     # Gather: read and write; matmuls: read; sum: write, read. Gate, up and their product, and its read by the second matmul.
     copied = model.hidden_size * (3.0 * element + 2.0 * OUTPUT_BYTES)
-    activated = model.expert_size / split * (2.0 * model.mlp_inputs * OUTPUT_BYTES + 2.0 * element)
+    activated = width * (2.0 * model.mlp_inputs * OUTPUT_BYTES + 2.0 * element)
     moved = busiest * (copied + activated) / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
     always: Floats = 0.0
     if model.num_shared_experts:
@@ -170,8 +175,17 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     slowdown = case.engine.matmul_slowdown * case.experts.grouped_slowdown
     if case.expert_bytes < element:
         slowdown *= case.experts.widened_slowdown
-    seconds: FloatArray = slowdown * (routed + moved) + case.experts.layer_overhead_s + always + router
+    seconds: FloatArray = slowdown * (routed + moved) + kernels + case.experts.layer_overhead_s + always + router
     return seconds
+
+
+def _narrowing_seconds(case: ServingCase, roof: Roofline, element: float, *, elements: FloatArray) -> Floats:
+    """Seconds of the kernels that quantise both grouped matmuls' inputs, where these are below 16 bits (`ThinRoofline`)."""
+    if not isinstance(roof, ThinRoofline) or element >= OUTPUT_BYTES:
+        return 0.0
+    reached = roof.bandwidth_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
+    moved = roof.cast_passes * (OUTPUT_BYTES + element) * elements
+    return case.engine.cast_share * (2.0 * roof.cast_s + moved / reached)
 
 
 # Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where

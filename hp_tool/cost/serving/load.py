@@ -53,7 +53,8 @@ def steady(case: ServingCase) -> ServingCase:
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
     """(W, r): mean seconds that a request at any moment waits until its own pass, beyond its own work; and prompts' share r."""
     prompt = costs.prompt_s
-    busy = np.minimum(costs.running / costs.request_latency_s * prompt, 1.0 - LEAST_ELASTICITY)
+    served = costs.request_latency_s - costs.parts["queue"]
+    busy = np.minimum(costs.running / served * prompt, 1.0 - LEAST_ELASTICITY)
     step = costs.tpot_s * tokens_per_pass(case.speculative)
     return 0.5 * (step + busy * prompt / (1.0 - busy**2)) * (1.0 + 2.0 * busy), busy
 
@@ -97,8 +98,29 @@ def open_quantiles(
 # Requests that arrive at a rate: the number in flight (Little's law), and the costs at that concurrency.
 
 
+def independent_costs(
+    *, case: ServingCase, candidates: ServingCandidates, memory_headroom_fraction: float = 0.0
+) -> ServingCosts:
+    """Costs of so many requests in flight on average that come independently: in no wave, each at any moment of a pass."""
+    calm = steady(case)
+    costs = serving_costs(case=calm, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    wait = prompt_wait(case, costs)[0]
+    longer = 1.0 + wait / costs.request_latency_s
+    return replace(
+        costs,
+        output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / longer,
+        ttft_s=costs.ttft_s + wait,
+        request_latency_s=costs.request_latency_s + wait,
+        parts=costs.parts | {"queue": costs.parts["queue"] + wait},
+    )
+
+
 def costs_at_rate(
-    *, case: ServingCase, candidates: ServingCandidates, requests_per_second: float, memory_headroom_fraction: float = 0.0
+    *,
+    case: ServingCase,
+    candidates: ServingCandidates,
+    requests_per_second: float | FloatArray,
+    memory_headroom_fraction: float = 0.0,
 ) -> ServingCosts:
     """Costs at the smallest concurrency whose completed requests per second reach the rate; shape of the candidates.
 
@@ -108,30 +130,22 @@ def costs_at_rate(
     calm = steady(case)
     devices = case.cluster.num_gpus
 
-    def at(concurrency: np.ndarray) -> tuple[ServingCosts, np.ndarray]:
+    def completed(concurrency: np.ndarray) -> np.ndarray:
         loaded = replace(candidates, concurrency=concurrency)
         costs = serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
-        return costs, costs.output_tokens_per_second_per_gpu * devices / case.output_length
+        return costs.output_tokens_per_second_per_gpu * devices / case.output_length
 
-    ones = np.ones(len(candidates), dtype=np.int64)
-    high = np.ceil(at(ones)[0].max_running * candidates.schedulers).astype(np.int64)
+    most = most_running(case=calm, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
+    high = np.ceil(most * candidates.schedulers).astype(np.int64)
     low = np.zeros_like(high)  # never enough; `high` is enough wherever anything is
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
-        enough = at(middle)[1] >= requests_per_second
+        enough = completed(middle) >= requests_per_second
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-    costs, reached = at(high)
-    sustained = reached >= requests_per_second
+    loaded, reached = replace(candidates, concurrency=high), completed(high)
+    costs = independent_costs(case=case, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
     served = np.minimum(reached, requests_per_second) * case.output_length / devices
-    wait = prompt_wait(case, costs)[0]
-    return replace(
-        costs,
-        sustained=sustained,
-        output_tokens_per_second_per_gpu=served,
-        ttft_s=costs.ttft_s + wait,
-        request_latency_s=costs.request_latency_s + wait,
-        parts=costs.parts | {"queue": costs.parts["queue"] + wait},
-    )
+    return replace(costs, sustained=reached >= requests_per_second, output_tokens_per_second_per_gpu=served)
 
 
 # All requests queued at once, in the process that runs the engine: full batches from start to end, and no front end.

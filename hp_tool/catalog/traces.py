@@ -1,0 +1,144 @@
+"""Request traces: a query's own columns, or a file of this machine in one of three formats.
+
+CSV with arrival_s, input_tokens, output_tokens and maybe prefix_tokens; Azure's (TIMESTAMP, ContextTokens, GeneratedTokens);
+JSON lines of the former's names, or Mooncake's (timestamp in ms, input_length, output_length, and hash_ids of blocks of 512
+tokens, of which a request finds in the prefix cache those that an earlier one had).
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hp_tool import documents
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.domain.fields import bounds_of
+from hp_tool.domain.query import OwnFile
+from hp_tool.domain.workload import TraceSpec
+from hp_tool.errors import InputError, NotFoundError
+
+FIELD = "inference.trace"
+MAX_FILE_BYTES = 64 * 2**20
+BLOCK_TOKENS = 512
+"""Tokens of one of Mooncake's hashed blocks."""
+NAMES = {
+    "arrival_s": ("arrival_s", "timestamp", "TIMESTAMP"),
+    "input_tokens": ("input_tokens", "input_length", "ContextTokens"),
+    "output_tokens": ("output_tokens", "output_length", "GeneratedTokens"),
+}
+"""A column in the order of: own files, Mooncake's, Azure's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Requests in order of arrival; shape (n,)."""
+
+    name: str
+    input_tokens: IntArray
+    output_tokens: IntArray
+    prefix_tokens: IntArray
+    """Of the input, found in the prefix cache."""
+    arrival_s: FloatArray | None = None
+    """Seconds since the first; None: lengths alone."""
+
+    @property
+    def rate_per_second(self) -> float | None:
+        """Mean rate of arrivals; None without them, or where all come at once."""
+        if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
+            return None
+        return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
+
+
+def request_trace(trace: str | TraceSpec) -> Trace:
+    """The trace of a query. A text is a path, read where it is an OwnFile alone. Raises InputError naming inference.trace."""
+    if isinstance(trace, TraceSpec):
+        return _checked("inline", {name: getattr(trace, name) for name in TraceSpec.__slots__})
+    if not isinstance(trace, OwnFile):
+        raise InputError(
+            f"trace {trace[:200]!r} is no registered trace, and files are not read from here; give its columns inline "
+            "(arrival_s, input_tokens, output_tokens) or register it",
+            field=FIELD,
+        )
+    path = Path(trace)
+    if not path.exists():
+        raise NotFoundError(f"trace {str(trace)[:200]!r} does not exist", field=FIELD)
+    try:
+        if path.suffix in documents.SUFFIXES:
+            return _checked(path.name, documents.read(path))
+        with path.open(encoding="utf-8", newline="") as stream:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise InputError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes")
+            rows: Iterable[Mapping[str, Any]] = map(json.loads, filter(str.strip, stream))
+            return _from_rows(path.name, csv.DictReader(stream) if path.suffix == ".csv" else rows)
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{path} is no trace: {error}", field=FIELD) from None
+    except InputError as error:
+        raise InputError(error.message, field=FIELD, code=error.code) from None
+
+
+def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
+    """Rows of any of the formats, by the names of the first one's columns."""
+    found: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
+    keys: dict[str, str] = {}
+    seen: set[Any] = set()
+    for row in rows:
+        if not keys:
+            keys = {column: next((each for each in known if each in row), "") for column, known in NAMES.items()}
+            if missing := [column for column, key in keys.items() if not key]:
+                raise InputError(f"{name}: no column {' or '.join(missing)}; it has {', '.join(map(str, row))[:200]}")
+        found["arrival_s"].append(_seconds(row[keys["arrival_s"]], unit=keys["arrival_s"]))
+        found["input_tokens"].append(int(row[keys["input_tokens"]]))
+        found["output_tokens"].append(int(row[keys["output_tokens"]]))
+        found["prefix_tokens"].append(int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen))
+    return _checked(name, found)
+
+
+def _seconds(value: Any, *, unit: str) -> float:
+    if unit == "TIMESTAMP" and not str(value).replace(".", "", 1).isdigit():
+        date, _, fraction = str(value).strip().partition(".")
+        return datetime.fromisoformat(f"{date}+00:00").timestamp() + float(f"0.{fraction.rstrip('Z') or 0}")
+    return float(value) * (1e-3 if unit == "timestamp" else 1.0)
+
+
+def _found_blocks(blocks: Iterable[Any], seen: set[Any]) -> int:
+    """Tokens of the leading blocks that an earlier request had."""
+    known, ahead = 0, True
+    for block in blocks:
+        ahead = ahead and block in seen
+        known += ahead
+        seen.add(block)
+    return known * BLOCK_TOKENS
+
+
+def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
+    """The columns as arrays, in order of arrival, with every bound of TraceSpec kept."""
+    lengths = {column: len(values) for column, values in _columns(columns)}
+    if not lengths.get("input_tokens") or len(set(lengths.values())) != 1 or "output_tokens" not in lengths:
+        told = ", ".join(f"{column} has {count}" for column, count in lengths.items())
+        raise InputError(
+            f"{name}: a trace wants equally many input_tokens and output_tokens: {told or 'it is empty'}", field=FIELD
+        )
+    bounds = bounds_of(TraceSpec)
+    arrays = {}
+    for column, values in _columns(columns):
+        low, high = bounds[column]
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim != 1 or not np.all((array >= (low if column != "arrival_s" else -high)) & (array <= high)):
+            raise InputError(f"{name}: {column} must be from {low:g} to {high:g}", field=FIELD)
+        arrays[column] = array
+    order = np.argsort(arrays["arrival_s"], kind="stable") if "arrival_s" in arrays else np.arange(lengths["input_tokens"])
+    inputs, outputs = (arrays[column][order].astype(np.int64) for column in ("input_tokens", "output_tokens"))
+    prefix = arrays.get("prefix_tokens", np.zeros(len(inputs)))[order].astype(np.int64)
+    arrival = arrays["arrival_s"][order] - arrays["arrival_s"].min() if "arrival_s" in arrays else None
+    return Trace(
+        name=name, input_tokens=inputs, output_tokens=outputs, prefix_tokens=np.minimum(prefix, inputs - 1), arrival_s=arrival
+    )
+
+
+def _columns(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((column, columns[column]) for column in TraceSpec.__slots__ if columns.get(column) is not None)

@@ -1,0 +1,30 @@
+"""Releases of frameworks: NeMo's containers (year.month) and Megatron Core's versions (0.x), which began in 2023."""
+
+import re
+from collections.abc import Mapping
+
+FIRST_CONTAINER = 20
+"""Year of the first NeMo container; Megatron Core's releases begin with 0."""
+LATEST = "26.02.01"
+"""What runs where a query names no release: software as new as this, at least."""
+FLEX_EXISTS = {"container": (25, 4), "core": (0, 12)}
+"""Releases since which the flex dispatcher exists: with DeepEP; with HybridEP since Megatron Core 0.15."""
+FLEX_IS_USUAL = {"container": (26, 2, 1), "core": (0, 16)}
+"""Releases since which recipes use it; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
+
+
+def release_numbers(text: str) -> tuple[int, ...]:
+    """The first three numbers of a release's name."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def has_come(release: str, *, since: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a release is the one named for its kind, or later; false for one without a number."""
+    numbers = release_numbers(release)
+    return bool(numbers) and numbers >= since["container" if numbers[0] >= FIRST_CONTAINER else "core"]
+
+
+def is_later(release: str, *, than: str) -> bool:
+    """Whether a release is later than a NeMo container's."""
+    numbers, since = release_numbers(release), release_numbers(than)
+    return bool(numbers) and ((23,) if numbers[0] < FIRST_CONTAINER else numbers) > since

@@ -1,0 +1,128 @@
+"""Traces: four ways to write the same requests, played event by event."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hp_tool
+from hp_tool import answers
+from hp_tool.catalog.traces import request_trace
+from hp_tool.domain.query import OwnFile
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.domain.workload import TraceSpec
+from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries import schema
+
+ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
+COLUMNS: dict[str, list[Any]] = {
+    name: [row[place] for row in ROWS] for place, name in enumerate(("arrival_s", "input_tokens", "output_tokens"))
+}
+HASHES = [[1, 2], [9], [1, 2, 3, 4], [1, 8, 3]]
+"""The third finds two blocks, the fourth one: a block behind a new one is new."""
+
+
+def asked(**inference: Any) -> dict[str, Any]:
+    return {
+        "kind": "inference",
+        "model": "llama-3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2},
+        "inference": inference,
+        "parallel": {"tensor_parallel_size": 1},
+    }
+
+
+def written(folder: Path) -> dict[str, Path]:
+    """The requests in each format."""
+    lines = [
+        {"timestamp": 1000 * t, "input_length": i, "output_length": o, "hash_ids": h}
+        for (t, i, o), h in zip(ROWS, HASHES, strict=False)
+    ]
+    texts = {
+        "own.csv": "arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},{i},{o}\n" for t, i, o in reversed(ROWS)),
+        "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:15:{46.6805900 + t:.7f},{i},{o}\n" for t, i, o in ROWS),
+        "mooncake.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+        "columns.json": json.dumps(COLUMNS),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return {name: folder / name for name in texts}
+
+
+def test_every_format_says_the_same_requests(tmp_path: Path) -> None:
+    for name, path in written(tmp_path).items():
+        trace = request_trace(OwnFile(path))
+        assert trace.arrival_s is not None
+        np.testing.assert_allclose(trace.arrival_s, COLUMNS["arrival_s"], atol=1e-6)
+        assert (
+            trace.input_tokens.tolist() == COLUMNS["input_tokens"] and trace.output_tokens.tolist() == COLUMNS["output_tokens"]
+        )
+        assert trace.prefix_tokens.tolist() == ([0, 0, 1024, 512] if name == "mooncake.jsonl" else [0] * 4)
+
+
+def test_a_trace_is_played_as_its_requests_came(tmp_path: Path) -> None:
+    found = hp_tool.estimate(asked(trace=str(written(tmp_path)["own.csv"]))).estimate
+    assert isinstance(found, InferenceEstimate) and found.feasible and found.tails and found.ttft_s
+    assert "played" in str(found.provenance["load"]) and found.preemptions_per_request == 0.0
+    assert found.tails.ttft_s.p50 <= found.tails.ttft_s.p99 and found.ttft_s < 0.2
+    closed = hp_tool.estimate(asked(trace={k: v * 50 for k, v in COLUMNS.items() if k != "arrival_s"}, concurrency=32)).estimate
+    assert isinstance(closed, InferenceEstimate) and closed.tpot_s and found.tpot_s and closed.tpot_s > found.tpot_s
+    best = hp_tool.recommend(asked(trace=COLUMNS) | {"parallel": {}, "targets": {"ttft_s": 0.5}}, top=2)
+    assert best.recommendations and best.recommendations[0].rank == 1
+    missed = hp_tool.recommend(asked(trace=COLUMNS) | {"targets": {"tpot_p99_s": 1e-5}})
+    assert not missed.recommendations and missed.nearest_misses[0].estimate.reasons[0].code == "target_missed"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")), st.sampled_from((None, 4, 40)), st.integers(0, 5))
+def test_requests_of_a_trace_obey_little_and_the_memory_bound(model: str, concurrency: int | None, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = {"input_tokens": rng.integers(1, 3000, 120).tolist(), "output_tokens": rng.integers(1, 200, 120).tolist()}
+    columns["arrival_s"] = np.cumsum(rng.exponential(0.05, 120)).tolist()
+    e = hp_tool.estimate(asked(trace=columns, concurrency=concurrency) | {"model": model}).estimate
+    assert isinstance(e, InferenceEstimate) and e.memory and e.tpot_s and e.request_rate_per_second and e.request_latency_s
+    in_flight = e.request_rate_per_second * e.request_latency_s
+    assert e.concurrency is not None and in_flight <= e.concurrency * (1 + 1e-9)
+    if model == "llama-3.1-8b":
+        assert e.tpot_s >= 0.85 * e.memory.weights_bytes / 3.35e12
+    goodput = answers.estimate_answer(
+        schema.parse_query(asked(trace=columns) | {"model": model, "targets": {"ttft_s": 0.2}})
+    ).estimate.goodput  # type: ignore[union-attr]
+    assert goodput is not None and 0.0 <= goodput.fraction <= 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trace": {"input_tokens": [5, 6], "output_tokens": [5]}},
+        {"trace": {"arrival_s": [0.0], "input_tokens": [5, 6], "output_tokens": [5, 7]}, "concurrency": 2},
+        {"trace": "no/such/file.csv"},
+        {"trace": "/etc/passwd"},
+    ],
+)
+def test_a_trace_that_is_none_is_refused_by_its_field(change: dict[str, Any]) -> None:
+    with pytest.raises(HpToolError) as refused:
+        hp_tool.estimate(asked(**change))
+    assert refused.value.field == "inference.trace"
+
+
+def test_what_a_trace_leaves_open_is_named() -> None:
+    lengths = {name: COLUMNS[name] for name in ("input_tokens", "output_tokens")}
+    for change, field in (
+        ({"trace": lengths}, "inference.concurrency"),
+        ({"trace": COLUMNS, "concurrency": [4, 8]}, "inference.concurrency"),
+        ({"trace": COLUMNS, "load": {"arrival": "offline"}}, "inference.load"),
+        ({"output_length": 3}, "inference.input_length"),
+    ):
+        with pytest.raises(HpToolError) as refused:
+            answers.estimate_answer(schema.parse_query(asked(**change)))
+        assert refused.value.field == field
+    with pytest.raises(InputError):
+        request_trace(TraceSpec(input_tokens=(0,), output_tokens=(1,)))
