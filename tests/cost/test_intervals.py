@@ -124,7 +124,8 @@ def test_the_ratio_of_two_configurations_is_better_known_than_either() -> None:
 def test_rows_of_a_group_cannot_be_told_apart() -> None:
     query = {"kind": "training", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64}, "model": "llama-3-8b",
              "training": {"sequence_length": 4096, "global_batch_size": 256}, "rank_by": "mean",
-             "parallel": {"zero_stage": 1, "data_parallel_shard_size": 0, "context_parallel_size": 1, "recompute": ["none", "full"]}}  # fmt: skip
+             "parallel": {"zero_stage": 1, "data_parallel_shard_size": 0, "context_parallel_size": 1,
+                          "recompute": ["none", "full"]}}  # fmt: skip
     rows = recommend(query=parse_query(query), top=60).recommendations
     bound = NORMAL_QUANTILE * ratio_log_sd(efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core"))
     first = {}
