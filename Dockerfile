@@ -1,9 +1,9 @@
-# One image, two sizes: the API needs no torch (EXTRAS=postgresql), a worker that starts local runs does
+# One image, two sizes: the API needs no torch (EXTRAS=postgresql,mcp), a worker that starts local runs does
 # (EXTRAS=postgresql,profiler). GPU hosts give their own base with CUDA: --build-arg BASE=...
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
-ARG EXTRAS=postgresql
+ARG EXTRAS=postgresql,mcp
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY hp_tool hp_tool

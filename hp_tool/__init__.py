@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
-    from hp_tool.api import estimate, make_query, recommend, size
+    from hp_tool.api import estimate, export, make_query, recommend, size
     from hp_tool.domain.result import Estimate, Recommendation
     from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
     from hp_tool.domain.sizing import Sizing, SizingAnswer
@@ -24,6 +24,7 @@ __all__ = [
     "Sizing",
     "SizingAnswer",
     "estimate",
+    "export",
     "make_query",
     "recommend",
     "size",
@@ -31,12 +32,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "hp_tool.api": ("estimate", "make_query", "recommend", "size"),
+    "hp_tool.api": ("estimate", "export", "make_query", "recommend", "size"),
     "hp_tool.answers": ("EstimateAnswer", "RecommendAnswer"),
     "hp_tool.domain.result": ("Estimate", "Recommendation"),
     "hp_tool.domain.serving": ("InferenceEstimate", "ServingRecommendation"),
     "hp_tool.domain.sizing": ("Sizing", "SizingAnswer"),
 }
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the names of the API, loaded or not."""
+    return [*__all__, "__doc__", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

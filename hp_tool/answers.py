@@ -47,6 +47,9 @@ class EstimateAnswer:
     calibrated_estimate: Estimate | None = None
     """The estimate corrected by measurements on this cluster; None if there are none."""
 
+    def __repr__(self) -> str:
+        return f"<EstimateAnswer: {self.calibrated_estimate or self.estimate!r}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from hp_tool.render.html import estimate_html
@@ -80,6 +83,10 @@ class RecommendAnswer:
     """Separate pools for prefill and decoding; None unless inference.disaggregated asks for them."""
     query: dict[str, Any] | None = None
     """As in EstimateAnswer."""
+
+    def __repr__(self) -> str:
+        best = f"; best: {self.recommendations[0]!r}" if self.recommendations else ""
+        return f"<RecommendAnswer: {len(self.recommendations)} of {self.space.feasible:,} acceptable configurations{best}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -1,4 +1,4 @@
-"""hp_tool from Python: `hp_tool.estimate`, `hp_tool.recommend` and `hp_tool.size`, the commands of the same names.
+"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size` and `export`, the commands of the same names.
 
     import hp_tool
 
@@ -13,27 +13,22 @@ The answers are the frozen dataclasses whose JSON `--json` prints; a notebook sh
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
+
+from hp_tool.queries.short_names import COMMON
 
 if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
+    from hp_tool.exchange import Exported
 
-SHORT_KEYS = {
-    "model": "model",
-    "gpu": "cluster.gpu",
-    "num_gpus": "cluster.num_gpus",
-    "sequence_length": "training.sequence_length",
-    "global_batch_size": "training.global_batch_size",
-    "precision": "training.precision",
-    "total_tokens": "training.total_tokens",
-}
-"""Keys of a query that are common enough to be given without their path: as arguments here, as flags, as columns of a grid."""
+F = TypeVar("F", bound=Callable[..., Any])
 
-SIZING_KEYS = {name: SHORT_KEYS[name] for name in ("gpu", "num_gpus")}
+SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
 """Those of a sizing query, whose other keys stand at its top."""
 
 
@@ -67,10 +62,26 @@ class QueryKeys(TypedDict, total=False):
     targets: Mapping[str, Any]
 
 
+def _with_keys(function: F) -> F:
+    """The function, whose signature names the keys of a query for completion and `help`: sessions do not see into Unpack."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in QueryKeys.__annotations__]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_keys
 def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> EstimateAnswer:
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
-    `query`: one, its mapping, or a file; `keys` are laid over it. One that does not fit is an answer with
+    `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus, sequence_length, global_batch_size,
+    precision, total_tokens, and the sections kind, cluster, training, inference, parallel, objective, constraints, targets, id:
+
+        hp_tool.estimate(model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=8, sequence_length=8192, global_batch_size=64,
+                         parallel={"tensor_parallel_size": 4, "recompute": "full"})
+
+    One that does not fit is an answer with
     `estimate.feasible` False, its reasons, and its fixes (`mends`). Raises HpToolError for what cannot be answered.
     """
     from hp_tool.answers import estimate_answer
@@ -78,6 +89,7 @@ def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: U
     return estimate_answer(make_query(query, **keys))
 
 
+@_with_keys
 def recommend(
     query: Query | Mapping[str, Any] | Path | None = None,
     /,
@@ -91,7 +103,9 @@ def recommend(
 
     `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
     per second for a user and for a GPU (throughput). `sensitivity`: also how the fastest step follows the number of GPUs, each
-    axis, and better hardware. Otherwise as `estimate`.
+    axis, and better hardware. `query` and `keys` as of `estimate`: model, gpu, num_gpus,
+    sequence_length, global_batch_size, precision, total_tokens, kind, cluster, training, inference, parallel, objective,
+    rank_by, constraints, targets, id. In `parallel` a value or a list narrows an axis.
     """
     from hp_tool.answers import recommend_answer
 
@@ -101,7 +115,8 @@ def recommend(
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:
     """The training that a budget buys: model, tokens, starting hyperparameters, days and cost with failures.
 
-    `query`: a mapping or a file of what docs/sizing.md lists; `keys` are laid over it, as in
+    `query`: a mapping or a file of what docs/sizing.md lists; `keys` (gpu, num_gpus, days, model, parameters, tokens, flops,
+    tokens_per_parameter, law, style, sequence_length, global_batch_size, cluster, ...) are laid over it, as in
     `hp_tool.size(gpu="h100-sxm-80gb", num_gpus=1024, days=30.0)`. Raises HpToolError.
     """
     from hp_tool.budgets import parse_sizing, size_answer
@@ -112,18 +127,48 @@ def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> Sizin
     return size_answer(schema.with_own_files(parsed))
 
 
+def export(
+    result: Query | Mapping[str, Any] | Path | EstimateAnswer | RecommendAnswer,
+    /,
+    *,
+    format: str,
+    rank: int = 1,
+    rerank: bool = False,
+) -> Exported:
+    """A recommendation in another tool's words: `text`, ready to run.
+
+    `result`: an answer, its JSON, or a query, which is answered first. `format`: as `hp-tool export` lists them. `rerank`: rank
+    again among what the tool can run, and say what that costs. Raises HpToolError for what the tool has no setting for.
+    """
+    from hp_tool import exchange
+    from hp_tool.queries import schema
+
+    content = _read(result) if isinstance(result, Mapping | Path) else schema.to_dict(result)
+    if rerank:
+        return exchange.export_for(result=content, format=format, read=schema.parse_own_query)
+    text = exchange.export(result=content, format=format, rank=rank, read=schema.parse_own_query)
+    return exchange.Exported(format=format, text=text)
+
+
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:
     """The validated query that a query or its file and the keys laid over it make. Raises InputError."""
     from hp_tool.queries import schema
 
+    return schema.parse_own_query(as_mapping(query, **keys))
+
+
+def as_mapping(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any) -> dict[str, Any]:
+    """The mapping of a query or its file with the keys laid over it and its kind said, not yet validated."""
+    from hp_tool.queries import schema
+
     data = _read(query) if query is None or isinstance(query, Mapping | Path) else schema.query_mapping(query)
     for key, value in keys.items():
-        if isinstance(value, Mapping) and key != "model":
+        if isinstance(value, Mapping) and value and key != "model":
             schema.lay(data, {f"{key}.{name}": one for name, one in value.items()})
         else:
-            schema.lay(data, {SHORT_KEYS.get(key, key): value})
+            schema.lay(data, {COMMON.get(key, key): value})
     data.setdefault("kind", "inference" if "inference" in data else "training")
-    return schema.parse_own_query(data)
+    return data
 
 
 def _read(query: Mapping[str, Any] | Path | None) -> dict[str, Any]:

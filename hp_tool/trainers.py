@@ -3,7 +3,7 @@ placeholders are
 
     {tensor_parallel_size}                   a value, anywhere in an argument
     {sequence_parallel?--sequence-parallel}  a whole argument, left out if the value is false, 0 or none
-    {flags:megatron-lm}                      a whole argument that becomes all flags of the configuration
+    {flags:megatron-lm}                      a whole argument that becomes all flags or overrides of the configuration
     {file:torchtitan}                        the name of a file with the configuration, written into the run's folder
 
 Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
@@ -12,7 +12,7 @@ Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
 import difflib
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -21,21 +21,35 @@ from typing import Any
 import numpy as np
 
 from hp_tool import exchange
+from hp_tool.catalog import library, records
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.fields import checked
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
 from hp_tool.domain.ports import Launcher, LaunchPlan, Queueing
-from hp_tool.domain.query import SearchSettings, TrainerCommand
+from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats import megatron_lm
+from hp_tool.formats import megatron_bridge, megatron_lm, verl
 from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.formats.setup import TrainingSetup
+from hp_tool.launchers import jobs
 from hp_tool.training.problem import TrainingProblem
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})")
-FLAGS = ("megatron-lm",)
+FLAGS: dict[str, Callable[[TrainingSetup], list[str]]] = {
+    "megatron-lm": lambda setup: [
+        word
+        for flag, words in (megatron_lm.flags(setup) | megatron_lm.loop_flags(setup)).items()
+        for word in (f"--{flag}", *words)
+    ],
+    "megatron-bridge": lambda setup: _overrides(megatron_bridge.overrides(setup)),
+    "verl": lambda setup: _overrides(verl.overrides(setup)),
+}
+"""A configuration as words of a command line."""
+BRIDGE_LAYERS = "model.num_layers"
+"""Bridge's recipes bring the number of layers: only a reduced run says another."""
 FILES = {
     "megatron-lm-yaml": "megatron-lm.yaml",
     "nemo": "nemo.py",
@@ -54,13 +68,31 @@ SPECIAL = (*(f"flags:{name}" for name in FLAGS), *(f"file:{name}" for name in FI
 MAX_ARGUMENTS = 1000
 MAX_CHARACTERS = 32_768
 """Limit of one argument or variable; the kernel's is 131,072."""
-RESERVED = ("request.json", "result.json", "job.json", "job.log", "job.sbatch")
+RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch")
 _FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}
 """The columns of candidates for an axis that is no column itself."""
 _DERIVED = ("data_parallel_size",)
 """Axes that follow from the others and the number of devices."""
+_BATCH = ("global_batch_size", "gradient_accumulation_steps", *SPECIAL)
+_FOLLOWED: dict[Reducible, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "flags:megatron-lm", "flags:megatron-bridge", "file:megatron-lm-yaml"),
+    "replicas": _BATCH,
+    "micro_batches": _BATCH,
+}
+"""Of what a command has to name something in order to follow a reduction; few exports say the model's shape."""
+
+
+def trainer_of(query: Query) -> TrainerCommand | None:
+    """The query's own command, or the registered one that it names: an entry of `trainers` in one's own catalogue folders.
+
+    It says what a worker runs, so it comes from files alone. Raises NotFoundError, and InputError for a mistake in it.
+    """
+    if not isinstance(query.trainer, str):
+        return query.trainer
+    entry = library.entry("trainers", query.trainer, field="trainer")
+    return records.build(TrainerCommand, entry.fields, field="trainer", origin=entry.path)
 
 
 def check_trainer(trainer: TrainerCommand) -> None:
@@ -84,7 +116,14 @@ def check_trainer(trainer: TrainerCommand) -> None:
             "trainer.metrics_file must be a name of letters, digits, . _ and - in the run's folder, and not one of ours",
             field="trainer.metrics_file",
         )
-    tuple(placeholders(command))
+    named = set(placeholders(command))
+    for what in trainer.reducible:
+        if not named & set(_FOLLOWED[what]):
+            raise InputError(
+                f"trainer.reducible: the command cannot follow fewer {what}: name {{{_FOLLOWED[what][0]}}} in it, or leave "
+                f"{what} out",
+                field="trainer.reducible",
+            )
 
 
 def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
@@ -95,7 +134,7 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
         if varied and axis not in _DERIVED and not tells(trainer, axis):
             raise InputError(
                 f"the candidates differ in {axis}, which trainer.command does not name: add {{{axis}}} or "
-                f"{{flags:{FLAGS[0]}}} to it, or fix parallel.{axis} to one value",
+                f"{{flags:{next(iter(FLAGS))}}} to it, or fix parallel.{axis} to one value",
                 field="trainer.command",
                 code="missing_field",
             )
@@ -118,24 +157,33 @@ def program_name(trainer: TrainerCommand) -> str:
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:
     """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
     names = set(placeholders(trainer.command))
-    setup = exchange.training_setup(problem, request.parallel) if any(":" in name for name in names) else None
+    asked = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
+    setup = exchange.training_setup(asked, request.parallel) if any(":" in name for name in names) else None
     files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in names}
-    values = _values(request, num_nodes=problem.cluster.num_nodes)
+    values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
     command: list[str] = []
     for argument in trainer.command:
-        if argument == "{flags:megatron-lm}":
-            assert setup is not None  # its name has a colon
-            for flag, words in (megatron_lm.flags(setup) | megatron_lm.loop_flags(setup)).items():
-                command += [f"--{flag}", *words]
+        whole = PLACEHOLDER.fullmatch(argument)
+        if setup is not None and whole is not None and whole["name"] == "flags":
+            command += FLAGS[whole["rest"][1:]](setup)
+            if argument == "{flags:megatron-bridge}" and request.fidelity.num_hidden_layers is not None:
+                command.append(f"{BRIDGE_LAYERS}={request.model.num_hidden_layers}")
         elif (word := _filled(argument, values, names_of_files=files)) is not None:
             command.append(word)
     return Program(
         command=tuple(command),
         torchrun=trainer.launch == "torchrun",
         environment=trainer.environment,
-        returns=() if trainer.metrics_file is None else (trainer.metrics_file,),
+        returns=(
+            *(() if trainer.metrics_file is None else (trainer.metrics_file,)),
+            *((jobs.REQUEST,) if trainer.reducible else ()),
+        ),
         files={name_of: exchange.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
     )
+
+
+def _overrides(options: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items()]
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:
@@ -226,10 +274,15 @@ class TrainerLauncher:
         if file is not None and not facts.out_of_memory:
             log = read_log(self.output(handle).splitlines(), reader=self._trainer.reader)
             facts.out_of_memory, facts.out_of_memory_line = log.out_of_memory, log.out_of_memory_line
-        problem = self._problem
-        return measurement(
-            facts, ended=ended, workload=problem.workload, num_gpus=problem.cluster.num_gpus, settings=self._settings
-        )
+        workload, num_gpus = self._problem.workload, self._problem.cluster.num_gpus
+        if self._trainer.reducible:
+            text = self.output(handle, name=jobs.REQUEST)
+            if not text:  # whatever took it says how the run ended
+                return ended
+            request = jobs.REQUEST_JSON.validate_json(text)
+            assert isinstance(request, ProfileRequest)
+            workload, num_gpus = request.training, request.num_gpus
+        return measurement(facts, ended=ended, workload=workload, num_gpus=num_gpus, settings=self._settings)
 
 
 def measurement(

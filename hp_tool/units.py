@@ -1,6 +1,7 @@
 """SI units and bytes inside; human units only at the door."""
 
 MIB = 2**20
+GB = 10**9
 GIB = 2**30
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
@@ -13,13 +14,18 @@ def gib(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `3.2 h`, `24.1 days`."""
+    """A duration in the unit a person would pick: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2 h`, `24.1 days`.
+
+    Seconds up to two hours, since step times are compared: 0.2 h hides by how much two differ.
+    """
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1.0:
         return f"{seconds * 1e3:.1f} ms"
-    if seconds < 600.0:
+    if seconds < 100.0:
         return f"{seconds:.2f} s"
+    if seconds < 2 * SECONDS_PER_HOUR:
+        return f"{seconds:,.{1 if seconds < 1000.0 else 0}f} s"
     if seconds < 2 * SECONDS_PER_DAY:
         return f"{seconds / SECONDS_PER_HOUR:.1f} h"
     return f"{seconds / SECONDS_PER_DAY:.1f} days"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A real Slurm cluster on this one host, for tests and for trying out: two virtual nodes with 8 cores and 8 GPUs each (the
-# GPUs are null devices that Slurm hands out). Its own munge, its own folder; three ports from HP_SLURM_PORT (16717) on.
+# GPUs are null devices that Slurm hands out; the memory is a number that jobs are held to, as their processes are counted). Its own munge, its own folder; three ports from HP_SLURM_PORT (16717) on.
 #
 #   scripts/slurm-cluster.sh install      Debian's packages (root)
 #   scripts/slurm-cluster.sh start DIR    then: export SLURM_CONF=DIR/slurm.conf
@@ -48,11 +48,14 @@ ReturnToService=2
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=4000
 GresTypes=gpu
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 MinJobAge=300
@@ -60,8 +63,8 @@ KillWait=2
 SlurmdTimeout=5
 MessageTimeout=5
 InactiveLimit=0
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=$cores RealMemory=4000 Gres=gpu:$gpus State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=$cores RealMemory=32000 Gres=gpu:$gpus State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=$cores RealMemory=32000 Gres=gpu:$gpus State=UNKNOWN
 PartitionName=batch Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 State=UP
 PartitionName=urgent Nodes=n1,n2 MaxTime=60 PriorityTier=9 PreemptMode=OFF State=UP
 CONF

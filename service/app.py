@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from hp_tool import __version__
 from hp_tool.domain.access import AccessStore
@@ -15,6 +16,7 @@ from hp_tool.learning import StoredCalibrations
 from hp_tool.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
+from service.agents.mount import AgentsRoute
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches
 from service.api.dependencies import refuse_unknown_parameters
@@ -23,8 +25,10 @@ from service.keys import Keyring
 from service.metrics import Metrics
 from service.request_limits import RequestLimits
 from service.request_log import RequestLog
+from service.routes import AGENTS_PATH
 from service.security import Gate
 from service.settings import Settings
+from service.watch import Watch
 
 log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration
@@ -38,6 +42,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     Raises StoreError where the database does not answer or has another version's schema.
     """
     opened = store or open_store(settings.database_url)
+    agents = AgentsRoute()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -45,7 +50,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
         threading.Thread(target=prepare, name="load what fits need").start()
-        yield
+        async with agents.open():
+            yield
         if store is None:
             opened.close()
 
@@ -64,11 +70,13 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
     routed = (estimates, searches, measurements, catalog, keys)
-    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations):
+    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations, searches.plans):
         app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)
+    app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.install(app)
     openapi.install(app)
+    app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache(calibrations=app.state.calibrations)
     app.add_middleware(RequestLimits, settings=settings)

@@ -32,7 +32,7 @@ ServerOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the service's commands."""
     app.add_typer(keys, name="keys")
-    for command in (report, budget, cancel, serve, worker):
+    for command in (report, budget, cancel, serve, worker, mcp):
         app.command()(command)
 
 
@@ -61,6 +61,9 @@ def worker(
             help="Searches that all workers together run on one cluster at most (launcher local: on one host).",
         ),
     ] = None,
+    searches: Annotated[
+        int, typer.Option(min=1, max=256, envvar="HP_SEARCHES_PER_WORKER", help="Searches that this worker runs at once.")
+    ] = 1,
     retention_days: Annotated[
         float | None,
         typer.Option(
@@ -70,14 +73,40 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Take queued searches from the database and run them. SIGTERM hands the current one back to the queue."""
+    """Take queued searches from the database and run them. SIGTERM hands those under way back to the queue."""
     from service import logs
     from service.settings import log_settings
     from service.worker import work
 
     form, level = log_settings()
     logs.configure(form=form, level=level)
-    work(database_url=database_url, lease_s=lease_s, per_cluster=searches_per_cluster, retention_days=retention_days)
+    work(
+        database_url=database_url,
+        lease_s=lease_s,
+        per_cluster=searches_per_cluster,
+        searches=searches,
+        retention_days=retention_days,
+    )
+
+
+def mcp(
+    skill: Annotated[
+        bool, typer.Option("--skill", help="Print the path of SKILL.md, which tells an agent when to ask what, and stop.")
+    ] = False,
+    server: ServerOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Serve tools to a language-model agent over standard input and output (Model Context Protocol); a service has them at
+    /mcp."""
+    from service import agents
+
+    if skill:
+        typer.echo(str(agents.SKILL))
+        return
+    agents.require_sdk()
+    from service.agents.server import run_stdio
+
+    run_stdio(server=server, database_url=database_url)
 
 
 def report(

@@ -130,6 +130,11 @@ class Endpoints:
         return Call(method="POST", path="/v1/sizings", answer=JsonObject, json=query)
 
     @Endpoint
+    def plan(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
+        """{id, status, plan}: what a search would cost, before anything runs."""
+        return Call(method="POST", path="/v1/plans", answer=JsonObject, json=query)
+
+    @Endpoint
     def import_configuration(self, /, *, command: str, **options: Any) -> Call[JsonObject]:
         """A script or configuration file as a query, what became of its words, its prediction, and the better configuration's
         changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.

@@ -84,7 +84,7 @@ class Keyring:
         Raises:
             HpToolError: `unauthorized` (no such key), `key_expired`, `key_revoked`.
         """
-        token = _token(headers)
+        token = token_of(headers)
         if token is None and self._api_key is None:
             return OPERATOR
         token = token or ""
@@ -122,7 +122,7 @@ class Keyring:
         return key
 
 
-def _token(headers: Headers) -> str | None:
+def token_of(headers: Headers) -> str | None:
     """The key in the Authorization header: `Bearer KEY`, or Basic with the key as password. None: there is no such header."""
     authorization = headers.get("authorization")
     if authorization is None:

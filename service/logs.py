@@ -48,6 +48,11 @@ class Text(logging.Formatter):
         ids = " ".join(f"{name}={value}" for name, value in _IDS.get().items())
         return f"{super().format(record)} {ids}".rstrip()
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """The line, in which a path or a name that holds line ends or escape sequences cannot forge another."""
+        record.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message)
+        return super().formatMessage(record)
+
 
 def configure(*, form: Form, level: str) -> None:
     """Log to stderr: the service and its server from `level` on, libraries from warnings on."""

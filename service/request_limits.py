@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
+from service.routes import AGENTS_PATH
 from service.settings import Settings
 
-WAITING = ("/events", "/result")
-"""Path endings of requests that only wait for a search."""
+WAITING = ("/events", "/result", AGENTS_PATH)
+"""Path endings of requests that only wait for a search, or for other requests."""
 RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
 """Most requests are answered sooner, and then nobody needs to watch for a hang-up."""

@@ -15,6 +15,7 @@ from service.webhooks.policy import WebhookSettings
 from service.webhooks.signing import secret_bytes
 
 MIB = 2**20
+SHORTEST_KEY = 8
 AMOUNTS = {
     "requests_per_second": "HP_REQUESTS_PER_SECOND",
     "max_requests_at_once": "HP_MAX_REQUESTS_AT_ONCE",
@@ -122,7 +123,7 @@ def from_environment(
     flags = {"host": host, "port": port, "database_url": database_url}
     return Settings(
         **_parsed(environment, VARIABLES) | {name: value for name, value in flags.items() if value not in (None, "")},
-        api_key=read_secret(environment, "HP_API_KEY"),
+        api_key=_operators_key(environment),
         webhooks=webhook_settings(environment),
         allowed_hosts=tuple(name.strip() for name in environment.get("HP_ALLOWED_HOSTS", "").split(",") if name.strip()),
     )
@@ -149,6 +150,17 @@ def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSett
         fix = "give networks as 10.0.0.0/8,::1/128"
         raise InputError(f"HP_WEBHOOK_NETWORKS: {error}; {fix}", field="HP_WEBHOOK_NETWORKS") from None
     return WebhookSettings(key=secret_bytes(secret), networks=networks)
+
+
+def _operators_key(environment: Mapping[str, str]) -> str | None:
+    """Raises InputError for one that is set and guards nothing."""
+    key = read_secret(environment, "HP_API_KEY")
+    if key is None and "HP_API_KEY" in environment:
+        raise InputError("HP_API_KEY is empty; give it a key, or unset it to run without one", field="HP_API_KEY")
+    if key is not None and len(key) < SHORTEST_KEY:
+        fix = "python3 -c 'import secrets; print(secrets.token_urlsafe())' makes a good one"
+        raise InputError(f"HP_API_KEY has fewer than {SHORTEST_KEY} characters, which is guessed; {fix}", field="HP_API_KEY")
+    return key
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:

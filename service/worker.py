@@ -40,7 +40,7 @@ FOLLOW_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One coordinator at work; a process runs one."""
+    """A process that coordinates searches, each in a thread of its own."""
 
     store: AccessStore
     storage: BaseStorage | None = None
@@ -49,6 +49,8 @@ class Worker:
     """Who this is, for people."""
     per_cluster: int | None = None
     """Searches that all workers together run on one cluster at most; None: any number."""
+    searches: int = 1
+    """Searches that it runs at once."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     retention_days: float | None = None
@@ -58,15 +60,24 @@ class Worker:
 
     def run(self) -> None:
         """Run searches until `stopping` is set. Neither a search's error nor an absent database ends the worker."""
+        others = [threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True) for n in range(1, self.searches)]
+        for other in others:
+            other.start()
+        self._serve(chores=True)
+        for other in others:
+            other.join()
+
+    def _serve(self, *, chores: bool = False) -> None:
+        """Run one search after the other; with `chores`, also what a worker does beside them."""
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set():
-            if self.retention_days is not None and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
+            if chores and self.retention_days is not None and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
                 with surviving("forget what is old", log):
                     pruned = self.store.prune(older_than_days=self.retention_days)
                     log.info("forgot what is older than %g days: %s", self.retention_days, pruned)
                 pruned_at = time.monotonic()
-            if time.monotonic() - followed_at >= self.follow_every_s:
+            if chores and time.monotonic() - followed_at >= self.follow_every_s:
                 with surviving("learn from reported measurements", log):
                     for made in follower.catch_up():
                         record = made.record
@@ -139,7 +150,12 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
 
 
 def work(
-    *, database_url: str | None, lease_s: float = LEASE_S, per_cluster: int | None = None, retention_days: float | None = None
+    *,
+    database_url: str | None,
+    lease_s: float = LEASE_S,
+    per_cluster: int | None = None,
+    searches: int = 1,
+    retention_days: float | None = None,
 ) -> None:
     """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
     from hp_tool import store as stores
@@ -173,6 +189,7 @@ def work(
             holder=holder,
             lease_s=lease_s,
             per_cluster=per_cluster,
+            searches=searches,
             retention_days=retention_days,
             stopping=stopping,
         ).run()

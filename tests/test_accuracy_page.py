@@ -26,10 +26,13 @@ def test_pictures_show_what_the_result_gives() -> None:
         assert (page.PICTURES / f"{name}.svg").read_text(encoding="utf-8") == picture, "run python -m benchmarks.accuracy.page"
 
 
-def test_readme_leaves_no_group_out() -> None:
+def test_the_page_leaves_no_group_out_and_the_first_page_not_the_worst() -> None:
     result = baseline.load(baseline.RESULT)
     table = page.summary(result)
     assert all(f"| {title}" in table for title in result["groups"])
+    unseen = {title: group for title, group in result["groups"].items() if group["left_out"] in baseline.DRAWN}
+    worst = max(unseen, key=lambda title: unseen[title]["figures"]["worst_error"])
+    assert set(page.HEADLINES) <= set(result["groups"]) and worst in page.HEADLINES
 
 
 def test_what_is_worse_is_told() -> None:

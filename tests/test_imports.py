@@ -65,6 +65,7 @@ HOMES = {
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},
     "ray": {"launchers"},
+    "mcp": {"service"},
     "transformers": set(),
     "plotly": {"render", "service"},
     "kaleido": {"render"},
@@ -72,7 +73,7 @@ HOMES = {
 """Libraries that only some rooms may know."""
 HEAVY = (
     *("torch", "megatron", "fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "optuna"),
-    *("plotly", "ray", "scipy", "sklearn", "httpx"),
+    *("plotly", "ray", "scipy", "sklearn", "httpx", "mcp"),
 )
 
 

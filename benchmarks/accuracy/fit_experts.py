@@ -35,7 +35,6 @@ PRIORS = {
     "layer_overhead_s": (1.2e-5, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none unless its rows say so.
     "prompt_layer_overhead_s": (0.0, 2e-5, 0.0, 2e-3),
-    "first_token_s": (0.0, 5e-3, 0.0, 0.5),
     "popularity_variance": (1.0, 1.0, 0.0, 10.0),
     "load_variance": (0.25, 0.25, 0.0, 10.0),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }

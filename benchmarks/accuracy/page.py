@@ -55,8 +55,37 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
+HEADLINES = {
+    "Dense pre-training on H100": "step of dense models, Megatron Core on H100",
+    "Mixtures of experts, releases from 26.02.01 on": "step of mixtures of experts, Megatron Core",
+    "MPT under FSDP": "step of dense models, FSDP",
+    "LoRA of MLPerf": "step of fine-tuning with LoRA",
+    "Dense pre-training on a die left out": "step on a GPU that nothing was fitted on",
+    "The next round: MLPerf's pre-training": "step in the following MLPerf round, fitted on earlier ones",
+    "nanotron's grid": "step of any layout, good or bad: nanotron's grid",
+    "Models cut to fit 8 B200, allocated": "peak of allocated memory, B200",
+    "MLPerf, peak of allocated memory": "peak of allocated memory, MLPerf",
+    "Serving: time per output token": "serving: time per output token",
+    "Serving: tokens/s of a GPU": "serving: tokens/s per GPU",
+    "Serving: time to first token, below the cache's limit": "serving: time to first token",
+}
+"""Groups on the first page, in plain words: the kinds of answers people ask for, the worst of them included."""
+
+
+def headlines(result: dict[str, Any]) -> str:
+    """README's table: one line for each kind of answer; what is left out there stands in `summary`."""
+    head = "| what is predicted | configurations | mean error | median | worst | inside 90 % interval |"
+    lines = [head, f"|---{'|---' * 5}|"]
+    for title, words in HEADLINES.items():
+        f = result["groups"][title]["figures"]
+        inside = percent(f["coverage"], 0) if "coverage" in f else "none stated"
+        errors = " | ".join(percent(f[name]) for name in ("mean_error", "median_error", "worst_error"))
+        lines.append(f"| {words} | {f['configurations']:,} | {errors} | {inside} |")
+    return "\n".join(lines)
+
+
 def summary(result: dict[str, Any]) -> str:
-    """README's table: a line for every group, whatever its figures are."""
+    """A line for every group, whatever its figures are, and what is said of the grid and of days."""
     lines = [
         "| what is predicted | constants did not see | configurations | mean error | median | worst | inside 90 % interval |",
         f"|---{'|---' * 6}|",
@@ -163,7 +192,10 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
 
 def filled(text: str, result: dict[str, Any], before: dict[str, Any]) -> str:
     """The page with its blocks as the result gives them."""
-    blocks = {"summary": summary(result), "pooled": pooled(result), "groups": groups(result), "since": since(result, before)}
+    blocks = {
+        "headlines": headlines(result), "summary": summary(result), "pooled": pooled(result), "groups": groups(result),
+        "since": since(result, before),
+    }  # fmt: skip
     return BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}\n{found[3]}", text)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from scipy.stats import binom
+
 HARM, BAD_COST = 0.01, 0.03
 """A calibration's mean error above that without one; one bad row of five above the same draw without."""
 COVERED = (0.83, 0.97)
@@ -83,6 +85,11 @@ def promises(found: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
         lambda value: COVERED[0] <= value <= COVERED[1],
     )
     yield _held(
+        f"coverage {COVERED[0]:.0%} to {COVERED[1]:.0%}, or as far off as chance has it on so few rows (by how much not)",
+        {key: _beyond_chance(s["calibrated"]) for key, s in every.items()},
+        lambda value: value == 0.0,
+    )
+    yield _held(
         f"coverage at least {COVERED[0]:.0%}",
         {key: s["calibrated"]["coverage"] for key, s in every.items()},
         lambda value: value >= COVERED[0],
@@ -94,6 +101,13 @@ def promises(found: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
             honest = "" if before["calibrated"]["coverage"] >= COVERED[0] else " (not honest then)"
             widths[f"{name}{honest}"] = s["calibrated"]["width"] / before["calibrated"]["width"]
     yield _held(f"width at {NARROW_AT} runs at most {NARROWER} of the baseline's", widths, lambda value: value <= NARROWER)
+
+
+def _beyond_chance(scores: dict[str, Any]) -> float:
+    """How far a coverage lies outside of COVERED and of the central 95 % of what so many rows give by chance."""
+    least, most = (float(binom.ppf(q, scores["rows"], 0.9)) / scores["rows"] for q in (0.025, 0.975))
+    covered: float = scores["coverage"]
+    return min(covered - min(least, COVERED[0]), 0.0) + max(covered - max(most, COVERED[1]), 0.0)
 
 
 def _held(text: str, values: dict[str, float], fine: Any) -> str:

@@ -71,7 +71,8 @@ def simple(evidence: Evidence, asked: Evidence) -> dict[str, Predictions]:
 
 
 def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean error; coverage of the intervals and the mean of ln(high / low)."""
+    """Mean error; coverage of the intervals, the mean of ln(high / low), and their interval score (Gneiting and Raftery 2007):
+    that width, and 2 / 0.1 times how far outside of them a measurement lies."""
     found = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
     if predictions.low_s is not None and predictions.high_s is not None:
         inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
@@ -79,6 +80,7 @@ def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str
         found |= {
             "coverage": float(inside.mean()),
             "width": float(np.mean(np.log(predictions.high_s / predictions.low_s))),
+            "rows": float(len(measured_s)),
             "interval_score": float(np.mean(np.log(predictions.high_s / predictions.low_s) + 20.0 * missed)),
         }
     return found

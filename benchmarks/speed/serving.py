@@ -1,21 +1,24 @@
 """`python -m benchmarks.speed.serving [--peer PYTHON] [--json]`: serving candidates a second on one core, and a full answer.
 
-The answer is a ranking under targets with its throughput front, as a library call. `--peer` names the interpreter of an
-environment with aiconfigurator; its answer to the same question is then timed beside ours, in a process of its own, warm.
+The question leaves the load open: the answer is a ranking under targets with its front, as a library call and as a process.
+`--peer` names the interpreter of an environment with aiconfigurator; its answer and its time then stand beside ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
+import sys
+import tempfile
 from typing import Any
-
-import numpy as np
 
 from benchmarks.speed.measure import cpu_seconds
 from hp_tool.answers import recommend_answer
+from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.queries.schema import parse_query
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.serving.recommend import CHUNK
 from hp_tool.space.serving import serving_space
@@ -27,19 +30,30 @@ QUERY: dict[str, Any] = {
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 256, "precision": "fp8", "engine": "trtllm"},
     "targets": {"ttft_s": 10.0, "tpot_s": 0.05},
 }
-LIMITS = {"candidates_per_second": 1e6, "answer_s": 0.3}
+QUESTION: dict[str, Any] = {
+    "kind": "inference",
+    "model": "llama-3.1-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "inference": {"input_length": 2000, "output_length": 500, "engine": "trtllm"},
+    "targets": {"ttft_s": 1.0, "tpot_s": 0.03},
+}
+"""How do I serve it, and how many users does it carry?"""
+LIMITS = {"candidates_per_second": 1e6, "answer_s": 0.3, "process_s": 1.5}
 PEER = """
 import json, logging, sys, time
 logging.disable(logging.CRITICAL)
 from aiconfigurator.cli.api import cli_default
-asked = dict(model_path="Qwen/Qwen3-32B", total_gpus=8, system="h200_sxm", backend="trtllm", isl=4000, osl=1000,
-             ttft=10000.0, tpot=50.0)
+asked = dict(model_path="meta-llama/Meta-Llama-3.1-70B", total_gpus=8, system="h100_sxm", backend="trtllm", isl=2000, osl=500,
+             ttft=1000.0, tpot=30.0)
 times = []
-for _ in range(3):
+for _ in range(2):
     start = time.process_time()
-    cli_default(**asked)
+    found = cli_default(**asked)
     times.append(time.process_time() - start)
-print("TIMES " + json.dumps(times))
+shown = ("concurrency", "tokens/s/gpu", "ttft", "tpot", "parallel", "(p)parallel", "(d)parallel")
+best = {mode: {name: str(rows.iloc[0][name]) for name in shown if name in rows} for mode, rows in found.best_configs.items()
+        if len(rows)}
+print("ANSWER " + json.dumps({"first_s": times[0], "warm_s": times[1], "best": best}))
 """
 
 
@@ -56,21 +70,40 @@ def candidates_per_second() -> dict[str, float]:
     return {"candidates": n, "per_second": n / seconds["best"], "per_second_median": n / seconds["median"]}
 
 
-def answer_seconds() -> dict[str, float]:
-    """Ranking and front of one query, in this process."""
-    query = parse_query(QUERY)
-    found = cpu_seconds(lambda: recommend_answer(query, top=10, pareto="throughput"))
-    return {"best_s": found["best"], "median_s": found["median"]}
+def question() -> dict[str, Any]:
+    """The answer to QUESTION, its processor seconds in this process, and those of `hp-tool recommend` as one."""
+    query = parse_query(QUESTION)
+    found = cpu_seconds(lambda: recommend_answer(query, top=10))
+    best = recommend_answer(query, top=1).recommendations[0]
+    assert isinstance(best, ServingRecommendation)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(QUESTION, file)
+        file.flush()
+        command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", file.name]
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    e = best.estimate
+    return {
+        "best_s": found["best"],
+        "median_s": found["median"],
+        "process_s": end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime,
+        "layout": serving_arithmetic(best.parallel, replicas=e.replicas),
+        "concurrency": e.concurrency,
+        "tokens_per_second_per_gpu": e.output_tokens_per_second_per_gpu,
+        "ttft_s": e.ttft_s,
+        "tpot_s": e.tpot_s,
+    }
 
 
-def peer_seconds(python: str) -> dict[str, float] | str:
-    """Processor seconds of aiconfigurator's answers, first and warm, or the end of what it said instead."""
+def peer_answer(python: str) -> dict[str, Any] | str:
+    """aiconfigurator's best by mode and its processor seconds, first and warm; or the end of what it said instead."""
     done = subprocess.run([python, "-c", PEER], capture_output=True, text=True, timeout=300, check=False)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("TIMES ")), None)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("ANSWER ")), None)
     if line is None:
         return done.stderr[-500:]
-    first, *warm = json.loads(line.removeprefix("TIMES "))
-    return {"first_s": first, "warm_s": float(np.median(warm))}
+    answer: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+    return answer
 
 
 def main() -> None:
@@ -78,18 +111,23 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"candidates": candidates_per_second(), "answer": answer_seconds()}
+    found: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
     if arguments.peer:
-        found["peer"] = peer_seconds(arguments.peer)
+        found["peer"] = peer_answer(arguments.peer)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    rate, answer = found["candidates"], found["answer"]
+    rate, answer = found["candidates"], found["question"]
     print(
         f"{rate['candidates']:,} serving candidates: {rate['per_second'] / 1e6:.2f} million/s on one core (median "
         f"{rate['per_second_median'] / 1e6:.2f}; at least {LIMITS['candidates_per_second'] / 1e6:.0f})"
     )
-    print(f"ranking and front: {answer['best_s'] * 1e3:.0f} ms (median {answer['median_s'] * 1e3:.0f}; at most 300)")
+    print(
+        f"the question: {answer['layout']} with {answer['concurrency']} requests in flight, "
+        f"{answer['tokens_per_second_per_gpu']:.0f} tokens/s/GPU, TTFT {answer['ttft_s'] * 1e3:.0f} ms, "
+        f"TPOT {answer['tpot_s'] * 1e3:.1f} ms; {answer['best_s'] * 1e3:.0f} ms of processor time (median "
+        f"{answer['median_s'] * 1e3:.0f}; at most 300), as a process {answer['process_s']:.2f} s (at most 1.5)"
+    )
     if "peer" in found:
         print(f"aiconfigurator: {found['peer']}")
 

@@ -87,10 +87,10 @@ ALIKE = 0.7
 LENGTH = 0.7
 """Distance over which they have, in units of the features' scales."""
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
-WORTH = np.array([2.0, 2.0, 8.0, 16.0, 16.0])
-"""Runs that the variance stated of each is worth against those that ran: of machines only a few were ever measured, of models
-some, of layouts many. A factor s on it has the log density -worth / 2 (ln s + 1 / s), scaled inverse chi-square's: it grows
-easily and shrinks hardly."""
+WORTH = np.array([1.0, 4.0, 32.0, 32.0, 32.0])
+"""Runs that the variance stated of each is worth against those that ran: few machines were ever measured, many models and
+layouts. A factor s on it has the log density -worth / 2 (ln s + 1 / s - 1), scaled inverse chi-square's: it grows easily and
+shrinks hardly, since runs close together that agree say nothing of others."""
 WIDEST = 8.0
 """ln(factor) up to which it is searched."""
 NUGGET = 1e-8
@@ -147,7 +147,7 @@ class Process:
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Minus the log density of `logs` a priori, and its slope."""
         shrunk = np.exp(-logs)
-        return 0.5 * float(WORTH @ (logs + shrunk)), 0.5 * WORTH * (1.0 - shrunk)
+        return 0.5 * float(WORTH @ (logs + shrunk - 1.0)), 0.5 * WORTH * (1.0 - shrunk)
 
     @property
     def scales(self) -> FloatArray:

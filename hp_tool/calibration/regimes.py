@@ -15,7 +15,7 @@ from hp_tool.calibration.evidence import FloatArray
 
 LOG_MEAN = 1.1
 """Mean of |ln(step / regular)| outside the regular regime, exponentially distributed: slightly slow runs are common, fifty
-times slower ones exist."""
+times slower ones exist. As in nanotron's grid, the only one with many stalls: 1.0 (1B) and 1.2 (8B) beyond 0.4."""
 SLIPS = 0.04
 """Share of runs that are slips, half of them too slow and half too fast."""
 RARE = 0.01
@@ -40,7 +40,7 @@ class Judgement:
     doubt: FloatArray
     """(n,) variance that takes a run's weight as far as it is not regular."""
     score: float
-    """Log density of all of them."""
+    """Log density of all of them, and of the share that stalled."""
 
 
 def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
@@ -53,16 +53,11 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
         slow, slip = slow_share * tail * (excess > 0), 0.5 * SLIPS * tail
         total = regular + slow + slip + 1e-300
         slow_share = share(slow / total, usual_share=usual_share)
-    kept = usual_share * np.log(slow_share / usual_share) + (1.0 - usual_share) * np.log(
-        (1.0 - slow_share) / (1.0 - usual_share)
-    )
+    more = usual_share * np.log(slow_share / usual_share)
+    fewer = (1.0 - usual_share) * np.log((1.0 - slow_share) / (1.0 - usual_share))
+    score = float(np.log(total).sum() + SHARE_WEIGHT * (more + fewer))
     odds = (slow + slip) / (regular + 1e-6 * total)
-    return Judgement(
-        slow=slow / total,
-        regular=regular / total,
-        doubt=variance * odds,
-        score=float(np.log(total).sum() + SHARE_WEIGHT * kept),
-    )
+    return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=score)
 
 
 def share(slow: FloatArray, *, usual_share: float) -> float:

@@ -138,7 +138,7 @@ class StepTimeFit:
     inflation: float = 1.0
     """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
     stalls: Stalls | None = None
-    """None: no run stalled."""
+    """None: no run stalled, nor do they usually."""
 
     @property
     def factors(self) -> dict[str, float]:
@@ -246,7 +246,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         shapes=np.unique(scaled(features, SHAPE), axis=0) if features else np.empty((0, len(SHAPE))),
     )
     seconds, gradient = plain._model.seconds(design, plain.x)
-    excess, often = log_measured - np.log(seconds), stall_share(features, prior=prior)
+    excess, often = log_measured - np.log(seconds), _stall_share(features, prior=prior)
     surprise = np.abs(excess) / np.sqrt(plain._rows(gradient, features).variances().sum(axis=0))
     machines = [plain]
     if plain.width < 1.0 and surprise.max() > SURPRISE:
@@ -258,17 +258,23 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         rows = machine._rows(machine._model.seconds(design, machine.x)[1], features)
         own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
         for start in (judge(excess - np.median(excess), own, usual_share=often), judge(excess, whole, usual_share=often)):
-            fit, score = _fit_from(start, machine, design, log_measured, features)
+            fit, score = _fit_from(start, machine, design, log_measured, features, often=often)
             fits.append((score + np.log(1.0 - OTHERS if machine.as_stated else OTHERS), fit))
     return max(fits, key=lambda each: each[0])[1]
 
 
 def _fit_from(
-    judged: Judgement, plain: StepTimeFit, design: FloatArray, log_measured: FloatArray, features: Mapping[str, FloatArray]
+    judged: Judgement,
+    plain: StepTimeFit,
+    design: FloatArray,
+    log_measured: FloatArray,
+    features: Mapping[str, FloatArray],
+    *,
+    often: float,
 ) -> tuple[StepTimeFit, float]:
-    """Parameters, scales and regimes in turn, and the log density of the runs under them."""
-    prior, model, x = plain.prior, plain._model, plain.x
-    logs, often = np.zeros(len(COMPONENTS)), stall_share(features, prior=prior)
+    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how many usually stall."""
+    model, x = plain._model, plain.x
+    logs = np.zeros(len(COMPONENTS))
     before_s = model.seconds(design, x)[0]
     free = np.ones(_NUM_PARAMETERS)
     for _ in range(ROUNDS):
@@ -339,7 +345,7 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     return common, whole - own - common, own
 
 
-def stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
     if STEP_LOG_SD not in features:
         return prior.slow_share

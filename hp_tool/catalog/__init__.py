@@ -2,7 +2,7 @@
 
 from hp_tool.catalog.hardware import cluster, gpu, node_type, node_type_from_mapping
 from hp_tool.catalog.library import Entry, Kind, entry, knows, names, revision
-from hp_tool.catalog.models import checked_model, is_file_name, is_own_file, model, model_from_mapping
+from hp_tool.catalog.models import checked_model, is_file_name, is_own_file, model, model_from_mapping, parameter_counts
 
 __all__ = [
     "Entry",
@@ -19,5 +19,6 @@ __all__ = [
     "names",
     "node_type",
     "node_type_from_mapping",
+    "parameter_counts",
     "revision",
 ]

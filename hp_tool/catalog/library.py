@@ -23,7 +23,7 @@ from hp_tool import documents
 from hp_tool.catalog.records import nearest
 from hp_tool.errors import InputError, NotFoundError
 
-Kind = Literal["models", "gpus", "clusters", "lengths", "recipes"]
+Kind = Literal["models", "gpus", "clusters", "lengths", "recipes", "trainers"]
 
 _BUILT_IN = Path(__file__).parent / "data"
 _SINGULAR: dict[Kind, str] = {
@@ -32,6 +32,7 @@ _SINGULAR: dict[Kind, str] = {
     "clusters": "cluster",
     "lengths": "distribution of lengths",
     "recipes": "recipe",
+    "trainers": "trainer",
 }
 
 

@@ -8,10 +8,14 @@ from typing import Any
 from hp_tool import documents
 from hp_tool.catalog import library, records
 from hp_tool.catalog.huggingface.read import is_config, read_config
+from hp_tool.cost.parameters import active_parameters, total_parameters
 from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
+
+COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_parameters}
+"""What follows from a model's fields and is printed with them."""
 
 
 def model(name: str) -> ModelSpec:
@@ -55,11 +59,22 @@ def is_file_name(name: str) -> bool:
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
     """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by model_type or architectures).
 
-    An unknown key of the first form is an InputError that names the nearest known one. `origin`: the file it stands in.
+    An unknown key of the first form is an InputError that names the nearest known one; counts of parameters are
+    derived, and checked where given. `origin`: the file it stands in.
     """
     if is_config(mapping):
         return checked_model(read_config(mapping))
-    return checked_model(records.build(ModelSpec, mapping, field="model", origin=origin))
+    fields = {key: value for key, value in mapping.items() if key not in COUNTS}
+    spec = checked_model(records.build(ModelSpec, fields, field="model", origin=origin))
+    for key, derived in parameter_counts(spec).items() if len(fields) < len(mapping) else ():
+        if mapping.get(key, derived) != derived:
+            raise _wrong(key, f"{key} {mapping[key]!r} differs from {derived:,}, as the other fields give it; leave it out")
+    return spec
+
+
+def parameter_counts(spec: ModelSpec) -> dict[str, int]:
+    """`num_parameters` and `num_active_parameters`; the second without the experts that a token is not sent to."""
+    return {name: round(count(spec)) for name, count in COUNTS.items()}
 
 
 @functools.lru_cache(maxsize=1024)

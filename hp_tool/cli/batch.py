@@ -225,25 +225,17 @@ class Summary:
 
     def print(self) -> None:
         """Print the table on standard error, because standard output may have the answers."""
-        from rich.console import Console
-        from rich.table import Table
+        from hp_tool.cli.layout import make_console, print_table
 
-        table = Table(title="batch", show_header=False)
-        table.add_column("what")
-        table.add_column("lines", justify="right")
-        table.add_row("answered", f"{self.lines:,}")
-        table.add_row("feasible", f"{self._feasible:,}")
-        table.add_row("infeasible", f"{self.lines - self.errors - self._feasible:,}")
-        self._add_codes(table, "infeasible")
-        table.add_row("errors", f"{self.errors:,}")
-        self._add_codes(table, "error")
-        console = Console(stderr=True)
-        console.print(table)
+        infeasible = self.lines - self.errors - self._feasible
+        rows = [("answered", self.lines), ("feasible", self._feasible)]
+        rows += [("infeasible", infeasible), *self._codes_of("infeasible"), ("errors", self.errors), *self._codes_of("error")]
+        console = make_console(stderr=True)
+        print_table(console, ("batch", "lines"), [(what, f"{count:,}") for what, count in rows], left=1)
         if self._best is not None:
             rate, number, name = self._best
             console.print(f"most tokens/s/GPU: {rate:,.0f}, line {number:,}" + (f" ({name})" if name else ""), markup=False)
 
-    def _add_codes(self, table: Any, kind: str) -> None:
+    def _codes_of(self, kind: str) -> list[tuple[str, int]]:
         codes = Counter({code: count for (of, code), count in self._codes.items() if of == kind})
-        for code, count in codes.most_common(MAX_CODES):
-            table.add_row(f"  {code}", f"{count:,}")
+        return [(f"  {code}", count) for code, count in codes.most_common(MAX_CODES)]

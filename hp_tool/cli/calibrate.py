@@ -114,10 +114,10 @@ def measurements(
 
 
 def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
-    from hp_tool.cli.tables import print_table, wide_console
+    from hp_tool.cli.layout import make_console, print_table
     from hp_tool.units import duration
 
-    console = wide_console(width=160)
+    console = make_console()
     if not records:
         console.print("no measurements: run `hp-tool tune`, or import some with `hp-tool calibrate --measurements FILE`")
         return
@@ -169,10 +169,10 @@ def _import(store: Store, path: str) -> Imported:
 
 
 def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) -> None:
-    from hp_tool.cli.tables import print_table, wide_console
+    from hp_tool.cli.layout import make_console, print_table
     from hp_tool.units import counted
 
-    console = wide_console(width=160)
+    console = make_console()
     if imported.stored or imported.refused:
         held = sum(record.state == "held" for record in imported.stored)
         held_back = f", {held} of them held: see `hp-tool measurements --state held`" if held else ""
@@ -225,9 +225,9 @@ def _benchmark(name: str, *, launcher: str | None, precisions: Sequence[str] | N
 
 
 def _print_report(report: MachineReport) -> None:
-    from hp_tool.cli.tables import print_table, wide_console
+    from hp_tool.cli.layout import make_console, print_table
 
-    console = wide_console(width=160)
+    console = make_console()
     rows = [(fit, str(count), f"{error:.1%}") for fit, (count, error) in report.errors.items()]
     title = f"cluster {report.cluster}: measured efficiency, {report.wall_s:.0f} s"
     print_table(console, ("fit", "operations", "median error"), rows, title=title, left=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,9 +33,8 @@ def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool.domain.query import OwnFile
 
     specs = [catalog.model(each) for each in ([OwnFile(name)] if name else catalog.names("models"))]
-    heads = ("model", "parameters", "layers", "hidden", "heads", "KV heads", "MLP", "vocabulary", "experts")
-    rows = (_model_row(spec, catalog.entry("models", spec.name).parameters) for spec in specs)
-    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=rows)
+    heads = ("model", "parameters", "active", "layers", "hidden", "heads", "KV heads", "experts", "MLP", "vocabulary")
+    _print(specs, single=name is not None, as_json=as_json, kind="models", heads=heads, rows=map(_model_row, specs))
 
 
 def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
@@ -69,13 +67,16 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
         ))  # fmt: skip
         return
     typer.echo(f"{found[0].description}\nsource: {found[0].source}\nLater rows win, and what a query writes wins over all.")
-    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules])
+    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules], text=True)
 
 
-def _model_row(spec: ModelSpec, parameters: float | None) -> Sequence[str]:
+def _model_row(spec: ModelSpec) -> Sequence[str]:
+    from hp_tool import catalog
+
     experts = f"{spec.num_experts}, top {spec.num_experts_per_tok}" if spec.num_experts else ""
-    sizes = (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads, spec.ffn_size, spec.vocab_size)
-    return (spec.name, f"{parameters / 1e9:.4g} B" if parameters else "", *map(str, sizes), experts)
+    total, active = (f"{count / 1e9:.4g} B" for count in catalog.parameter_counts(spec).values())
+    sizes = map(str, (spec.num_hidden_layers, spec.hidden_size, spec.num_attention_heads, spec.kv_heads))
+    return (spec.name, total, active, *sizes, experts, str(spec.ffn_size), str(spec.vocab_size))
 
 
 def _gpu_row(spec: GpuSpec) -> Sequence[str]:
@@ -114,12 +115,12 @@ def _print(
 ) -> None:
     """The JSON of one or all, the fields of a single one, or a table of all."""
     if as_json:
-        items = [dataclasses.asdict(spec) for spec in specs]
+        items = [dataclasses.asdict(spec) | _counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
     elif single:
-        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()])
+        _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()], text=True)
     else:
-        _table(heads, rows)
+        _table(heads, rows, text=kind == "recipes")
 
 
 def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
@@ -128,7 +129,6 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     A model has many: those that differ from their default, and its numbers of parameters.
     """
     from hp_tool import catalog
-    from hp_tool.cost.parameters import active_parameters, total_parameters
     from hp_tool.domain.model import ModelSpec
     from hp_tool.errors import NotFoundError
 
@@ -136,9 +136,10 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     if isinstance(spec, ModelSpec):
         usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
         shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
-        shown["parameters"] = f"{total_parameters(spec):,.0f}"
+        total, active = _counts(spec).values()
+        shown["parameters"] = f"{total:,}"
         if spec.num_experts:
-            shown["active parameters"] = f"{active_parameters(spec):,.0f}"
+            shown["active parameters"] = f"{active:,}"
     try:
         entry = catalog.entry(kind, spec.name)
     except NotFoundError:
@@ -147,15 +148,15 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     return shown | {key: value for key, value in metadata.items() if value}
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _counts(spec: Spec) -> dict[str, int]:
+    from hp_tool import catalog
+    from hp_tool.domain.model import ModelSpec
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, head in enumerate(heads):
-        table.add_column(head, no_wrap=column == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    # Piped output is for other programs and files, so its lines are not cut to the width of a screen.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return catalog.parameter_counts(spec) if isinstance(spec, ModelSpec) else {}
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> None:
+    """A table of names and their figures, or, with `text`, of two columns of words that wrap."""
+    from hp_tool.cli.layout import make_console, print_table
+
+    print_table(make_console(), heads, rows, left=len(heads) if text else 1, wrap=text)

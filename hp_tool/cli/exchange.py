@@ -53,10 +53,7 @@ def export(
     if as_json:
         typer.echo(schema.to_json(chosen))
         return
-    cost = "" if chosen.cost_fraction is None else f", {chosen.cost_fraction:+.1%} against the query's own best"
-    typer.echo(f"ranked for {tool} ({chosen.framework}): step time {chosen.step_s:.3g} s{cost}", err=True)
-    if chosen.left_out:
-        typer.echo(f"left out, as it has no setting for them: {', '.join(chosen.left_out)}", err=True)
+    typer.echo(chosen.cost_in_words(), err=True)
     typer.echo(chosen.text, nl=False)
 
 
@@ -151,14 +148,14 @@ def _files(given: list[str] | None) -> dict[str, str]:
 
 
 def _print(assessment: Assessment) -> None:
-    from rich.console import Console
-
-    from hp_tool.cli.tables import print_estimate, print_inference_estimate, print_table
+    from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.cli.serving_tables import print_inference_estimate
+    from hp_tool.cli.tables import print_estimate
     from hp_tool.domain.result import Estimate
     from hp_tool.render.words import arithmetic, serving_arithmetic
     from hp_tool.units import duration, gib
 
-    console = Console()
+    console = make_console()
     console.print(
         f"[bold]read as {assessment.format}[/bold]: {len(assessment.read)} settings; {len(assessment.ignored)} passed over"
     )

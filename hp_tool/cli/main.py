@@ -1,6 +1,7 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
 import importlib.metadata
+import json
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -61,6 +62,8 @@ def main() -> NoReturn:
     except HpToolError as error:
         where = f" ({error.field})" if error.field and error.field not in error.message else ""
         sys.stderr.write(f"hp-tool: {error.message}{where}\n")
+        if "--json" in sys.argv:  # whoever parses standard output finds there what an answer's status says
+            typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))
         sys.exit(2 if isinstance(error, BAD_INPUT) else 1)
     except BrokenPipeError:
         sys.stderr.close()

@@ -27,7 +27,7 @@ def estimate(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli import tables
+    from hp_tool.cli import serving_tables, tables
     from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.queries import schema
 
@@ -36,7 +36,7 @@ def estimate(
     if as_json:
         typer.echo(schema.to_json(answer))
     elif isinstance(answer.estimate, InferenceEstimate):
-        tables.print_inference_estimate(answer.estimate)
+        serving_tables.print_inference_estimate(answer.estimate)
     else:
         tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
     if not (answer.calibrated_estimate or answer.estimate).feasible:
@@ -77,7 +77,8 @@ def recommend(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli import tables
+    from hp_tool.cli import serving_tables, tables
+    from hp_tool.cli.sensitivity_tables import print_sensitivity
     from hp_tool.queries import schema
     from hp_tool.render import plots
 
@@ -92,11 +93,12 @@ def recommend(
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":
-        tables.print_serving_recommendations(answer)
+        serving_tables.print_serving_recommendations(answer)
     else:
         tables.print_recommendations(answer)
         tables.print_pareto(answer)
-        tables.print_sensitivity(answer.sensitivity)
+        if answer.sensitivity is not None:
+            print_sensitivity(answer.sensitivity)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
 
@@ -124,7 +126,7 @@ def size(
     the days and cost of the training, failures included. For a given training and days, find the fewest devices.
     """
     from hp_tool import budgets
-    from hp_tool.cli import tables
+    from hp_tool.cli import sizing_tables
     from hp_tool.queries import schema
 
     others = ("query", "settings", "calibration", "as_json")
@@ -137,6 +139,6 @@ def size(
     if as_json:
         typer.echo(schema.to_json(answer))
     else:
-        tables.print_sizing(answer.sizing)
+        sizing_tables.print_sizing(answer.sizing)
     if not answer.sizing.feasible:
         raise typer.Exit(3)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from hp_tool.api import SHORT_KEYS
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries.short_names import COMMON
 
 if TYPE_CHECKING:
     from hp_tool.training.calibrated import Calibrations
@@ -57,12 +57,12 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
 
 def flags(context: typer.Context) -> dict[str, Any]:
     """The flags of a command that stand for common keys of a query, such as --model."""
-    return {name: value for name, value in context.params.items() if name in SHORT_KEYS}
+    return {name: value for name, value in context.params.items() if name in COMMON}
 
 
 def overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
     """The values of flags and --set by the dotted path of their key. Raises InputError."""
-    changes = {SHORT_KEYS[name]: value for name, value in flags.items() if value is not None}
+    changes = {COMMON[name]: value for name, value in flags.items() if value is not None}
     for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:

@@ -7,15 +7,39 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column as TableColumn
+from rich.text import Text
 
-from hp_tool.cli.tables import print_nearest, print_table, print_tuned_serving, wide_console
+from hp_tool.cli.layout import make_console, print_columns
+from hp_tool.cli.serving_tables import print_tuned_serving
+from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.render.words import arithmetic, configuration_cells
+from hp_tool.domain.serving import ServingConfig, ServingRecommendation
+from hp_tool.render.columns import (
+    Column,
+    configuration_columns,
+    duration_unit,
+    gibs,
+    interval_column,
+    scaled,
+    tokens_column,
+)
+from hp_tool.render.words import arithmetic, brief
+from hp_tool.tuning.plan import PlannedRun, SearchPlan
 from hp_tool.tuning.result import TuneResult
-from hp_tool.units import SECONDS_PER_HOUR, duration, gib
+from hp_tool.units import SECONDS_PER_HOUR, counted, duration
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
@@ -23,17 +47,41 @@ MAX_ROWS = 10
 
 WORTH_TELLING_S = 1.0
 """A shorter wait of jobs is not told."""
+BAR_WIDTH = 20
+
+
+class RunClock(ProgressColumn):
+    """Seconds since the present run began; nothing between runs."""
+
+    def render(self, task: Task) -> Text:
+        """The cell of a task."""
+        since = task.fields["since"]
+        return Text("" if since is None else f"{task.get_time() - since:.0f} s")
 
 
 class SearchProgress:
-    """A bar over the budget and a line for every finished run, from the events of a search in this process or on a server."""
+    """The budget spent, what happens now and since when, and a line for every finished run, from the events of a search.
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=self._console)
-        self._task: TaskID = self._progress.add_task("starting", total=None)
+    The events are those of a search in this process or on a server. On a narrow terminal the last words are cut off, never the
+    counts; a file or a pipe gets a line for every start too, and no bar.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or make_console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=BAR_WIDTH if self._console.width >= 4 * BAR_WIDTH else BAR_WIDTH // 4),
+            TimeElapsedColumn(),
+            RunClock(),
+            TextColumn("{task.description}", table_column=TableColumn(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            expand=True,
+        )
+        self._task: TaskID = self._progress.add_task("starting", total=None, since=None)
         self._search_id: str | None = None
+        self._budget = 0
 
     def __enter__(self) -> SearchProgress:
         self._progress.start()
@@ -48,11 +96,16 @@ class SearchProgress:
         """Show one event of a search; events without progress are ignored."""
         match kind:
             case "started":
-                done, self._search_id = payload.get("profile_runs", 0), payload["search_id"]
-                self._progress.update(self._task, total=payload["budget_runs"], completed=done, description="choosing")
-                self._print(f"search {payload['search_id']}")
+                done, self._search_id, self._budget = (
+                    payload.get("profile_runs", 0),
+                    payload["search_id"],
+                    payload["budget_runs"],
+                )
+                self._progress.update(self._task, total=self._budget, completed=done, description=CHOOSING)
+                chosen = f", {payload['candidates']:,} configurations to choose from" if "candidates" in payload else ""
+                self._print(f"search {payload['search_id']}: at most {self._budget} runs{chosen}")
             case "run_started" | "proposed":
-                self._progress.update(self._task, description=f"running {_label(payload)}")
+                self._start(f"run {payload['number']}: {_label(payload)}, {_predicted(payload)}")
             case "run_finished":
                 self._finish(f"run {payload['number']}: {_label(payload)}: {_outcome(payload)}")
             case "run" if payload["state"] == "finished":  # a server's event
@@ -60,16 +113,27 @@ class SearchProgress:
             case "run_abandoned":
                 self._print(f"run {payload['number']}: given up: {payload['cause']}")
             case "pending":
-                self._progress.update(self._task, description=f"pending: {pending_words(payload)}")
+                self._progress.update(self._task, description=f"waiting for devices: {pending_words(payload)}")
+            case "preflight":
+                slow = [f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)" for each in payload["slow"]]
+                self._print(f"preflight: {'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}")
             case "waiting":
                 self._print(f"waiting for the runs folder: {payload['waiting_for']}")
 
+    def _start(self, line: str) -> None:
+        self._progress.update(self._task, description=line, since=self._progress.get_time())
+        if not self._console.is_terminal:
+            self._print(line)
+
     def _finish(self, line: str) -> None:
-        self._progress.update(self._task, advance=1, description="choosing")
+        self._progress.update(self._task, advance=1, description=CHOOSING, since=None)
         self._print(line)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False)
+        self._console.print(line, highlight=False, markup=False)
+
+
+CHOOSING = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
@@ -81,7 +145,12 @@ def pending_words(pending: dict[str, Any]) -> str:
 def _label(payload: dict[str, Any]) -> str:
     from hp_tool.queries.schema import parse
 
-    return arithmetic(parse(ParallelConfig, payload["parallel"]))
+    return brief(parse(ServingConfig if "max_num_seqs" in payload["parallel"] else ParallelConfig, payload["parallel"]))
+
+
+def _predicted(payload: dict[str, Any]) -> str:
+    step_s = payload.get("predicted", payload).get("calibrated_step_s")
+    return f"predicted {duration(step_s)} a step" if step_s else "starting"
 
 
 def _outcome(payload: dict[str, Any]) -> str:
@@ -95,7 +164,7 @@ def _outcome(payload: dict[str, Any]) -> str:
 
 def print_result(result: TuneResult, *, pareto: bool = False) -> None:
     """The ranking (or the Pareto-optimal configurations), the best configuration, and what the search cost."""
-    console = wide_console()
+    console = make_console()
     trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
     served = [row for row in result.recommendations if isinstance(row, ServingRecommendation)]
     if result.error is not None:
@@ -114,18 +183,63 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         console.print(line, highlight=False)
 
 
+def plan_lines(plan: SearchPlan) -> list[str]:
+    """The bill of a search, in lines."""
+    lines = [f"{'first run':12}  {_planned(plan.first)}"]
+    if plan.confirmation is not None:
+        lines.append(f"{'confirmation':12}  {_planned(plan.confirmation)}")
+    known = plan.cost is not None and plan.most_cost is not None
+    whole, most = (f", ${plan.cost:,.0f}", f", ${plan.most_cost:,.0f}") if known else ("", "")
+    return [
+        *lines,
+        f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices"
+        f", {_device_time(plan.gpu_seconds)}{whole}",
+        f"{'at worst':12}  {_device_time(plan.most_gpu_seconds)}{most}, if every run takes all of its time limit",
+    ]
+
+
+def _planned(run: PlannedRun) -> str:
+    fidelity = run.fidelity
+    kept = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
+    kept |= {"micro-batches": fidelity.num_micro_batches}
+    what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
+    return (
+        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}: {counted(run.num_nodes, 'node')}, "
+        f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
+        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}"
+    )
+
+
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
     """Step times predicted before, predicted after calibration and measured, side by side."""
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
-    heads, configurations = configuration_cells([row.parallel for row in shown])
-    figures = ("before", "after", "90 % interval", "measured", "tokens/s/GPU", *(("memory",) if pareto else ()))
-    rows = [
-        (str(row.rank), *configuration, *_figures(row)[: len(figures)])
-        for row, configuration in zip(shown, configurations, strict=True)
+    if not shown:
+        return
+    calibrated = [row.calibrated_estimate for row in shown]
+    before = [row.estimate.time.step_s if row.estimate.time else None for row in shown]
+    after = [e.time.step_s if e is not None and e.time else None for e in calibrated]
+    measured = [row.measurement.objective_s if row.measurement else None for row in shown]
+    whole = [row.measurement is not None and row.measurement.fidelity.is_whole for row in shown]
+    rates = [
+        row.measurement.tokens_per_second_per_gpu if row.measurement and w else None
+        for row, w in zip(shown, whole, strict=True)
+    ]
+    unit, size = duration_unit([*before, *after, *measured])
+    implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
+    memory = [e.memory.total_bytes if e is not None and e.memory else None for e in calibrated]
+    columns = [
+        rank_column(shown),
+        *configuration_columns([row.parallel for row in shown]),
+        Column(head="before", unit=unit, cells=scaled(before, size), drop=6),
+        Column(head="after", unit=unit, cells=scaled(after, size)),
+        interval_column(calibrated, unit=unit, size=size),
+        Column(head="measured", unit=unit, cells=tuple(map("".join, zip(implied, scaled(measured, size), strict=True)))),
+        tokens_column(rates, meaning="tokens/s/GPU measured"),
+        *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]
     title = "step time: predicted before, after calibration, and measured"
-    best_first = bool(shown) and shown[0].rank == 1
-    print_table(console, ("rank", *heads, *figures), rows, title=title, bold_first=best_first)
+    print_columns(console, columns, title=title, bold_first=shown[0].rank == 1)
+    print_unchecked(console, [row.estimate for row in shown])
 
 
 def _account(result: TuneResult) -> list[str]:
@@ -149,23 +263,6 @@ def _account(result: TuneResult) -> list[str]:
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
     return lines
-
-
-def _figures(row: Recommendation) -> list[str]:
-    """Step times, throughput, and the memory of the fullest device after calibration."""
-    before, measured, after = row.estimate.time, row.measurement, row.calibrated_estimate
-    after_time, memory, intervals = (after.time, after.memory, after.intervals) if after else (None, None, None)
-    step_s = measured.objective_s if measured is not None else None
-    whole = measured is not None and measured.fidelity.is_whole
-    rate = measured.tokens_per_second_per_gpu if measured is not None and whole else None
-    return [
-        duration(before.step_s) if before else "-",
-        duration(after_time.step_s) if after_time else "-",
-        " to ".join(duration(end) for end in intervals.step_s) if intervals else "-",
-        f"{'' if whole else '~'}{duration(step_s)}" if step_s is not None else "-",
-        f"{rate:,.0f}" if rate is not None else "-",
-        gib(memory.total_bytes) if memory else "-",
-    ]
 
 
 def _device_time(gpu_seconds: float) -> str:

@@ -29,7 +29,7 @@ def tune(
         str | None, typer.Option(metavar="URL", help="With --server: https URL to notify when the search ends.")
     ] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show the Pareto-optimal ones in step time and memory.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the job of one run, and stop.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what the search would cost and its first job, and stop.")] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Find the best configuration with a few real runs. An interrupted search pauses, unless it runs on a server; --resume
@@ -49,11 +49,9 @@ def tune(
         parsed = queries.read_query(query, {}, settings)
         parsed = replace(parsed, search=replace(parsed.search, **changes))
     if plan:
-        if parsed is None or server:
-            raise InputError("--plan shows a job of this process: give a query, and neither --resume nor --server")
-        from hp_tool.tuning.run import describe_plan
-
-        typer.echo(describe_plan(parsed))
+        if parsed is None:
+            raise InputError("--plan is of a search that has not begun: give a query, and no --resume", field="--plan")
+        _print_plan(parsed, as_json=as_json, server=server)
         return
     with SearchProgress() as progress:
         if server:
@@ -70,15 +68,68 @@ def tune(
         raise typer.Exit(3)
 
 
+def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
+    """The bill; with the first job where this process would run the search."""
+    from hp_tool.cli.search_output import plan_lines
+    from hp_tool.queries import schema
+    from hp_tool.tuning.plan import PlanAnswer, plan_search
+
+    if server:
+        from service.client import Client
+
+        with Client(server=server) as client:
+            answer: PlanAnswer = schema.parse(PlanAnswer, client.plan(query=schema.to_dict(query)))
+    else:
+        from hp_tool.store import database_url, open_store
+
+        with closing(open_store(database_url())) as store:
+            answer = plan_search(query, store=store)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+    else:
+        typer.echo("\n".join((*plan_lines(answer.plan), *(() if answer.job is None else ("", answer.job)))))
+
+
 def _in_process(query: Query | None, *, resume: str | None, progress: SearchProgress) -> TuneResult:
     from hp_tool import tuning
     from hp_tool.store import database_url, open_store
 
+    if query is not None:
+        _measure_host(query)
     url = database_url()
     with closing(open_store(url)) as store:
         return tuning.tune(
             query=query, store=store, storage=tuning.study_storage(url), search_id=resume, on_event=progress.on_event
         )
+
+
+def _measure_host(query: Query) -> None:
+    """Time single operations on this host's processor before the first search on it, and keep its constants for later
+    predictions: by those of another processor, with other vector units and other load, they are off by several times.
+    """
+    from hp_tool import catalog
+    from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
+    from hp_tool.errors import HpToolError
+    from hp_tool.launchers.local import LocalLauncher
+    from hp_tool.learning import machine
+    from hp_tool.tuning.clusters import create_launcher
+
+    cluster = catalog.cluster(query.cluster)
+    if query.kind != "training" or query.trainer or cluster.gpu.kind != "cpu" or machine_profile(cluster.name):
+        return
+    launcher = create_launcher(query)
+    if not isinstance(launcher, LocalLauncher) or launcher.hardware().num_gpus < cluster.num_gpus:
+        return
+    typer.echo("measuring this host's processor first (seconds, once) ...", err=True)
+    precision = query.training.precision if query.training is not None else "fp32"
+    try:
+        timed = machine.checked_precisions([precision], gpu=cluster.gpu)
+        report, _ = machine.benchmark_machine(cluster=cluster, launcher=launcher, precisions=timed)
+        path = save_machine_profile(cluster.name, report.profile)
+    except (HpToolError, OSError) as error:  # the search corrects its predictions by its runs in any case
+        typer.echo(f"not measured: {error}; the first predictions are another processor's, often 3 to 10 times off", err=True)
+        return
+    typer.echo(f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True)
 
 
 def _on_server(

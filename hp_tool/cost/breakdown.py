@@ -42,9 +42,11 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     step_s = float(costs.step_s)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
+    halved = replace(flops, attention=flops.attention - flops.masked)
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
+    again_halved, _ = _recomputed_flops(candidate, model, halved)
     busy = (parts["compute"] + parts["attention"] + parts["recompute"]) / step_s
     estimate = Estimate(
         feasible=bool(costs.feasible),
@@ -57,6 +59,8 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         model_tflops_per_gpu=rate * flops.model / 1e12,
         mfu=rate * flops.model / peak,
         hfu=rate * (flops.model + again) / peak,
+        mfu_causal=rate * halved.model / peak,
+        hfu_causal=rate * (halved.model + again_halved) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
         provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
@@ -165,6 +169,7 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "gpu_efficiency": profile.gpu.gpu,
         "gpu_efficiency_measured": profile.gpu.measured,
         "framework_efficiency": profile.framework.framework,
+        "framework_efficiency_measured": cluster.gpu.silicon in profile.framework.fitted_silicon,
         "flops_convention": f"{workload.attention_mask_flops} attention"
         + (", no weight gradients of frozen matrices" if workload.freezes_output_layer else ""),
         "price_per_gpu_hour": cluster.price_per_gpu_hour,

@@ -20,6 +20,8 @@ class TokenFlops:
     attention: float
     """Scores and their product with the values, by the workload's convention (full or causal half)."""
     logits: float
+    masked: float = 0.0
+    """Part of `attention` that a causal mask leaves out."""
     frozen: float = 0.0
     """Part of `layers` and `logits` in matrices that are not trained."""
 
@@ -55,20 +57,25 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     attended = windowed_length(model, workload.attended_length)
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
     width = model.qk_head_size + model.v_head_size
+    scores = (layers + extra) * 2.0 * attended * model.num_attention_heads * width * visible
     return TokenFlops(
         layers=matrices + adapters,
         frozen=(matrices if workload.lora is not None else 0.0) + (logits if workload.freezes_output_layer else 0.0),
-        attention=(layers + extra) * 2.0 * attended * model.num_attention_heads * width * visible,
+        attention=scores,
+        masked=0.5 * scores if visible == 1.0 and model.architecture == "decoder" else 0.0,
         logits=logits,
     )
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     """FLOPs of a row divided by its tokens on both sides; logits are the decoder's."""
-    layers, attention = row_flops(model, workload, causal=0.5 if workload.attention_mask_flops == "causal" else 1.0)
+    _, kept = row_flops(model, workload, causal=0.5)
+    layers, attention = row_flops(model, workload, causal=1.0)
+    attention = kept if workload.attention_mask_flops == "causal" else attention
     logits = 2.0 * model.hidden_size * model.vocab_size * decoder_length(workload)
     tokens = workload.tokens_per_row
-    return TokenFlops(layers=layers / tokens, attention=attention / tokens, logits=logits / tokens)
+    masked = (attention - kept) / tokens
+    return TokenFlops(layers=layers / tokens, attention=attention / tokens, masked=masked, logits=logits / tokens)
 
 
 def step_tokens(workload: TrainingWorkload) -> float:

@@ -41,7 +41,7 @@ def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
         _exchanged_heads_broken(case.model, candidates, strategy),
         _overlap_broken(candidates) if case.workload.merges_passes else False,
         _layout_broken(strategy.pipeline_layout, candidates) if strategy.pipeline_layout is not None else False,
-        _dispatcher_broken(case, candidates) if anywhere(candidates.moe_token_dispatcher_type) else False,
+        _dispatcher_broken(case, candidates) if case.model.num_experts else False,
     )
 
 

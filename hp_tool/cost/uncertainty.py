@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
-from hp_tool.cost.candidates import CORE_ATTN, MODULES, ONE_F_ONE_B, PER_OP, Candidates
+from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, MODULES, ONE_F_ONE_B, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
@@ -126,6 +126,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
         "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,
         "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1) if internevo else False,
+        "parallel.moe_token_dispatcher_type: allgather": c.moe_token_dispatcher_type == ALLGATHER,
         "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": (c.recompute_modules & unchecked_modules) > 0,
         "parallel.context_parallel_communication": (c.context_parallel_size > 1)
@@ -145,4 +146,6 @@ def simplified(model: ModelSpec) -> dict[str, object]:
         simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
+    if model.left_out is not None:
+        simplifications.append(f"left out: {model.left_out}")
     return {"simplified": simplifications} if simplifications else {}

@@ -135,8 +135,9 @@ class AccessStore(Store, Protocol):
         runs. Searches, runs, measurements and calibrations stay. How many of each.
         """
 
-    def claim_webhook(self) -> tuple[WebhookRecord, SearchRecord] | None:
-        """Begin the next attempt that is due to tell of a search's end, and put off the one after; None: nothing is due.
+    def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
+        """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after;
+        None: nothing is due.
 
         Two callers never get the same attempt. One that is not settled is followed by the next.
         """

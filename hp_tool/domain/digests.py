@@ -28,7 +28,7 @@ def problem_digest(
     return json_digest(
         {
             **({} if trainer is None else {"trainer": _canonical(trainer)}),
-            "model": _canonical(replace(model, name="")),
+            "model": _canonical(replace(model, name="", left_out=None)),
             "training": _canonical(replace(training, total_tokens=None, reliability=None)),
             "gpu": cluster.gpu.name,
             "cluster": [

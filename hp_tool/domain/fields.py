@@ -4,6 +4,7 @@ Bounds are wide enough for anyone's work and narrow enough that no formula overf
 where pydantic enforces them, and /openapi.json and the form show them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
@@ -13,6 +14,13 @@ from annotated_types import Interval, MinLen
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
+
+
+def short_repr(value: Any) -> str:
+    """`ParallelConfig(tensor_parallel_size=8)`: a dataclass as Python, without the fields that stand at their default."""
+    names = (each.name for each in dataclasses.fields(value) if getattr(value, each.name) != each.default)
+    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in names)})"
+
 
 Count = Annotated[int, Interval(ge=1, le=1 << 31)]
 Devices = Annotated[int, Interval(ge=1, le=1 << 20)]

@@ -159,6 +159,8 @@ class ModelSpec(Strict):
     """BERT's pooler and next-sentence classifier; None: an encoder has them."""
     type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
+    left_out: str | None = None
+    """What the file describes beside this language model, such as a vision tower; estimates name it and count none of it."""
 
     decoder_layers = _given(lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers)
     """encoder_decoder: layers of the decoder."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Axis, Devices, Strict
+from hp_tool.domain.fields import Axis, Devices, Strict, short_repr
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -67,6 +67,8 @@ class ParallelConfig(Strict):
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
     dynamic_context_parallel: bool | None = None
+
+    __repr__ = short_repr
 
 
 OF_THE_QUERY = (

@@ -1,6 +1,6 @@
 """The ports through which the search reaches the outside: a cluster engine and a store, in `launchers` and `store`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,6 +11,7 @@ from hp_tool.domain.records import (
     CalibrationRecord,
     EventRecord,
     GpuSecondsLimit,
+    Head,
     JsonObject,
     Lease,
     MeasuredCluster,
@@ -83,6 +84,10 @@ class LaunchPlan:
     """Nodes that the job is to stay away from, where the engine can be told so."""
     returns: tuple[str, ...] = ()
     """Files that the job may leave in its folder and that output() will be asked for, beside its result."""
+    search: str = ""
+    """The search's id, for the site's own books."""
+    owner: str = ""
+    """Whose search it is, likewise."""
 
 
 class Launcher(Protocol):
@@ -261,6 +266,9 @@ class Store(Protocol):
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
         """Oldest first, those with seq > after."""
+
+    def heads(self, search_ids: Collection[str]) -> dict[str, Head]:
+        """How far each of these searches has come; without those that there are not."""
 
     # Runs
     def intend_run(

@@ -15,6 +15,7 @@ from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
 Kind = Literal["training", "inference"]
 Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
+Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 RankBy = Literal["expected", "mean"]
 
@@ -77,6 +78,9 @@ class SearchSettings(Strict):
     fidelity: Literal["full", "auto"] = "auto"
     """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and layers where that saves half its
     cost, and is extrapolated; the best configuration is run whole before the search ends."""
+    preflight: bool = False
+    """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
+    from nodes that lag behind their peers. It is charged to the first run."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
 
@@ -87,7 +91,7 @@ class TrainerCommand(Strict):
 
     command: tuple[str, ...]
     """argv with placeholders for the configuration, as in `{tensor_parallel_size}` or `{flags:megatron-lm}`. No shell."""
-    reader: Literal["megatron-lm", "torchtitan", "deepspeed", "json"]
+    reader: Literal["megatron-lm", "megatron-bridge", "nemo-rl", "torchtitan", "deepspeed", "verl", "json"]
     """Format of the log; json: objects with `step`, `step_s` and the like, one per line."""
     metrics_file: str | None = None
     """A file in the run's folder to read instead of the log."""
@@ -96,6 +100,8 @@ class TrainerCommand(Strict):
     once per node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the command, beside those of every job."""
+    reducible: tuple[Reducible, ...] = ()
+    """What `search.fidelity: auto` may leave out of its runs, because the command follows its placeholders in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +143,8 @@ class Query(Strict):
     constraints: Constraints = Constraints()
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()
-    trainer: TrainerCommand | None = None
+    trainer: str | TrainerCommand | None = None
+    """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:
         """The same query on so many devices of its kind of cluster."""

@@ -341,6 +341,15 @@ class RegistrationRecord:
     updated_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a search has come."""
+
+    state: SearchState
+    seq: int
+    """Of its last event; 0: it has none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """Something that happened to a search. `seq` has no gaps and follows commit order, so a reader after n misses nothing."""

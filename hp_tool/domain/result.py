@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.units import duration, gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,12 @@ class Estimate:
     tokens_per_second_per_gpu: float | None = None
     model_tflops_per_gpu: float | None = None
     mfu: float | None = None
+    """Model FLOPs as a share of peak, by the convention that provenance.flops_convention names (default: attention in full)."""
     hfu: float | None = None
+    """The same with the FLOPs that recomputation repeats."""
+    mfu_causal: float | None = None
+    """mfu with the half of the scores that a causal mask keeps; at long contexts half as large."""
+    hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
     days: float | None = None
@@ -150,6 +156,13 @@ class Estimate:
     """Of an infeasible training configuration: the smallest changes that mend it, fastest first."""
     provenance: dict[str, object] = field(default_factory=dict)
     """Where the numbers come from: model, GPU and efficiency profile, FLOPs convention, version."""
+
+    def __repr__(self) -> str:
+        """A line for people; the fields are those of --json."""
+        verdict = "feasible" if self.feasible else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        if self.time is None or self.memory is None:
+            return f"<Estimate: {verdict}>"
+        return f"<Estimate: {verdict}, step {duration(self.time.step_s)}, {gib(self.memory.total_bytes)}>"
 
     @property
     def calendar_days(self) -> float | None:
@@ -173,6 +186,9 @@ class Recommendation:
     """Step time over the probability that it runs at all: a run that ends out of memory trains nothing."""
     measurement: Measurement | None = None
     calibrated_estimate: Estimate | None = None
+
+    def __repr__(self) -> str:
+        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

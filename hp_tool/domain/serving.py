@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hp_tool.domain.fields import Strict
+from hp_tool.domain.fields import Strict, short_repr
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Reason
+from hp_tool.units import duration
 
 Schedule = Literal["mixed", "prefill_first"]
 
@@ -31,6 +32,8 @@ class ServingConfig(Strict):
     """Requests one scheduler runs at once."""
     max_num_batched_tokens: int = 8192
     """Tokens of one forward pass, decoding and prefill chunks together."""
+
+    __repr__ = short_repr
 
 
 Configuration = ParallelConfig | ServingConfig
@@ -125,8 +128,6 @@ class ExpertEfficiency(Strict):
     matmul, sorting them back. By default three launches."""
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
-    first_token_s: float = 0.0
-    """Seconds before a first token in which the device is free."""
     popularity_variance: float = 0.0
     """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
     load_variance: float = 0.0
@@ -299,6 +300,14 @@ class InferenceEstimate:
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """A line for people; the fields are those of --json."""
+        verdict = "feasible" if self.feasible else f"infeasible ({', '.join(reason.code for reason in self.reasons)})"
+        if self.ttft_s is None or self.tpot_s is None or self.output_tokens_per_second_per_gpu is None:
+            return f"<InferenceEstimate: {verdict}>"
+        latencies = f"TTFT {duration(self.ttft_s)}, TPOT {duration(self.tpot_s)}"
+        return f"<InferenceEstimate: {verdict}, {latencies}, {self.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRecommendation:
@@ -314,6 +323,9 @@ class ServingRecommendation:
     """Of one replica, where a search ran it."""
     calibrated_estimate: InferenceEstimate | None = None
     """After what was measured on this cluster; a measured configuration's own latencies."""
+
+    def __repr__(self) -> str:
+        return f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +354,9 @@ class PoolEstimate:
     transfer_s: float
     """Of one prompt's keys and values; within ttft_s."""
     request_rate_per_second: float
+    concurrency: int | float
+    """Requests in flight, and the people who keep them up: as InferenceEstimate's."""
+    users: int
     output_tokens_per_second_per_gpu: float
     """By the devices of both pools."""
     num_gpus: int

@@ -1,15 +1,15 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from hp_tool.exchange.assessment import Assessment, LoggedRun, assess
-from hp_tool.exchange.export import TRAINING, Reranked, export, export_for, training_setup
+from hp_tool.exchange.export import TRAINING, Exported, export, export_for, training_setup
 from hp_tool.exchange.reading import read_configuration, read_query
 from hp_tool.formats.imports import detect
 
 __all__ = [
     "TRAINING",
     "Assessment",
+    "Exported",
     "LoggedRun",
-    "Reranked",
     "assess",
     "detect",
     "export",

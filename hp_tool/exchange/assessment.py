@@ -1,20 +1,19 @@
 """A run compared with its prediction and with the best configuration for the same work."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import serving, training
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange.export import options
-from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.exchange.export import options, runs
+from hp_tool.formats.logs import read_log
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
@@ -70,32 +69,28 @@ class Assessment:
 
 
 def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] | None = None) -> Assessment:
-    """Compare a run with its prediction and with the best configuration for the same model, batch and devices.
+    """Compare a run with its prediction and with the best configuration that its tool runs for the same work and devices.
 
     `reading` says what the query was read from; its tool wrote the log. Raises InputError, UnsupportedError.
     """
-    if query.kind == "inference":
-        return _assess_serving(query, reading)
-    workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
-    assert workload is not None  # resolved above
-    estimate = training.estimate(query=query)
-    tool = reading.tool if reading is not None else "megatron-lm"
-    logged = None if log is None else _logged(read_log(log, reader=LOGS.get(tool, tool)), workload, num_gpus=num_gpus)
-    hidden = workload.overlap or OverlapSpec()
+    serves = query.kind == "inference"
+    tool = reading.tool if reading is not None else "vllm" if serves else "megatron-lm"
+    estimate: Estimate | InferenceEstimate = (serving if serves else training).estimate(query=query)
+    logged = None if log is None or serves else _logged(query, log, tool)
+    workload = query.training and replace(query.training, overlap=None)
+    free = replace(query, training=workload, parallel=ParallelQuery(**runs(tool, query)), objective=None)
+    recommend: Callable[..., Ranking[Recommendation] | Ranking[ServingRecommendation]]
+    recommend = serving.recommend if serves else training.recommend
+    rows = recommend(query=free, top=1).recommendations
+    best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
+    theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
+    gain = None if theirs is None or ours is None else theirs / ours - 1.0
+    if estimate.feasible and gain is not None and gain <= 0.0:
+        best, gain = None, None
+    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
+    hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
-    free = replace(query, training=replace(workload, overlap=None), parallel=ParallelQuery(), objective=None)
-    best = next(iter(training.recommend(query=free, top=1).recommendations), None)
-    gap = gain = None
-    gained: dict[str, float] = {}
-    if estimate.time is not None:
-        if logged is not None and logged.step_s is not None:
-            gap = logged.step_s / estimate.time.step_s - 1.0
-        if best is not None and best.estimate.time is not None:
-            theirs, ours = estimate.time, best.estimate.time
-            gain = theirs.step_s / ours.step_s - 1.0
-            gained = {name: seconds - ours.parts_s.get(name, 0.0) for name, seconds in theirs.parts_s.items()}
-            if estimate.feasible and gain <= 0.0:
-                best, gain, gained = None, None, {}
+    configs = None if best is None or estimate.parallel is None else (estimate.parallel, best.parallel)
     return Assessment(
         format=tool,
         query=schema.query_mapping(query),
@@ -105,40 +100,26 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         better=best,
         gain_fraction=gain,
         switched_on=off if best is not None else (),
-        parts_gained_s=gained,
-        changes=()
-        if best is None or estimate.parallel is None
-        else _changes(query, free, (estimate.parallel, best.parallel), tool),
+        parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
+        changes=() if configs is None else _changes(query, free, configs, tool),
         **_accounts(reading),
     )
 
 
-def _assess_serving(query: Query, reading: Reading | None) -> Assessment:
-    tool = reading.tool if reading is not None else "vllm"
-    estimate = serving.estimate(query=query)
-    free = replace(query, parallel=ParallelQuery(), objective=None)
-    best = next(iter(serving.recommend(query=free, top=1).recommendations), None)
-    gain = None
-    theirs = estimate.output_tokens_per_second_per_gpu
-    ours = None if best is None else best.estimate.output_tokens_per_second_per_gpu
-    if ours and theirs:
-        gain = ours / theirs - 1.0
-        best, gain = (best, gain) if gain > 0.0 or not estimate.feasible else (None, None)
-    return Assessment(
-        format=tool,
-        query=schema.query_mapping(query),
-        estimate=estimate,
-        logged=None,
-        step_gap_fraction=None,
-        better=best,
-        gain_fraction=gain,
-        switched_on=(),
-        parts_gained_s={},
-        changes=()
-        if best is None or estimate.parallel is None
-        else _changes(query, free, (estimate.parallel, best.parallel), tool),
-        **_accounts(reading),
-    )
+def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
+    """Seconds a step; of serving device-seconds an output token. None where neither is known."""
+    if isinstance(estimate, Estimate):
+        return None if estimate.time is None else estimate.time.step_s
+    throughput = estimate.output_tokens_per_second_per_gpu
+    return 1.0 / throughput if throughput else None
+
+
+def _parts_gained(theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate) -> dict[str, float]:
+    """Seconds of a training step that the second saves, by part."""
+    if not isinstance(theirs, Estimate) or not isinstance(ours, Estimate) or theirs.time is None or ours.time is None:
+        return {}
+    saved = ours.time.parts_s
+    return {name: seconds - saved.get(name, 0.0) for name, seconds in theirs.time.parts_s.items()}
 
 
 def _accounts(reading: Reading | None) -> dict[str, Any]:
@@ -164,8 +145,11 @@ def _changes(query: Query, free: Query, configs: tuple[Any, Any], tool: str) -> 
     )
 
 
-def _logged(facts: LogFacts, workload: TrainingWorkload, *, num_gpus: int) -> LoggedRun:
+def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
+    workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
+    assert workload is not None  # it trains
+    facts = read_log(log, reader=LOGS.get(tool, tool))
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds

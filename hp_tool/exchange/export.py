@@ -5,17 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool import serving, training
+from hp_tool import catalog, serving, training
 from hp_tool.catalog.models import checkpoint
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
-from hp_tool.domain.pipeline_layout import ends_are_shorter, parse_layout
+from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
+from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import accelerate, deepspeed, engines, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
+from hp_tool.formats import accelerate, deepspeed, engines, llm_d, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
 from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.names import FRAMEWORKS
+from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
@@ -39,15 +40,18 @@ OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
 OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
 """Those that only Megatron Core has of what is ranked here."""
-RUNS: dict[str, dict[str, Any]] = {
-    "torchtitan": {"zero_stage": (2, 3)},
-    "accelerate": {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
-    "deepspeed": dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
-    | {"recompute": ("none", "full")},
-    "nanotron": {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
-    "verl": {"recompute": ("none", "selective", "full")},
+_ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), 1)
+_DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
+RUNS: dict[tuple[str, bool], dict[str, Any]] = {
+    ("torchtitan", True): {"zero_stage": (2, 3)},
+    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    ("accelerate", False): _DEEPSPEED,
+    ("deepspeed", False): _DEEPSPEED,
+    ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
+    ("verl", False): {"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
+    ("verl", True): {**_ALONE, "recompute": ("none", "per_layer")},
 }
-"""Axes of what a tool can be told, where it cannot be told all."""
+"""Axes of what a tool can be told, where it cannot be told all; by the tool, and whether it runs under torch-fsdp."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
 
@@ -60,7 +64,7 @@ def export(
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
     query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
     """
-    if format not in (formats := (*TRAINING, *engines.ENGINES)):
+    if format not in (formats := (*TRAINING, *SERVERS)):
         raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
     if "kind" in result:
         query = read(result)
@@ -79,33 +83,40 @@ def export(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reranked:
-    """The best configuration that a tool can run, and what choosing it costs."""
+class Exported:
+    """A configuration in another tool's words; ranked again for the tool, also what that costs."""
 
     format: str
     text: str
-    """The configuration in the tool's words."""
-    framework: str
-    """What the tool runs, and the step time is predicted for."""
-    parallel: dict[str, Any]
-    step_s: float
-    best_step_s: float | None
+    framework: str | None = None
+    """This and what follows where it was ranked again: what the tool runs, and the step time is predicted for."""
+    parallel: dict[str, Any] | None = None
+    step_s: float | None = None
+    best_step_s: float | None = None
     """Of the query's own best configuration; None where it has none."""
-    cost_fraction: float | None
+    cost_fraction: float | None = None
     """0.1: steps take 10 % longer than those of the query's own best."""
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     """Keys of the query that the tool has no setting for and that were left out."""
+
+    def cost_in_words(self) -> str:
+        """What ranking again chose, and what it costs; an empty text where nothing was."""
+        if self.step_s is None:
+            return ""
+        cost = "" if self.cost_fraction is None else f", {self.cost_fraction:+.1%} against the query's own best"
+        out = f"; left out, as it has no setting for them: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
 
 
 def export_for(
     *, result: Mapping[str, Any], format: str, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
-) -> Reranked:
+) -> Exported:
     """Rank again among what the tool of this format runs, and write the best. Raises InputError, UnsupportedError."""
     if format not in TRAINING:
         raise InputError(f"no format {format} to rank for; choose one of {', '.join(TRAINING)}", field="for")
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
-        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="for")
+        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="for")
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
     framework = FRAMEWORKS.get(format, query.training.framework)
     workload = replace(query.training, framework=framework)
@@ -117,11 +128,7 @@ def export_for(
                 open_again: dict[str, Any] = {name: default}
                 workload = replace(workload, **open_again)
                 left_out.append(f"training.{name}")
-    axes = {
-        name: value
-        for name, value in RUNS.get(format, {}).items()
-        if name != "recompute" or framework == query.training.framework
-    }
+    axes = runs(format, replace(query, training=workload))
     same = framework == query.training.framework
     free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
@@ -136,7 +143,7 @@ def export_for(
         assert row.estimate.time is not None  # recommendations have it
         best = own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
         step_s = row.estimate.time.step_s
-        return Reranked(
+        return Exported(
             format=format,
             text=text,
             framework=framework,
@@ -147,6 +154,12 @@ def export_for(
             left_out=tuple(left_out),
         )
     raise refusal or InputError(f"nothing that {format} runs fits this query", field="for", code="infeasible")
+
+
+def runs(tool: str, query: Query) -> dict[str, Any]:
+    """Axes of `parallel` as far as the tool that runs the query can be told about them."""
+    fsdp = query.training is not None and query.training.framework == "torch-fsdp"
+    return RUNS.get((tool, fsdp), {})
 
 
 def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
@@ -162,9 +175,10 @@ def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
 
 def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:
     if isinstance(config, ServingConfig):
-        if format not in engines.ENGINES:
-            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(engines.ENGINES)}", field="format")
-        return engines.command(serving_setup(query, config), engine=format)
+        if format not in SERVERS:
+            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="format")
+        setup = serving_setup(query, config)
+        return llm_d.text(setup) if format == "llm-d" else engines.command(setup, engine=format)
     if format not in TRAINING:
         raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
     return TRAINING[format](training_setup(resolve_training(query), config))
@@ -221,12 +235,32 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    layout = at.named(config).pipeline_layout
-    strategy = replace(at.strategy, moe_token_dispatcher_type=_dispatcher(at.strategy, config))
+    layout = _layout(at, config)
+    return TrainingSetup(
+        model=at.model,
+        model_path=checkpoint(at.model.name) if catalog.knows("models", at.model.name) else None,
+        cluster=at.cluster,
+        workload=at.workload,
+        parallel=replace(config, pipeline_layout=None if layout is None else layout.text),
+        strategy=replace(at.strategy, pipeline_layout=layout, moe_token_dispatcher_type=_dispatcher(at.strategy, config)),
+    )
+
+
+def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
+    """The layout that has to be written; None where the framework makes it of the sizes, or with a layer less at the ends."""
+    layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
-    if layout is not None and not ends_are_shorter(num_layers=at.model.num_hidden_layers, **sizes):
-        strategy = replace(strategy, pipeline_layout=parse_layout(layout))
-    return TrainingSetup(model=at.model, cluster=at.cluster, workload=at.workload, parallel=config, strategy=strategy)
+    free = replace(problem, strategy=replace(problem.strategy, pipeline_layout=None))
+    usual = free.named(own).pipeline_layout
+    asked = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
+    if asked is not None:
+        check_layout(asked, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
+        if len(asked.chunks) != math.prod(sizes.values()):
+            chunks = math.prod(sizes.values())
+            raise InputError(f"{asked.text} has {len(asked.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD)
+        if usual is None or parse_layout(usual).chunks != asked.chunks:
+            return asked
+    return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)
 
 
 def options(query: Query, config: Any, tool: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_tool import catalog
+from hp_tool.domain.model import ModelSpec
 from hp_tool.formats import imports
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.reading import ImportRefusedError, Missing, Reading, Setting
@@ -45,7 +46,7 @@ def read_configuration(
         num_gpus=told if isinstance(told, int) and told > 0 else None,
         vocabulary=_vocabulary,
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
-        num_experts_of=lambda name: catalog.model(changes.get("model", name)).num_experts,
+        num_experts_of=lambda name: _spec(changes.get("model", name)).num_experts,
     )
     reading = imports.read(source, format=format)
     query = reading.query
@@ -60,6 +61,10 @@ def read_configuration(
     if reading.refused or reading.missing:
         raise _refusal(reading)
     return reading
+
+
+def _spec(model: Any) -> ModelSpec:
+    return catalog.model_from_mapping(model) if isinstance(model, Mapping) else catalog.model(model)
 
 
 def read_query(text: str, **options: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Reading, Setting, sort, table
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -82,7 +82,7 @@ def read(
         reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add --set inference.{name}={example}")
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
-        query["constraints"] = {"memory_headroom_fraction": round(1.0 - float(used[0]), 6)}
+        query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}
     reading.query = query
 
 
@@ -90,7 +90,7 @@ def _number(flags: Mapping[str, list[str]], name: str) -> int:
     words = flags[name]
     if len(words) != 1 or not words[0].isdecimal():
         raise InputError(f"--{name} wants a whole number", field=f"--{name}")
-    return int(words[0])
+    return whole_number(words[0], f"--{name}")
 
 
 def _redundant(words: list[str]) -> int:
@@ -98,7 +98,7 @@ def _redundant(words: list[str]) -> int:
         found = json.loads(" ".join(words)).get("num_redundant_experts", 0)
     except (ValueError, AttributeError):
         raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
-    return int(found)
+    return whole_number(found, "--eplb-config")
 
 
 def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:

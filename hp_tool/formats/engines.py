@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import ServingSetup, Values, headline, option_words
+from hp_tool.formats.setup import ServingSetup, Values, headline, one_word, option_words
 
 VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.6.post2", "trtllm": "1.0"}
 QUANTIZATION = {"fp8": "fp8"}
@@ -101,7 +101,7 @@ def _travels_by_deepep(setup: ServingSetup) -> bool:
 
 def _model(setup: ServingSetup) -> str:
     """The word after the command; one that nobody knows is asked for before anything starts."""
-    return '"$MODEL"' if setup.model_path is None else shlex.quote(setup.model_path)
+    return '"$MODEL"' if setup.model_path is None else shlex.quote(one_word(setup.model_path))
 
 
 def _above_one(size: int) -> int | None:
@@ -124,8 +124,8 @@ def extra_options(setup: ServingSetup) -> dict[str, object]:
 ENGINES: dict[str, Callable[[ServingSetup], tuple[str, Values]]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 
-def command(setup: ServingSetup, *, engine: str) -> str:
-    """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+def refuse_unsaid(setup: ServingSetup) -> None:
+    """Raise UnsupportedError for what no engine's command says."""
     for name in ("speculative", "disaggregated"):
         if getattr(setup.workload, name) is not None:
             raise UnsupportedError(
@@ -133,6 +133,11 @@ def command(setup: ServingSetup, *, engine: str) -> str:
                 "it out of the query that is exported",
                 field=f"inference.{name}",
             )
+
+
+def command(setup: ServingSetup, *, engine: str) -> str:
+    """A shell script that starts one replica. Raises UnsupportedError for what the engine's command cannot say."""
+    refuse_unsaid(setup)
     start, options = ENGINES[engine](setup)
     lines = [" ".join((name, *map(shlex.quote, words))) for name, words in option_words(options).items()]
     file: tuple[str, ...] = ()

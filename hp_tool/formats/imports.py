@@ -13,7 +13,7 @@ from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
 from hp_tool.formats.names import IMPORTS as READ
-from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table
+from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table, whole_number
 from hp_tool.formats.renamed import of_printed, printed
 from hp_tool.formats.shell import Script
 
@@ -148,7 +148,7 @@ def read(source: Source, *, format: str | None = None) -> Reading:
     reading = Reading(tool=tool)
     told, facts = printed(source.log)
     if source.num_gpus is None and facts.get("world_size", "").isdecimal():
-        reading.num_gpus = int(facts["world_size"])
+        reading.num_gpus = whole_number(facts["world_size"], "world_size")
         reading.read.append(Read(flag="world size", value=facts["world_size"], line=None, field="cluster.num_gpus"))
     reading.num_gpus = source.num_gpus or reading.num_gpus
     _READERS[tool](source, reading, told, facts)
@@ -178,7 +178,7 @@ def _megatron(source: Source, reading: Reading, told: list[Setting], facts: Mapp
         facts = {**facts, **own}
         settings = of_printed(listed, reading=reading)
         if reading.num_gpus is None and facts.get("world_size", "").isdecimal():
-            reading.num_gpus = int(facts["world_size"])
+            reading.num_gpus = whole_number(facts["world_size"], "world_size")
     else:
         launch, script = _script(source, reading)
         _check_program(launch)
@@ -273,12 +273,22 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         None,
     )
     content = None if text is None else _json(text)
-    if config is not None:
-        trainer.accelerate(
-            _json(config), text=config, reading=reading, num_gpus=reading.num_gpus, words=words, spare=source.ignore
-        )
+    started = [word.text for command in script.commands for word in command.words]
+    options = trainer.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
+    if config is not None or (options and text is None):
+        laid = {} if config is None else _json(config)
+        for key, value in options.items():
+            laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
+        _accelerated(laid, config or "", source, reading, words=words)
         return
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _accelerated(content: dict[str, Any], text: str, source: Source, reading: Reading, **words: Any) -> None:
+    reading.tool = "accelerate"
+    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
+        reading.num_gpus = whole_number(content["num_processes"], "num_processes")
+    trainer.accelerate(content, text=text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore, **words)
 
 
 def _accelerate_files(script: Script) -> list[Any]:
@@ -296,9 +306,7 @@ def _accelerate(source: Source, reading: Reading, told: list[Setting], facts: Ma
     if content is None:
         _trainer(source, reading, told, facts)
         return
-    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
-        reading.num_gpus = int(content["num_processes"])
-    trainer.accelerate(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    _accelerated(content, source.text, source, reading)
 
 
 def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
@@ -334,6 +342,9 @@ def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[
     else:
         launch, _ = _script(source, reading)
         settings = verl.settings_of(launch.words)
+        named = re.search(r"--config[-_]name[= ]\S*megatron", " ".join(word.text for word in launch.words))
+        if named and all(each.name != verl.STRATEGY for each in settings):
+            settings.append(Setting(name=verl.STRATEGY, written=named[0], values=("megatron",)))
         reading.ignored += [
             Ignored(flag=word.text, reason="chooses the trainer's own file", line=word.line)
             for word in launch.words

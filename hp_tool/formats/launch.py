@@ -15,7 +15,7 @@ _COUNTS = {
     "gpus-per-task": "per_task",
 }  # fmt: skip
 """Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
-_SWITCHES = {
+SWITCHES = {
     "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu",
     "debug",
     "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
@@ -135,7 +135,7 @@ def _program(texts: list[str], names: list[str]) -> int | None:
         if name in ("torchrun", "deepspeed") or texts[number] in ("torch.distributed.run", "torch.distributed.launch"):
             place = number + 1
             while place < len(texts) and texts[place].startswith("-"):
-                alone = "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in _SWITCHES
+                alone = "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in SWITCHES
                 place += 1 if alone else 2
             return place if place < len(texts) else None
     return None

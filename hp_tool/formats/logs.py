@@ -1,4 +1,4 @@
-"""Logs of Megatron-LM, torchtitan and DeepSpeed, and metrics as JSON lines: step times, throughput and memory, line by line."""
+"""Logs of trainers, and metrics as JSON lines: step times, throughput and memory, line by line."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.units import GIB, MIB
+from hp_tool.units import GB, GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = re.compile(
@@ -90,6 +90,37 @@ def _megatron(line: str, facts: LogFacts) -> None:
         facts.peak("reserved_bytes", _found(line, rf"max reserved:\s*{_NUMBER}"), MIB)
 
 
+def _bridge(line: str, facts: LogFacts) -> None:
+    """Steps as Megatron-LM prints them; (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ..."""
+    _megatron(line, facts)
+    if "memory (GB)" in line:
+        facts.peak("allocated_bytes", _found(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB)
+        facts.peak("reserved_bytes", _found(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB)
+
+
+def _nemo_rl(line: str, facts: LogFacts) -> None:
+    """Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%), which is the part of it that trains."""
+    facts.loss(_found(line, rf"\u2022 Loss:\s*{_NUMBER}"))
+    if (total := _found(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
+        facts.add("step_s", total, step=None)
+    elif facts.step_s and (trained := _found(line, rf"\u2022 policy_training:\s*{_NUMBER}s")):
+        facts.step_s[-1] = trained
+
+
+def _verl(line: str, facts: LogFacts) -> None:
+    """step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - timing_s/update_actor:8.4 - ..., numbers perhaps as
+    np.float64(20.7): the actor's update is what trains; of supervised tuning train/time(s)."""
+    step = _count(line, r"\bstep:(\d+) - ")
+    if step is None:
+        return
+    number = rf"(?:np\.float\d+\()?{_NUMBER}"
+    if (seconds := _found(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")) is not None:
+        facts.add("step_s", seconds, step=step)
+        facts.loss(_found(line, rf"(?:actor/pg_loss|train/loss):{number}"))
+    for kind in ("allocated", "reserved"):
+        facts.peak(f"{kind}_bytes", _found(line, rf"perf/max_memory_{kind}_gb:{number}"), GIB)
+
+
 def _torchtitan(line: str, facts: LogFacts) -> None:
     """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps are one device's tokens."""
     step = re.search(r"step:\s*(\d+)", line)
@@ -147,8 +178,11 @@ def _count(line: str, pattern: str) -> int | None:
 
 READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "megatron-lm": _megatron,
+    "megatron-bridge": _bridge,
+    "nemo-rl": _nemo_rl,
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
+    "verl": _verl,
     "json": _json,
 }
 """By name, as `trainer.reader` and `--format` write it."""

@@ -7,7 +7,7 @@ EXPORTS = (
     "kubernetes",
 )  # fmt: skip
 """Formats that a training configuration is written in."""
-SERVERS = ("vllm", "sglang", "trtllm")
+SERVERS = ("vllm", "sglang", "trtllm", "llm-d")
 """Formats that a serving configuration is written in."""
 FRAMEWORKS = {"torchtitan": "torch-fsdp", "accelerate": "torch-fsdp", "nanotron": "nanotron", "nemo": "megatron-core",
               "megatron-lm": "megatron-core", "megatron-lm-yaml": "megatron-core", "slurm": "megatron-core",

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.megatron_lm.scripts import FILL, trained_with
 from hp_tool.formats.reading import Reading, as_settings, sort, table, whole_number
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
 
 TOOL = "nanotron 0.4"
 _MODEL = {
@@ -15,37 +16,51 @@ _MODEL = {
 }  # fmt: skip
 """Fields of a model, and their keys under model.model_config."""
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "gradient_precision", "parameter_precision",
-    "tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "micro_batch_size",
-    "sequence_parallel", "recompute", "zero_stage", "overlap", "cross_entropy", "kernel_fusion",
+    "sequence_length", "global_batch_size", "precision", "gradient_precision", "tensor_parallel_size",
+    "pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "micro_batch_size", "sequence_parallel",
+    "recompute", "zero_stage", "gated_mlp", "normalization", "position_embedding", "head_dim", "attention_bias", "mlp_bias",
+    *_MODEL,
 }  # fmt: skip
+_YOURS = (
+    ("general:", "project and run"),
+    ("  train_steps:", "how long it trains"),
+    ("  learning_rate_scheduler:", "learning rate and schedule"),
+    ("tokenizer:", "the tokenizer"),
+    ("data_stages:", "the data (null: random tokens, which start at once)"),
+    ("checkpoints:", "where checkpoints go"),
+)
+"""Lines of the file that begin what is the user's, with values that start."""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The YAML file's content. Raises UnsupportedError for what nanotron cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="nanotron")
+    refuse_unsaid(setup, tool=TOOL, said=SAID, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
-    if (
-        m.num_experts
-        or m.kv_lora_rank is not None
-        or not m.gated_mlp
-        or m.normalization != "rmsnorm"
-        or m.architecture != "decoder"
-    ):
+    plain = m.head_size * m.num_attention_heads == m.hidden_size and not m.has_attention_bias and not m.has_mlp_bias
+    if not (plain and m.gated_mlp and m.normalization == "rmsnorm" and m.positions == "rotary"):
         raise UnsupportedError(f"{TOOL}'s Llama has no setting for the architecture of {m.name}", field="model")
-    if w.precision != "bf16" or setup.recompute.granularity not in ("none", "full") or c.zero_stage > 1:
+    gradients = w.gradient_precision or "fp32"
+    if w.precision != "bf16" or gradients not in ("fp32", "bf16") or c.zero_stage > 1:
         raise UnsupportedError(
-            f"{TOOL} trains in bf16, with zero_stage 0 or 1, and recomputes whole layers or nothing", field="parallel"
+            f"{TOOL} trains in bf16, accumulates gradients in fp32 or bf16, and has zero_stage 0 or 1",
+            field="training.precision",
         )
+    if setup.recompute.granularity not in ("none", "full") or setup.recompute.num_layers not in (None, 1):
+        raise UnsupportedError(f"{TOOL} recomputes whole layers or nothing", field="parallel.recompute")
+    flags, _ = trained_with(setup)
+    rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}
+    scattered = c.sequence_parallel and c.tensor_parallel_size > 1
     return {
-        "general": {"project": "hp-tool", "run": "FILL IN 1: the run's name", "seed": 42},
+        "general": {"project": "hp-tool", "run": "exported", "seed": 42},
         "parallelism": {
             "dp": c.data_parallel_size,
             "tp": c.tensor_parallel_size,
             "pp": c.pipeline_parallel_size,
+            "context_parallel_size": c.context_parallel_size,
+            "expert_parallel_size": c.expert_parallel_size,
             "pp_engine": "1f1b",
-            "tp_mode": "REDUCE_SCATTER" if c.sequence_parallel and c.tensor_parallel_size > 1 else "ALL_REDUCE",
-            "tp_linear_async_communication": c.sequence_parallel and c.tensor_parallel_size > 1,
+            "tp_mode": "REDUCE_SCATTER" if scattered else "ALL_REDUCE",
+            "tp_linear_async_communication": scattered,
             "recompute_layer": setup.recompute.granularity == "full",
         },
         "tokens": {
@@ -57,12 +72,14 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "model": {
             "dtype": "bfloat16",
             "init_method": {"std": 0.02},
+            "make_vocab_size_divisible_by": 1,
             "model_config": {
                 **{
                     key: getattr(m, {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}.get(field, field))
                     for field, key in _MODEL.items()
                 },
-                "max_position_embeddings": m.max_position_embeddings or w.sequence_length,
+                "max_position_embeddings": max(m.max_position_embeddings or 0, w.sequence_length),
+                **{key: float(flags[flag][0]) for key, flag in rotary.items() if flag in flags},
                 "is_llama_config": True,
                 "hidden_act": "silu",
                 "rope_interleaved": False,
@@ -70,7 +87,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         },
         "optimizer": {
             "zero_stage": c.zero_stage,
-            "accumulate_grad_in_fp32": w.gradient_precision in (None, "fp32"),
+            "accumulate_grad_in_fp32": gradients == "fp32",
             "weight_decay": 0.1,
             "clip_grad": 1.0,
             "optimizer_factory": {
@@ -83,26 +100,40 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "learning_rate_scheduler": {
                 "learning_rate": 3e-4,
                 "lr_warmup_steps": 100,
+                "lr_warmup_style": "linear",
                 "lr_decay_style": "cosine",
                 "min_decay_lr": 3e-5,
             },
         },
-        "tokenizer": {"tokenizer_name_or_path": "FILL IN 2: the tokenizer"},
-        "data_stages": [{"name": "stable", "start_training_step": 1, "data": {"dataset": "FILL IN 3: the data"}}],
-        "checkpoints": {"checkpoint_interval": 1000, "checkpoints_path": "FILL IN 4: where checkpoints go"},
+        "tokenizer": {"tokenizer_name_or_path": "gpt2"},
+        "data_stages": [
+            {"name": "stable", "start_training_step": 1, "data": {"dataset": None, "num_loading_workers": 1, "seed": 42}}
+        ],
+        "checkpoints": {"checkpoint_interval": 1000, "checkpoints_path": "checkpoints"},
         "logging": {"iteration_step_info_interval": 1, "log_level": "info", "log_level_replica": "info"},
     }
 
 
 def text(setup: TrainingSetup) -> str:
-    """The file, ready for run_train.py --config-file once it is filled in."""
+    """The file for run_train.py --config-file; what is the user's is listed at its top and marked in place."""
     import yaml
 
-    head = (
-        f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun ... run_train.py --config-file THIS.\n"
-        "# Fill in, each marked FILL IN below: 1 the run's name, 2 the tokenizer, 3 the data, 4 the folder of checkpoints.\n"
-    )
-    return head + yaml.safe_dump(config(setup), sort_keys=False)
+    flags, lacking = trained_with(setup)
+    lacking += ("rope_scaling",) if "use-rope-scaling" in flags else ()
+    yours = list(_YOURS)
+    if lacking:
+        yours.append(("    is_llama_config:", f"what the model is trained with: {', '.join(lacking)}"))
+    head = [
+        f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {setup.cluster.num_nodes} "
+        f"--nproc-per-node {min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)} run_train.py --config-file THIS.",
+        f"# Fill in, each marked {FILL} below:",
+        *(f"#   {number}. {what}" for number, (_, what) in enumerate(yours, 1)),
+    ]
+    lines = yaml.safe_dump(config(setup), sort_keys=False).splitlines()
+    for number, (start, what) in enumerate(yours, 1):
+        place = next(i for i, line in enumerate(lines) if line.startswith(start))
+        lines[place] += f"  # {FILL} {number}: {what}"
+    return "\n".join((*head, *lines, ""))
 
 
 def read(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:

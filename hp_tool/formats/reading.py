@@ -236,3 +236,11 @@ def whole_number(value: Any, name: str) -> int:
     if not re.fullmatch(r"-?\d{1,18}(\.0*)?", text):
         raise InputError(f"{name} takes a whole number, got {text}", field=name)
     return int(float(text)) if "." in text else int(text)
+
+
+def fraction(value: Any, name: str) -> float:
+    """A share from 0 to 1. Raises InputError."""
+    text = str(value)
+    if not re.fullmatch(r"[01]?\.?\d{0,18}", text) or not text.strip(".") or float(text) > 1.0:
+        raise InputError(f"{name} takes a number from 0 to 1, got {text[:40]}", field=name)
+    return float(text)

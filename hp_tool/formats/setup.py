@@ -11,7 +11,7 @@ from hp_tool.domain.pipeline_layout import missing_layers
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.switches import Switches, switches
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class TrainingSetup:
     workload: TrainingWorkload
     parallel: ParallelConfig
     strategy: Strategy = DEFAULT_STRATEGY
+    model_path: str | None = None
+    """Its Hugging Face id; None: nobody knows one."""
 
     @property
     def recompute(self) -> Recompute:
@@ -89,6 +91,16 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
     """`llama-3-70b on 64 x h100-sxm-80gb`, on one line whatever the names hold: it stands in comments of scripts."""
     text = f"{setup.model.name} on {setup.cluster.num_gpus} x {setup.cluster.gpu.name}"
     return "".join(c if c.isprintable() else " " for c in text)[:200]
+
+
+def one_word(name: str) -> str:
+    """A model's name as an argument of a command. Raises InputError for what a program would read as an option or two lines."""
+    if name.startswith("-") or not name.isprintable():
+        raise InputError(
+            f"the model's name {name[:80]!r} begins with a dash, or holds a line break or control character; rename it",
+            field="model.name",
+        )
+    return name
 
 
 SHAPE = {f.name for f in fields(ModelSpec)}

@@ -148,7 +148,7 @@ def read(
         "micro_batch_size": micro,
         "sequence_parallel": t > 1,
         "recompute": _recompute(section("activation_checkpoint")),
-        "zero_stage": _zero_stage(split, shard=shard, pipelined=p > 1),
+        "zero_stage": _zero_stage(split, sharded=shard > 1 or copies == 1, pipelined=p > 1),
     }
     if copies > 1 and shard > 1:
         parallel["data_parallel_shard_size"] = shard
@@ -219,9 +219,9 @@ def _recompute(section: dict[str, Any]) -> str:
     )
 
 
-def _zero_stage(split: dict[str, Any], *, shard: int, pipelined: bool) -> int:
+def _zero_stage(split: dict[str, Any], *, sharded: bool, pipelined: bool) -> int:
     """FSDP reshards after the forward pass by default unless a pipeline would gather for every micro-batch."""
-    if shard == 1:
+    if not sharded:
         return 0
     policy = split.get("fsdp_reshard_after_forward", "default")
     return 2 if policy == "never" or (policy == "default" and pipelined) else 3

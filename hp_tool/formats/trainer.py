@@ -3,11 +3,12 @@ Accelerate's
 file.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, table, whole_number
+from hp_tool.formats.launch import SWITCHES
+from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, sort, table, whole_number
 
 _OFF = ("false", "no", "none", "0", "")
 _AUTO = {
@@ -16,6 +17,14 @@ _AUTO = {
     "training.global_batch_size": ("gradient-accumulation-steps", "gradient_accumulation_steps", "256"),
 }
 """What "auto" leaves to the trainer: its argument, the file's key, an example."""
+
+_KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
+_SECTIONS = {
+    "fsdp_": "fsdp_config",
+    "parallelism_config_": "parallelism_config",
+    **dict.fromkeys(("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"),
+}
+"""Options of `accelerate launch`, and where its file has them."""
 
 
 def read(
@@ -165,7 +174,7 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting]) -> None:
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
         training["lora"]["target_modules"] = [part for value in targets.values for part in value.split(",") if part]
     if "lora-dropout" in words:
-        training["lora"]["dropout"] = float(words["lora-dropout"])
+        training["lora"]["dropout"] = fraction(words["lora-dropout"], "lora_dropout")
 
 
 def accelerate(
@@ -193,8 +202,9 @@ def accelerate(
     elif kind not in ("MULTI_GPU", "NO"):
         reading.refused.append(f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read")
     settings.append(Setting(name="zero-stage", written="distributed_type", values=(stage,)))
-    if (precision := _value(leaves, "mixed-precision", "no")) in ("bf16", "fp16"):
-        settings.append(Setting(name=precision, written="mixed_precision", values=()))
+    precision = _value(leaves, "mixed-precision", "no")
+    if precision in ("bf16", "fp16", "fp8"):
+        settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision", values=()))
     checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
     if (steps := leaves.get("deepspeed-config.gradient-accumulation-steps")) is not None and steps.values != ("auto",):
         settings.append(
@@ -212,6 +222,8 @@ def accelerate(
     reading.refused += own.refused
     read(None, words=settings, reading=reading, num_gpus=num_gpus, spare=spare)
     training, parallel = reading.query["training"], reading.query["parallel"]
+    if precision == "fp8":
+        training["precision"] = "fp8"
     if kind == "FSDP":
         training["framework"] = "torch-fsdp"
         parallel["recompute"] = "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
@@ -236,6 +248,25 @@ def accelerate(
         reading.read.append(
             Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")
         )
+
+
+def launch_options(words: Sequence[str]) -> dict[str, Any]:
+    """What the options of `accelerate launch` say, as its file would; empty where they only start processes."""
+    content: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            break
+        name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
+        value = word.partition("=")[2] if separator else "true" if name.replace("_", "-") in SWITCHES else next(rest, "")
+        section = next((each for start, each in _SECTIONS.items() if name.startswith(start)), None)
+        if name in _KINDS:
+            content["distributed_type"] = _KINDS[name]
+        elif section is not None:
+            content.setdefault(section, {})[name] = value.lower() if value.lower() in ("true", "false") else value
+        elif name in ("mixed_precision", "num_processes", "num_machines"):
+            content[name] = value
+    return content if content.keys() - {"num_processes", "num_machines"} else {}
 
 
 def _value(leaves: Mapping[str, Setting], name: str, default: str) -> str:

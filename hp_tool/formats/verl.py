@@ -1,14 +1,20 @@
 """verl 0.6: the actor's update of its PPO and GRPO trainers, as overrides of ppo_trainer.yaml, both ways."""
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.reading import Reading, Setting, sort, table, whole_number
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.megatron_lm.scripts import FILL, environment
+from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
 
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
+MODULES = "recompute-modules"
+STRATEGY = "actor-rollout-ref.actor.strategy"
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
     "virtual_pipeline_parallel_size": "virtual_pipeline_model_parallel_size", "context_parallel_size": "context_parallel_size",
@@ -16,11 +22,22 @@ _SIZES = {
 }  # fmt: skip
 """Fields of `parallel`, and their keys under actor.megatron."""
 SAID = {
-    "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
-    "zero_stage",
-    "sequence_parallel", "offload", "data_parallel_shard_size", "parameter_precision", "cross_entropy", "dropout",
-    "moe_token_dispatcher_type", *_SIZES,
+    "sequence_length", "global_batch_size", "precision", "micro_batch_size", "recompute", "zero_stage", "sequence_parallel",
+    "offload", "offload_fraction", "data_parallel_shard_size", "moe_token_dispatcher_type", *_SIZES,
 }  # fmt: skip
+_CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
+_YOURS = (
+    ("the model's folder or id, where verl knows it under another name", ()),
+    ("your data and reward", ("data.train_files=train.parquet", "data.val_files=test.parquet")),
+    ("your algorithm and rollouts", (
+        "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1", "trainer.logger=[console]",
+    )),
+)  # fmt: skip
+"""What the trainer needs beside the actor's update; all of it is the user's."""
+_ON_HOST = f"{_ACTOR}.optim.override_optimizer_config"
+"""What else is called offload waits in host memory only while rollouts use the device."""
 ROLLOUTS = 8
 """Answers a prompt in an exported file: what reads it back multiplies by it."""
 
@@ -39,7 +56,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         )
     prompts = w.global_batch_size // ROLLOUTS
     options = {
-        "actor_rollout_ref.model.path": setup.model.name,
+        "actor_rollout_ref.model.path": setup.model_path or one_word(setup.model.name),
         "data.train_batch_size": str(prompts),
         "data.max_prompt_length": str(w.sequence_length // 4),
         "data.max_response_length": str(w.sequence_length - w.sequence_length // 4),
@@ -50,62 +67,64 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "trainer.nnodes": str(setup.cluster.num_nodes),
         "trainer.n_gpus_per_node": str(min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)),
     }
-    offloaded = str(w.offload == "optimizer").capitalize()
     if not megatron:
         if (
-            c.pipeline_parallel_size > 1
+            w.offload == "optimizer"
+            or c.pipeline_parallel_size > 1
             or c.tensor_parallel_size > 1
             or granularity not in ("none", "per_layer")
             or c.zero_stage < 2
         ):
             raise UnsupportedError(
-                f"{TOOL} runs FSDP without TP and PP, and recomputes whole layers or nothing", field="parallel"
+                f"{TOOL} runs FSDP without TP, PP and offload, and recomputes whole layers or nothing", field="parallel"
             )
         return options | {
             "actor_rollout_ref.model.enable_gradient_checkpointing": str(granularity != "none").capitalize(),
             f"{_ACTOR}.ulysses_sequence_parallel_size": str(c.context_parallel_size),
             f"{_ACTOR}.fsdp_config.fsdp_size": str(c.data_parallel_shard_size or -1),
             f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3).capitalize(),
-            f"{_ACTOR}.fsdp_config.optimizer_offload": offloaded,
         }
-    if granularity not in ("none", "selective", "full") or c.zero_stage > 1 or setup.recompute.modules:
-        raise UnsupportedError(
-            f"{TOOL} runs Megatron with zero_stage 0 or 1 and its usual recomputation", field="parallel.recompute"
-        )
+    if c.zero_stage > 1 or c.data_parallel_shard_size:
+        raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
     options |= {f"{_ACTOR}.megatron.{key}": str(getattr(c, field)) for field, key in _SIZES.items()}
     if setup.model.num_experts:
-        options[f"+{_ACTOR}.megatron.override_transformer_config.moe_token_dispatcher_type"] = (
-            setup.strategy.moe_token_dispatcher_type
-        )
+        options[f"++{_CONFIG}.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
     if c.virtual_pipeline_parallel_size == 1:
         options[f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = "null"
     options |= {
         f"{_ACTOR}.megatron.sequence_parallel": str(c.sequence_parallel).capitalize(),
         f"{_ACTOR}.megatron.use_distributed_optimizer": str(c.zero_stage == 1).capitalize(),
-        f"{_ACTOR}.megatron.optimizer_offload": offloaded,
     }
-    if granularity != "none":
-        options[f"+{_ACTOR}.megatron.override_transformer_config.recompute_granularity"] = granularity
-    if granularity == "full":
-        options[f"+{_ACTOR}.megatron.override_transformer_config.recompute_method"] = setup.recompute.method or "uniform"
-        options[f"+{_ACTOR}.megatron.override_transformer_config.recompute_num_layers"] = str(setup.recompute.num_layers or 1)
-    return options
+    if w.offload == "optimizer":
+        options |= {f"++{_ON_HOST}.{name}": "True" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")}
+        options[f"++{_ON_HOST}.optimizer_offload_fraction"] = f"{w.offload_fraction or 1.0:g}"
+    ends = option_words(shorter_ends(setup))
+    return options | {
+        f"++{_CONFIG}.{field_name(name)}": f"[{','.join(words)}]" if name == MODULES else " ".join(words) or "True"
+        for name, words in (option_words(recomputation(setup.recompute)) | ends).items()
+    }
 
 
 def text(setup: TrainingSetup) -> str:
     """A script that starts the trainer with these overrides."""
-    lines = [f"{name}={value}" for name, value in overrides(setup).items()]
+    given = overrides(setup)
+    megatron = setup.workload.framework == "megatron-core"
+    config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
+    path, *others = (shlex.quote(f"{name}={value}") for name, value in given.items())
+    marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
+    for number, (what, words) in enumerate(_YOURS[1:], 2):
+        marked += [f"# {FILL} {number}: {what}", *words]
     return "\n".join(
         (
             "#!/usr/bin/env bash",
-            f"# {TOOL}: {headline(setup)}. The actor's update alone; rollouts, reference and rewards are yours.",
-            "# Fill in, each marked FILL IN below:",
-            "#   1. the model's folder or id, where verl knows it under another name",
-            "#   2. the data, the reward and the rollout engine, behind this script's name",
-            "# A batch is counted in prompts of 8 answers; a row is one quarter prompt.",
-            "# FILL IN 1: actor_rollout_ref.model.path; FILL IN 2: data.train_files=... actor_rollout_ref.rollout.name=vllm "
-            "...",
-            " \\\n    ".join(("python3 -m verl.trainer.main_ppo", *lines, '"$@"')),
+            f"# {TOOL}: {headline(setup)}. The actor's update alone; a batch is counted in prompts of {ROLLOUTS} answers.",
+            f"# Fill in, each marked {FILL} below:",
+            *(f"#   {number}. {what}" for number, (what, _) in enumerate(_YOURS, 1)),
+            *(f"export {name}={value}" for name, value in (environment(setup) if megatron else {}).items()),
+            "OVERRIDES=(",
+            *(f"    {line}" for line in marked),
+            ")",
+            " ".join(("python3 -m verl.trainer.main_ppo", *config, '"${OVERRIDES[@]}" "$@"')),
             "",
         )
     )
@@ -143,8 +162,10 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
     training: dict[str, Any] = {"sequence_length": length, "global_batch_size": batch, "precision": "bf16"}
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
-    if on(f"{section}.optimizer_offload"):
+    if on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
+        if (share := fraction(text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction")) < 1.0:
+            training["offload_fraction"] = share
     if megatron:
         tensor = size(f"{section}.tensor_model_parallel_size")
         parallel |= {field: size(f"{section}.{key}") for field, key in _SIZES.items() if field != "expert_tensor_parallel_size"}
@@ -157,8 +178,14 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
         override = f"{section}.override_transformer_config"
         granularity = text_of(f"{override}.recompute_granularity", "none")
         method, count = text_of(f"{override}.recompute_method", "uniform"), size(f"{override}.recompute_num_layers")
-        whole = granularity != "full" or (method == "uniform" and count == 1)
-        parallel["recompute"] = granularity if whole else {"granularity": "full", "method": method, "num_layers": count}
+        if dispatcher := text_of(f"{override}.moe_token_dispatcher_type", ""):
+            parallel["moe_token_dispatcher_type"] = dispatcher
+        modules = re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn"))
+        parallel["recompute"] = granularity
+        if granularity == "full" and (method, count) != ("uniform", 1):
+            parallel["recompute"] = {"granularity": "full", "method": method, "num_layers": count}
+        elif granularity == "selective" and modules != ["core_attn"]:
+            parallel["recompute"] = {"granularity": "selective", "modules": modules}
     else:
         shard = size(f"{section}.fsdp_size", -1)
         training["framework"] = "torch-fsdp"

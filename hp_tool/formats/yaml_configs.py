@@ -15,6 +15,12 @@ _MIXED = {
 }  # fmt: skip
 
 
+_BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
+"""What a class of model providers decides where a file leaves it out."""
+_PLAIN = ("GPTModelProvider", "GPTConfig")
+"""Classes whose defaults are Megatron Core's own."""
+
+
 def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
     """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
     settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading)
@@ -30,10 +36,12 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if "flash" in str(content.get("attention_config", content.get("attention-config", ""))):
         settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
-    parallel = [int(found[n].values[0]) for n in ("tensor-model-parallel-size", "pipeline-model-parallel-size") if n in found]
+    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
+    parallel = [whole_number(found[name].values[0], name) for name in sizes if name in found]
     if "global-batch-size" not in found and "micro-batch-size" in found and steps and num_gpus:
         replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
-        whole = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu") * int(steps) * replicas
+        micro = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
+        whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
         settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
     settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
     stage = found.get("zero-stage")
@@ -60,6 +68,11 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
             trainer.get("num_nodes", 1), "trainer.num_nodes"
         )
     reading.num_gpus = reading.num_gpus or num_gpus
+    model = content.get("model")
+    provider = str(model.get("_target_", "")).rpartition(".")[2] if isinstance(model, Mapping) else ""
+    unsaid = [name for name in _BY_PROVIDER if name not in (model or {})]
+    if provider and provider not in _PLAIN and unsaid:
+        reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
     settings = renamed([each for each in leaves if plain_of(each) != "mixed-precision"], tool="nemo", reading=reading)
     found = {each.name for each in settings}
     settings += [

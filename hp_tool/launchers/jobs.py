@@ -43,6 +43,8 @@ _SECONDARY = (
 )
 _FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 """Errors of a job that could not write its result into its folder."""
+_NOT_FILLED = re.compile(r"Timed out .*waiting for clients|\d+/\d+ clients joined|RendezvousTimeoutError")
+"""Errors of a node that met too few others: they were not there, whatever the configuration."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
 
@@ -52,6 +54,13 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise InputError(f"job name {name!r} must be 1 to 128 of a-z A-Z 0-9 . _ -", field="job_name")
     return name
+
+
+def filled(template: str, *, plan: LaunchPlan) -> str:
+    """A template with the search and its owner, whose name may be anything, in characters that engines take everywhere."""
+    for name, value in {"search": plan.search or plan.job_name, "owner": plan.owner or "nobody"}.items():
+        template = template.replace(f"{{{name}}}", re.sub(r"[^A-Za-z0-9_.-]+", "-", value)[:40].strip("-._"))
+    return template
 
 
 def default_root() -> Path:
@@ -292,6 +301,8 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
             return Measurement(status="preempted", cause=cause)
         case "failed_to_start":
             return Measurement(status="crashed", cause=ending.error or "the job could not be started", refused=True)
+    if ending.exit_code and (not_filled := _NOT_FILLED.search(tail)):
+        return Measurement(status="preempted", cause=f"the rendezvous never filled: {not_filled[0]}")
     if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)

@@ -1,14 +1,13 @@
 """Jobs on a Kubernetes cluster through kubectl: no shared folder, no state of our own.
 
-A job is an indexed Job with a pod per node, which find the first one by the name that a headless Service gives it; a ConfigMap
-holds the job's files. The supervisor runs a job's part in each pod and prints its results, which are read from the pods' logs.
+A job is an indexed Job with a pod per node (alone, or as a JobSet's only one), which find the first one by the name that a
+headless Service gives it; a ConfigMap holds the job's files. The supervisor runs a job's part in each pod and prints its
+results, which are read from the pods' logs. What is cancelled is deleted; a ConfigMap of its own then keeps the name
+taken, and the log.
 """
 
 import contextlib
-import hashlib
 import json
-import math
-import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,30 +16,34 @@ from typing import Any
 
 from hp_tool.domain.ports import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
-from hp_tool.errors import InputError, LauncherError
+from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, torchrun
 from hp_tool.launchers.jobs import Ending
+from hp_tool.launchers.kubernetes_manifest import (
+    CANCELLED,
+    LABEL,
+    NUM_GPUS,
+    TIMEOUT_S,
+    belongings,
+    ended_name,
+    ended_object,
+    manifest,
+    object_name,
+    workload_object,
+)
 from hp_tool.launchers.kubernetes_pods import Object, never_starts, pod_ending, ran_for_s, why_waiting
 from hp_tool.launchers.options import KubernetesOptions
-from hp_tool.launchers.streamed import SUPERVISOR, StreamedLauncher, job_files
+from hp_tool.launchers.streamed import StreamedLauncher
 
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
-LABEL = "hp-tool/job"
-NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
-CANCELLED = "hp-tool/cancelled"
-"""Annotation of a job that we ended."""
 WALL_S = "hp-tool/wall-s"
-"""How long such a job had run: Kubernetes forgets when a suspended one started."""
-_GRACE_S = 600.0
-"""Added to the run's time limit: Kubernetes' own limit is a backstop, for an image that cannot be pulled or a node that hangs.
-It is set on the pods, whose clock starts on a node, so that waiting for one does not count."""
-_PORT = 29_400
-_FILES = "/hp-tool"
-_LONGEST_NAME = 52
-"""A host name has 63 letters, and the pod's index takes some of them."""
-_LARGEST_FILES_BYTES = 1_000_000
-"""A ConfigMap holds 1 MiB."""
+"""How long such a job had run."""
+_LOG = "log"
+_LARGEST_LOG_CHARACTERS = 200_000
+"""A ConfigMap's log: the end of it."""
+_LEAST_KEPT_S = 86_400.0
+"""A name that was cancelled stays taken for a day at least."""
 
 
 class KubernetesLauncher(StreamedLauncher):
@@ -51,18 +54,20 @@ class KubernetesLauncher(StreamedLauncher):
     def __init__(self, *, options: KubernetesOptions | Mapping[str, object] | None = None) -> None:
         """options: the cluster (default: the file that HP_KUBERNETES_CONFIG names)."""
         self._options = KubernetesOptions.of(options)
+        self._kind = self._options.workload
         self._queued: dict[str, list[Object]] = {}
         """Pods of the jobs, when one of these was last seen to wait."""
         super().__init__(self._options)
 
     def answers(self) -> str:
         namespace = self._options.namespace
-        for kind in ("jobs.batch", "configmaps", "services"):
-            if self._kubectl("auth", "can-i", "create", kind, negative="no").strip() != "yes":
-                raise LauncherError(f"this user may not create {kind} in the namespace {namespace}")
-        job = job_object(self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor"))
-        self._kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(job))
-        return f"Kubernetes answers: Jobs may be created in the namespace {namespace}"
+        kinds = "jobs.batch" if self._kind == "job" else "jobsets.jobset.x-k8s.io"
+        for verb, kind in (*(("create", each) for each in (kinds, "configmaps", "services")), ("delete", kinds)):
+            if self._kubectl("auth", "can-i", verb, kind, negative="no").strip() != "yes":
+                raise LauncherError(f"this user may not {verb} {kind} in the namespace {namespace}")
+        workload = workload_object(self._options, plan=torchrun.smallest_plan(self._options, job_name="hp-doctor"))
+        self._kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(workload))
+        return f"Kubernetes answers: {workload['kind']}s may be created in the namespace {namespace}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         plan = torchrun.cluster_plan(request, job_name=job_name, options=self._options)
@@ -78,22 +83,47 @@ class KubernetesLauncher(StreamedLauncher):
         """The Job comes first: what belongs to it carries its uid, and its pods wait for that."""
         handle = object_name(plan.job_name)
         belongings(self._options, plan=plan)  # refuses files that are too large before anything is created
-        job = self._job(handle) or self._create(job_object(self._options, plan=plan))
+        if self._ended(handle) is not None:
+            return handle
+        job = self._running(handle) or self._create(workload_object(self._options, plan=plan))
         if job_state(job).is_open:
             for each in belongings(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
                 self._kubectl("apply", "-f", "-", stdin=json.dumps(each))
+        if self._ended(handle) is not None:  # perhaps by a process that looked before the Job was there
+            self._delete(handle)
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Suspend the Job, which ends its pods and keeps their log as far as it was read. Without a Job, create one that takes
-        the name."""
+        """Take the name, keep the log as far as it was written, and delete the Job with its pods."""
         handle = object_name(job_name)
-        job = self._job(handle) or self._create(cancelled_job(self._options, job_name=job_name))
-        if job_state(job).is_open:
-            ran_s = ran_for_s(self._pods(handle), until=datetime.now(UTC))
-            annotations = {CANCELLED: "true", WALL_S: f"{_running_s(job) if ran_s is None else ran_s:g}"}
-            patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": True}}
-            self._kubectl("patch", "job", handle, "--type=merge", "--patch", json.dumps(patch))
+        tombstone = ended_object(self._options, handle=handle)
+        if self._ended(handle) is None:
+            self._create(tombstone)
+        job = self._running(handle)
+        if job is None or not job_state(job).is_open:
+            return
+        pods = self._pods(handle)
+        ran_s = ran_for_s(pods, until=datetime.now(UTC))
+        known = {name: text for name, text in _annotations(job).items() if name in (NUM_GPUS, TIMEOUT_S)}
+        known[WALL_S] = f"{_running_s(job) if ran_s is None else ran_s:g}"
+        log = "\n".join(self._texts(handle))[-_LARGEST_LOG_CHARACTERS:]
+        kept = {"metadata": {"annotations": known}, "data": {_LOG: log}}
+        self._kubectl("patch", "configmap", tombstone["metadata"]["name"], "--type=merge", "--patch", json.dumps(kept))
+        self._delete(handle)
+        self._forget_old()
+
+    def _delete(self, handle: str) -> None:
+        """The Job stays listed until its pods are gone."""
+        self._kubectl("delete", self._kind, handle, "--cascade=foreground", "--wait=false", "--ignore-not-found")
+
+    def _forget_old(self) -> None:
+        """Delete what jobs that were cancelled long ago left."""
+        with contextlib.suppress(LauncherError):
+            for each in self._items("configmaps", CANCELLED):
+                made = each["metadata"].get("creationTimestamp")
+                age_s = (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds() if made else 0.0
+                if age_s > max(self._options.keep_s, _LEAST_KEPT_S):
+                    self._kubectl("delete", "configmap", each["metadata"]["name"], "--ignore-not-found")
 
     def open_jobs(self) -> list[str]:
         """Names of Job objects; those of searches are their job names."""
@@ -104,31 +134,43 @@ class KubernetesLauncher(StreamedLauncher):
 
     def waiting(self, handle: str) -> Waiting | None:
         reasons = [reason for pod in self._queued.get(handle, ()) if (reason := why_waiting(pod)) is not None]
+        if not reasons and ((self._jobs.get(handle) or {}).get("spec") or {}).get("suspend"):
+            reasons = ["suspended: its queue has not admitted it"]
         return Waiting(reason=reasons[0]) if reasons else None
 
     def _list_jobs(self) -> dict[str, Object]:
-        """And the pods of those that wait, which say why."""
-        found = {job["metadata"]["name"]: job for job in self._items("jobs", LABEL)}
+        """And the pods of those that wait for some of them, which say why."""
+        found = {job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)}
         self._queued = {}
-        if any(job_state(job) is JobState.QUEUED for job in found.values()):
+        if any(map(_is_short_of_pods, found.values())):
             with contextlib.suppress(LauncherError):
                 for pod in self._items("pods", LABEL):
                     self._queued.setdefault(pod["metadata"].get("labels", {}).get(LABEL, ""), []).append(pod)
         return found
 
     def _job(self, handle: str) -> dict[str, Any] | None:
-        answer = self._kubectl("get", "job", handle, "--ignore-not-found", "-o", "json")
-        job: dict[str, Any] | None = json.loads(answer) if answer.strip() else None
-        return job
+        return self._running(handle) or self._ended(handle)
+
+    def _running(self, handle: str) -> dict[str, Any] | None:
+        return self._get(self._kind, handle)
+
+    def _ended(self, handle: str) -> dict[str, Any] | None:
+        """What a job left that we ended."""
+        return self._get("configmap", ended_name(handle))
+
+    def _get(self, kind: str, name: str) -> dict[str, Any] | None:
+        answer = self._kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
+        found: dict[str, Any] | None = json.loads(answer) if answer.strip() else None
+        return found
 
     def _state(self, job: Object) -> JobState:
         state = job_state(job)
-        if state is JobState.QUEUED and any(map(never_starts, self._queued.get(job["metadata"]["name"], ()))):
+        if state.is_open and any(map(never_starts, self._queued.get(job["metadata"]["name"], ()))):
             return JobState.FINISHED
         return state
 
     def _ending(self, handle: str, job: Object) -> Ending:
-        return ending(job, pods=self._pods(handle))
+        return ending(job, pods=() if job["kind"] == "ConfigMap" else self._pods(handle))
 
     def _request(self, job: Object) -> tuple[int, float]:
         annotations = _annotations(job)
@@ -139,18 +181,21 @@ class KubernetesLauncher(StreamedLauncher):
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
-        """Nothing for a pod whose node is gone."""
-        for pod in self._pods(handle):
+        """Nothing for a pod whose node is gone; what was saved of a job that we ended."""
+        pods = self._pods(handle)
+        if not pods and (left := self._ended(handle)) is not None:
+            yield left.get("data", {}).get(_LOG, "")
+        for pod in pods:
             with contextlib.suppress(LauncherError):
                 limit = f"--limit-bytes={jobs.MAX_OUTPUT_BYTES}"
                 yield self._kubectl("logs", pod["metadata"]["name"], "--container=run", limit)
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The new Job, or the existing one if another process created it first or an earlier answer was lost."""
+        """The new object, or the existing one if another process created it first or an earlier answer was lost."""
         try:
             created: dict[str, Any] = json.loads(self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job)))
         except LauncherError:
-            existing = self._job(job["metadata"]["name"])
+            existing = self._get(job["kind"].lower(), job["metadata"]["name"])
             if existing is None:
                 raise
             return existing
@@ -181,20 +226,31 @@ class KubernetesLauncher(StreamedLauncher):
 
 
 def job_state(job: Object) -> JobState:
-    """The state of a Job object: by its conditions, else by its running pods."""
+    """The state of a Job or JobSet: by its conditions, else by its running pods; CANCELLED of what one of ours left."""
     status = job.get("status") or {}
-    if _annotations(job).get(CANCELLED):
-        return JobState.RUNNING if status.get("active") else JobState.CANCELLED
-    if _conditions(job).keys() & {"Complete", "Failed"}:
+    if job.get("kind") == "ConfigMap":
+        return JobState.CANCELLED
+    if _conditions(job).keys() & {"Complete", "Completed", "Failed"}:
         return JobState.FINISHED
-    return JobState.RUNNING if status.get("ready") else JobState.QUEUED
+    return JobState.RUNNING if _ready(status) or job["metadata"].get("deletionTimestamp") else JobState.QUEUED
+
+
+def _ready(status: Object) -> int:
+    """Pods of a Job that are ready; of a JobSet its Jobs all of whose pods are."""
+    return int(status.get("ready") or sum(each.get("ready") or 0 for each in status.get("replicatedJobsStatus") or []))
+
+
+def _is_short_of_pods(job: Object) -> bool:
+    """Whether a job waits for nodes, or some of its pods for an image."""
+    parallelism = int(job.get("spec", {}).get("parallelism") or 1)
+    return job_state(job).is_open and _ready(job.get("status") or {}) < parallelism
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
     """How a job ended that left no record itself: evicted, out of time or memory, or never started."""
-    status, failed, annotations = job.get("status") or {}, _conditions(job).get("Failed", {}), _annotations(job)
-    if annotations.get(CANCELLED):
-        return Ending(reason="cancelled", wall_s=float(annotations.get(WALL_S, 0.0)))
+    status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
+    if job.get("kind") == "ConfigMap":
+        return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))
     start, end = status.get("startTime"), status.get("completionTime") or failed.get("lastTransitionTime")
     wall_s = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if start and end else None
     ran_s = ran_for_s(pods, until=datetime.fromisoformat(end) if end else None)
@@ -231,119 +287,3 @@ def _annotations(resource: Object) -> Object:
 def _conditions(job: Object) -> dict[str, Any]:
     conditions = (job.get("status") or {}).get("conditions") or []
     return {each["type"]: each for each in conditions if each.get("status") == "True"}
-
-
-def object_name(job_name: str) -> str:
-    """A job's name as Kubernetes accepts it: lower-case letters, digits and dashes, and a digest if the name had to change."""
-    plain = re.sub(r"[^a-z0-9]+", "-", jobs.check_name(job_name).lower()).strip("-")
-    if plain == job_name and len(plain) <= _LONGEST_NAME and plain[0].isalpha():
-        return plain
-    digest = hashlib.sha256(job_name.encode()).hexdigest()[:10]
-    return f"hp-{plain[: _LONGEST_NAME - 14]}".strip("-") + f"-{digest}"
-
-
-def job_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """The Job. Its pods are never restarted: the search decides whether a run is repeated."""
-    nodes = options.num_nodes(num_gpus=plan.num_gpus)
-    name = object_name(plan.job_name)
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "subdomain": name,
-        "activeDeadlineSeconds": math.ceil(plan.timeout_s + _GRACE_S),
-        "terminationGracePeriodSeconds": 30,
-        "containers": [_container(options, name=name, per_node=plan.num_gpus // nodes)],
-        "volumes": [
-            {"name": "hp-tool", "configMap": {"name": name}},
-            {"name": "hp-shm", "emptyDir": {"medium": "Memory"}},
-            *options.volumes,
-        ],
-    }
-    optional = {
-        "nodeSelector": options.node_selector,
-        "tolerations": list(options.tolerations),
-        "serviceAccountName": options.service_account,
-        "hostNetwork": options.host_network,
-        "dnsPolicy": "ClusterFirstWithHostNet" if options.host_network else None,
-    }
-    pod |= {key: value for key, value in optional.items() if value}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            **_metadata(options, name),
-            "annotations": {NUM_GPUS: str(plan.num_gpus), TIMEOUT_S: f"{plan.timeout_s:g}"},
-        },
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": nodes,
-            "parallelism": nodes,
-            "backoffLimit": 0,
-            "ttlSecondsAfterFinished": options.keep_s,
-            "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod},
-        },
-    }
-
-
-def cancelled_job(options: KubernetesOptions, *, job_name: str) -> dict[str, Any]:
-    """A Job without pods, which takes the name so that no other Job can be created under it."""
-    name = object_name(job_name)
-    pod = {"restartPolicy": "Never", "containers": [{"name": "run", "image": options.image}]}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {**_metadata(options, name), "annotations": {CANCELLED: "true"}},
-        "spec": {"suspend": True, "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod}},
-    }
-
-
-def belongings(options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None) -> list[dict[str, Any]]:
-    """The objects that the Job's pods need to start: its files and its hosts' names. With the Job's uid, it owns them."""
-    name = object_name(plan.job_name)
-    files = job_files(plan)
-    size = sum(len(text.encode()) for text in files.values())
-    if size > _LARGEST_FILES_BYTES:
-        raise InputError(
-            f"the job's files have {size:,} bytes; Kubernetes accepts {_LARGEST_FILES_BYTES:,}", field="trainer.command"
-        )
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
-    metadata = _metadata(options, name) | ({} if job_uid is None else {"ownerReferences": [owner]})
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: name}},
-        },
-    ]
-
-
-def manifest(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """All objects, as `kubectl apply -f -` accepts them."""
-    return {"apiVersion": "v1", "kind": "List", "items": [*belongings(options, plan=plan), job_object(options, plan=plan)]}
-
-
-def _metadata(options: KubernetesOptions, name: str) -> dict[str, Any]:
-    return {"name": name, "namespace": options.namespace, "labels": {LABEL: name}}
-
-
-def _container(options: KubernetesOptions, *, name: str, per_node: int) -> dict[str, Any]:
-    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    devices = {"cpu": str(per_node)} if options.gpu == "cpu" else {options.gpu_resource: str(per_node)}
-    limits = {**devices, **options.resources}
-    return {
-        "name": "run",
-        "image": options.image,
-        "command": [options.python, f"{_FILES}/{SUPERVISOR}", "--attached", _FILES],
-        "env": [
-            {"name": "PET_MASTER_ADDR", "value": f"{name}-0.{name}"},
-            {"name": "PET_MASTER_PORT", "value": str(_PORT)},
-            {"name": "PET_NODE_RANK", "valueFrom": index},
-        ],
-        "resources": {"limits": limits, "requests": limits},
-        "volumeMounts": [
-            {"name": "hp-tool", "mountPath": _FILES, "readOnly": True},
-            {"name": "hp-shm", "mountPath": "/dev/shm"},  # noqa: S108 - the container's own
-            *options.volume_mounts,
-        ],
-    }

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -43,7 +43,19 @@ _WORD_RULE = "letters, digits and _ . , : @ % + / -"
 Word = Annotated[str, _matching(_WORD + "{1,256}", _WORD_RULE)]
 WordOrEmpty = Annotated[str, _matching(_WORD + "{0,256}", _WORD_RULE)]
 Name = Annotated[str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "letters, digits and -, at most 63")]
-Image = Annotated[str, _matching(r"[\w.,:@%+/#-]{1,256}", "letters, digits and _ . , : @ % + / # -")]
+Image = Annotated[
+    str, _matching(r"(?! )[\w.,:@%+/# -]{1,256}(?<! )", "letters, digits, _ . , : @ % + / # - and spaces between them")
+]
+Mount = Annotated[str, _matching(r"(?! )[\w.,:@%+/ -]{1,256}(?<! )", f"{_WORD_RULE} and spaces between them")]
+Template = Annotated[
+    str,
+    _matching(
+        r"(?! )([\w.,:@%+/ -]|\{search\}|\{owner\}){1,256}(?<! )",
+        f"{_WORD_RULE}, spaces between them, {{search}} and {{owner}}",
+    ),
+]
+Host = Annotated[str, _matching(r"(?!-)[\w.@-]{1,253}", "a host as ssh knows it, such as user@login1")]
+Variable = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")]
 Url = Annotated[str, _matching(r"https?://[\w.\[\]:-]{1,256}(/[\w./-]{0,256})?", "a URL such as http://head:8265")]
 LogsPath = Annotated[
     str,
@@ -52,11 +64,13 @@ LogsPath = Annotated[
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
 Line = Annotated[str, _matching(r"[^\0\r\n]*", "a single line")]
 SbatchArgument = Annotated[
-    str, _matching(r"--[a-z][a-z0-9-]*(=[\w.,:;@%+&|*()\[\]/=-]{1,512})?", "written as --name or --name=value")
+    str,
+    _matching(r"--[a-z][a-z0-9-]*(=(?! )[\w.,:;@%+&|*()\[\]/= -]{1,512}(?<! ))?", "written as --name or --name=value"),
 ]
+"""An option of sbatch or srun; spaces in it are quoted."""
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Environment = dict[
-    Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "a name of letters, digits and _")],
+    Variable,
     Annotated[str, _matching(r"[^\0]*", "text without NUL")],
 ]
 
@@ -179,6 +193,15 @@ class KubernetesOptions(ClusterOptions):
     volumes: tuple[dict[str, Any], ...] = ()
     """As in a pod's specification; /dev/shm is always mounted."""
     volume_mounts: tuple[dict[str, Any], ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the job and its pods, such as `{kueue.x-k8s.io/queue-name: team-a}`; `{search}` and `{owner}` as on Slurm."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Likewise."""
+    pod_template: dict[str, Any] = field(default_factory=dict)
+    """A strategic merge patch to the pods' template, `{metadata, spec}`: security context, pull secrets, priority, affinity,
+    sidecars, runtime class. Our container is called `run`."""
+    workload: Literal["job", "jobset"] = "job"
+    """An indexed Job, or a JobSet of one such Job, for sites whose queues and dashboards know these."""
     service_account: Name | None = None
     host_network: bool = False
     """Use the nodes' network, which some fabrics need."""
@@ -188,12 +211,26 @@ class KubernetesOptions(ClusterOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container(Strict):
-    """The image in which each node's processes run, through Slurm's pyxis plugin."""
+    """The image in which each node's processes run."""
 
     image: Image
-    """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of a squashfs file."""
-    mounts: tuple[Word, ...] = ()
+    """Argument of `srun --container-image`: a registry reference (`registry#image`) or the path of a squashfs file; of
+    Apptainer the path of a SIF file or a `docker://` reference."""
+    mounts: tuple[Mount, ...] = ()
     """`source:destination[:flags]` each; a shared job folder is always mounted at its own path."""
+    env: tuple[Variable, ...] = ()
+    """Variables whose values of the job win over the image's own."""
+    name: Word | None = None
+    """pyxis: keep the unpacked image on each node under this name, so that it is imported once."""
+    writable: bool = False
+    """Let the job write into its copy of the image."""
+    mount_home: bool | None = None
+    """Whether the user's home is seen inside. None: as the site has it."""
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.runtime != "pyxis":
+            raise ValueError("name is pyxis', not Apptainer's: leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +253,10 @@ class SlurmOptions(ClusterOptions):
     """A Slurm cluster, or a partition of it."""
 
     name: str = "slurm"
-    account: Word | None = None
+    account: Template | None = None
+    """Whom to charge; `{owner}` and `{search}` stand for whose search it is and its id."""
+    comment: Template | None = None
+    """For the site's books, likewise."""
     partition: Word | None = None
     qos: Word | None = None
     time_s: Annotated[float, Field(ge=1, le=1e7)] | None = None
@@ -240,6 +280,12 @@ class SlurmOptions(ClusterOptions):
     """Lines of bash to run on the first node before the job; every node gets what they export."""
     sbatch_arguments: tuple[SbatchArgument, ...] = ()
     """Other options of sbatch, such as `--constraint=nvlink`."""
+    srun_arguments: tuple[SbatchArgument, ...] = ()
+    """Other options of the srun that starts each node's processes, such as `--mpi=pmix`; they come last and win."""
+    clusters: tuple[Word, ...] = ()
+    """Clusters of a federation that may run the job (`--clusters`); by default the one of this host."""
+    ssh: Host | None = None
+    """The login node where Slurm's programs are run, for hosts that have none. It takes no password."""
     python: AbsolutePath | None = None
     """The nodes' (or the container's) interpreter; by default the one of this process."""
     folder: AbsolutePath | None = None

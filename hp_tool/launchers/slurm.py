@@ -16,7 +16,7 @@ from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
 from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
-from hp_tool.launchers.slurm_controller import NEVER_STARTS, NODE_FAULTS, Controller, ControllerAway, Job, job_state
+from hp_tool.launchers.slurm_controller import NEVER_STARTS, NODE_FAULTS, ControllerAway, Job, Site, controller, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
 _CANCEL_PATIENCE_S = 20.0
@@ -32,7 +32,8 @@ class SlurmLauncher:
         self._options = SlurmOptions.of(options)
         folder = root if root is not None else self._options.folder
         self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
-        self._controller = Controller(poll_s=self._options.poll_s)
+        site = Site(ssh=self._options.ssh, clusters=self._options.clusters)
+        self._controller = controller(poll_s=self._options.poll_s, site=site, folder=self._root)
         self._rehearsed = False
 
     def hardware(self) -> Hardware:
@@ -95,7 +96,7 @@ class SlurmLauncher:
         deadline = time.monotonic() + _CANCEL_PATIENCE_S
         while True:
             try:
-                self._controller.cancel(job.id for job in self._controller.jobs(fresh=True) if job.folder == str(folder))
+                self._controller.cancel(job for job in self._controller.jobs(fresh=True) if job.folder == str(folder))
             except ControllerAway:
                 if time.monotonic() > deadline:
                     raise
@@ -148,11 +149,13 @@ class SlurmLauncher:
                 self._submit_again(folder)
             if (folder / REFUSED).exists():
                 return JobState.FINISHED, None
-            # The cached queue may be older than the job: query again before the job counts as gone.
-            job = self._job(folder) or self._job(folder, fresh=True) or self._accounted(folder)
+            job = self._job(folder)
+            if job is None and self._controller.asked_at <= _handed_over(folder):  # the answer is older than the job
+                return slurm_folder.state(folder), None
+            job = job or self._accounted(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
                 (folder / REFUSED).write_text(job.reason)
-                self._controller.cancel([job.id])
+                self._controller.cancel([job])
                 return JobState.FINISHED, job
         except ControllerAway:
             if self._controller.away_s > self._options.patience_s:
@@ -200,7 +203,7 @@ class SlurmLauncher:
             )
             jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
             if (folder / CANCEL).exists():  # perhaps by a process that checked before Slurm knew the job
-                self._controller.cancel([job_id])
+                self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
         """The folder's job in the queue: the one that claimed the folder, else the newest."""
@@ -214,6 +217,13 @@ class SlurmLauncher:
         job_id = slurm_folder.claimed_by(folder) or (submitted["job_id"] if submitted else None)
         job = self._controller.accounted(job_id) if job_id is not None else None
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
+
+
+def _handed_over(folder: Path) -> float:
+    """When Slurm had the job at the latest, by its own record or its claim, in seconds since 1970."""
+    submitted = jobs.read_json(folder / SUBMITTED)
+    written = float(submitted["time"]) if submitted else (folder / CLAIM).stat().st_mtime
+    return min(written, time.time())
 
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:

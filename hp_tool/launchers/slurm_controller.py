@@ -1,14 +1,20 @@
-"""The user's jobs as Slurm's own programs report them: one squeue for all jobs, at most every `poll_s`, less often while the
-controller does not answer."""
+"""The user's jobs as Slurm's own programs report them: one squeue for all jobs of all searches, at most every `poll_s`, less
+often while the controller does not answer."""
 
+import contextlib
+import fcntl
+import hashlib
+import json
 import os
 import re
-import shutil
+import shlex
 import subprocess
-import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hp_tool.domain.ports import JobState
@@ -17,6 +23,8 @@ from hp_tool.errors import LauncherError, RefusedError
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease: it must not lose its search while it waits for an answer."""
 _LONGEST_PAUSE_S = 60.0
+_SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10")
+_SSH_FAILED = 255
 _FORMAT = "%i|%T|%r|%M|%N|%S|%Z"
 _AWAY = re.compile(
     r"unable to contact|timed out|connection|not responding|zero bytes|standby|temporarily|try again|communication"
@@ -70,19 +78,49 @@ class Job:
     """When it started, or is expected to."""
     folder: str = ""
     """Its working directory, which identifies our jobs."""
+    cluster: str = ""
+    """Of a federation, where it names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where Slurm's programs are run, and which clusters they are asked about."""
+
+    ssh: str | None = None
+    """A login node; None: this host."""
+    clusters: tuple[str, ...] = ()
+    """Of a federation; none: the default one."""
+
+    @property
+    def option(self) -> list[str]:
+        """What says so to every program."""
+        return [f"--clusters={','.join(self.clusters)}"] if self.clusters else []
+
+
+def controller(*, poll_s: float, site: Site, folder: Path) -> "Controller":
+    """The poller of a site, one in a process. Those of other processes on this host share its answers through `folder`."""
+    return _controller(poll_s, site, folder, os.environ.get("SLURM_CONF"))
+
+
+@cache
+def _controller(poll_s: float, site: Site, folder: Path, configuration: str | None) -> "Controller":
+    digest = hashlib.sha256(repr((site, configuration, os.getuid())).encode()).hexdigest()[:12]
+    return Controller(poll_s=poll_s, site=site, shared=folder / f"~squeue-{digest}")
 
 
 class Controller:
     """The queue of this user's jobs, and the orders that can be given to it."""
 
-    def __init__(self, *, poll_s: float) -> None:
-        """poll_s: how old an answer may be before the controller is queried again."""
-        self._poll_s = poll_s
+    def __init__(self, *, poll_s: float, site: Site = Site(), shared: Path | None = None) -> None:
+        """poll_s: how old an answer may be before the controller is queried again. `shared`: a file for its last answer."""
+        self._poll_s, self._site, self._shared = poll_s, site, shared
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
-        self._answered_at = -float("inf")
+        """By the clock of the wall, which other processes share."""
         self._pause_s = 0.0
+        self._tried_at = -float("inf")
         self._away_since: float | None = None
+        self._lock = threading.Lock()
 
     @property
     def away_s(self) -> float:
@@ -94,33 +132,75 @@ class Controller:
         """Its last answer, however old."""
         return self._jobs
 
+    @property
+    def asked_at(self) -> float:
+        """When the last answer was asked for, in seconds since 1970."""
+        return self._asked_at
+
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
-        """This user's jobs, including ended ones that Slurm remembers. Raises ControllerAway."""
+        """This user's jobs, including ended ones that Slurm remembers. Raises ControllerAway.
+
+        `fresh`: as of now or later, which may take until the next query is due.
+        """
+        since = time.time() if fresh else -float("inf")
+        while True:
+            with self._lock:
+                due_s = self._asked_at + self._poll_s - time.time()
+                if self._away_since is None and due_s > 0 and self._asked_at >= since:
+                    return self._jobs
+                if self._away_since is not None or not 0 < due_s <= self._poll_s:
+                    return self._ask(since)
+            time.sleep(due_s)
+
+    def _ask(self, since: float) -> tuple[Job, ...]:
         now = time.monotonic()
-        if self._away_since is None:
-            if not fresh and now - self._answered_at < self._poll_s:
-                return self._jobs
-        elif now - self._asked_at < self._pause_s:
+        if self._away_since is not None and now - self._tried_at < self._pause_s:
             raise ControllerAway(f"the Slurm controller has not answered for {self.away_s:.0f} s")
-        self._asked_at = now
+        self._tried_at = now
         try:
-            text = _run(["squeue", "--me", "--states=all", "--noheader", f"--format={_FORMAT}"])
+            asked_at, text = self._queue(since)
         except LauncherError as error:
             self._away_since = self._away_since if self._away_since is not None else now
             self._pause_s = min(max(2 * self._pause_s, self._poll_s, 0.5), _LONGEST_PAUSE_S)
             raise ControllerAway(error.message) from error
         self._away_since, self._pause_s = None, 0.0
-        self._jobs, self._answered_at = parse_queue(text), now
+        self._jobs, self._asked_at = parse_queue(text), asked_at
         return self._jobs
+
+    def _queue(self, since: float) -> tuple[float, str]:
+        """When the queue was asked for, and its text: another process's answer if that is recent enough."""
+        command = ["squeue", *self._site.option, "--me", "--states=all", "--noheader", f"--format={_FORMAT}"]
+        if self._shared is None:
+            return time.time(), self._run(command)
+        try:
+            self._shared.parent.mkdir(parents=True, exist_ok=True)
+            file = self._shared.open("a+")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a folder that takes or locks nothing: every process asks for itself
+            return time.time(), self._run(command)
+        with file:
+            file.seek(0)
+            try:
+                asked_at, text = json.loads(file.read())
+            except ValueError:
+                asked_at, text = -float("inf"), ""
+            if asked_at < since or not 0 <= time.time() - asked_at < self._poll_s:
+                asked_at, text = time.time(), self._run(command)
+                with contextlib.suppress(OSError):  # a full disk; unbuffered, so that closing the file cannot fail either
+                    os.truncate(file.fileno(), 0)
+                    os.write(file.fileno(), json.dumps((asked_at, text)).encode())
+            return asked_at, text
+
+    def _run(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str = "") -> str:
+        return _run(command, ssh=self._site.ssh, environment=environment, script=script)
 
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
         """Submit a script with `environment`, to run in the script's folder, and return the job's id.
 
         Raises ControllerAway if the job may or may not have been accepted or has to wait, RefusedError if it was refused.
         """
-        command = ["sbatch", "--parsable", f"--chdir={script.parent}", script.name]
-        answer = _order(command, environment={**environment, **client_environment()}, folder=script.parent)
-        self._answered_at = -float("inf")
+        command = ["sbatch", "--parsable", f"--chdir={script.parent}"]
+        answer = self._order(command, environment=environment, script=script.read_text())
         job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)  # a site may print a banner before it
         if job_id is None:
             raise ControllerAway(f"sbatch named no job: {answer[:200]!r}")
@@ -128,41 +208,47 @@ class Controller:
 
     def rehearse(self, script: str) -> str:
         """What Slurm says of a script that it is not to run: when and where it would start. Raises as `submit` does."""
-        with tempfile.TemporaryDirectory(prefix="hp-test-only-") as folder:
-            path = Path(folder) / "job.sbatch"
-            path.write_text(script)
-            return _order(["sbatch", "--test-only", path.name], folder=path.parent)
+        return self._order(["sbatch", "--test-only"], script=script)
+
+    def _order(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str) -> str:
+        """As `_run`, for orders that the site may refuse: raises RefusedError where it does for good."""
+        try:
+            return self._run(command, environment=environment, script=script)
+        except ControllerAway:
+            raise
+        except LauncherError as error:
+            if _CROWDED.search(error.message):
+                raise ControllerAway(error.message) from error
+            raise RefusedError(error.message) from error
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
         """The names in `n[1-2]`; the text itself where Slurm does not tell."""
         if not nodes or ("[" not in nodes and "," not in nodes):
             return (nodes,) if nodes else ()
         try:
-            return tuple(_run(["scontrol", "show", "hostnames", nodes]).split())
+            return tuple(self._run(["scontrol", "show", "hostnames", nodes]).split())
         except LauncherError:
             return (nodes,)
 
-    def cancel(self, ids: Iterable[int]) -> None:
+    def cancel(self, jobs: Iterable[Job]) -> None:
         """End these jobs; harmless if they have ended. Raises ControllerAway."""
-        arguments = [str(each) for each in ids]
-        if not arguments:
-            return
-        try:
-            _run(["scancel", *arguments])
-        except ControllerAway:
-            raise
-        except LauncherError as error:
-            if not _OVER.search(error.message):
+        ids: dict[str, list[str]] = defaultdict(list)
+        for job in jobs:
+            ids[job.cluster].append(str(job.id))
+        for cluster, those in ids.items():
+            try:
+                self._run(["scancel", *([f"--clusters={cluster}"] if cluster else self._site.option), *those])
+            except ControllerAway:
                 raise
-        self._answered_at = -float("inf")
+            except LauncherError as error:
+                if not _OVER.search(error.message):
+                    raise
 
     def accounted(self, job_id: int) -> Job | None:
         """A job that left the queue, from the accounting; None if there is no accounting or it does not know the job."""
-        if shutil.which("sacct") is None:
-            return None
-        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw,State,ElapsedRaw"]
+        command = ["sacct", *self._site.option, "--noheader", "--parsable2", "--allocations"]
         try:
-            text = _run([*command, f"--jobs={job_id}"])
+            text = self._run([*command, "--format=JobIDRaw,State,ElapsedRaw", f"--jobs={job_id}"])
         except LauncherError:  # there is no accounting, or it does not answer
             return None
         return next((job for job in parse_accounting(text) if job.id == job_id), None)
@@ -175,21 +261,31 @@ def client_environment() -> dict[str, str]:
 
 
 def parse_queue(text: str) -> tuple[Job, ...]:
-    """The jobs in squeue's output; other lines (a folder's name may contain a line break) are ignored."""
-    fields = [line.split("|", 6) for line in text.splitlines()]
-    return tuple(
-        Job(
-            id=int(job_id),
-            state=state,
-            reason=reason,
-            elapsed_s=seconds(elapsed),
-            nodes=nodes,
-            starts_at=None if starts_at in _UNKNOWN else starts_at,
-            folder=folder,
-        )
-        for job_id, state, reason, elapsed, nodes, starts_at, folder in (each for each in fields if len(each) == 7)
-        if job_id.isdecimal()
-    )
+    """The jobs in squeue's output, of several clusters each under its `CLUSTER: name`.
+
+    Other lines are ignored; a folder's name may contain a line break.
+    """
+    jobs: list[Job] = []
+    cluster = ""
+    for line in text.splitlines():
+        if line.startswith("CLUSTER: "):
+            cluster = line.removeprefix("CLUSTER: ").strip()
+        fields = line.split("|", 6)
+        if len(fields) == 7 and fields[0].isdecimal():
+            job_id, state, reason, elapsed, nodes, starts_at, folder = fields
+            jobs.append(
+                Job(
+                    id=int(job_id),
+                    state=state,
+                    reason=reason,
+                    elapsed_s=seconds(elapsed),
+                    nodes=nodes,
+                    starts_at=None if starts_at in _UNKNOWN else starts_at,
+                    folder=folder,
+                    cluster=cluster,
+                )
+            )
+    return tuple(jobs)
 
 
 def parse_accounting(text: str) -> tuple[Job, ...]:
@@ -223,27 +319,20 @@ def seconds(elapsed: str) -> float | None:
     return 86_400.0 * int(days or 0) + total
 
 
-def _order(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path) -> str:
-    """As `_run`, for orders that the site may refuse: raises RefusedError where it does for good."""
-    try:
-        return _run(command, environment=environment, folder=folder)
-    except ControllerAway:
-        raise
-    except LauncherError as error:
-        if _CROWDED.search(error.message):
-            raise ControllerAway(error.message) from error
-        raise RefusedError(error.message) from error
-
-
-def _run(command: list[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
-    """The command's standard output. Raises ControllerAway or LauncherError with its error message."""
-    environment = client_environment() if environment is None else environment
+def _run(command: list[str], *, ssh: str | None, environment: Mapping[str, str] | None, script: str) -> str:
+    """The command's standard output, with `script` on its standard input. Raises ControllerAway or LauncherError with its error
+    message."""
+    own = client_environment()
+    if ssh is not None:  # the login node has its own PATH and HOME; a job gets what the plan says
+        kept = {name: value for name, value in (environment or {}).items() if name not in own}
+        words = ["env", "LC_ALL=C.UTF-8", *(f"{name}={value}" for name, value in kept.items()), *command]
+        command = [*_SSH, ssh, "--", shlex.join(words)]
+        own |= {name: os.environ[name] for name in ("SSH_AUTH_SOCK",) if name in os.environ}
     try:
         done = subprocess.run(
             command,
-            env=dict(environment),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
+            env=own if ssh is not None else {**(environment or {}), **own},
+            input=script,
             capture_output=True,
             text=True,
             errors="replace",
@@ -257,4 +346,5 @@ def _run(command: list[str], *, environment: Mapping[str, str] | None = None, fo
     if done.returncode == 0:
         return done.stdout or done.stderr  # sbatch --test-only answers there
     message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
-    raise (ControllerAway if _AWAY.search(message) else LauncherError)(message)
+    lost = ssh is not None and done.returncode == _SSH_FAILED
+    raise (ControllerAway if lost or _AWAY.search(message) else LauncherError)(message)

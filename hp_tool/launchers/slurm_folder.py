@@ -56,6 +56,8 @@ _FILES_LAG_S = 10.0
 _NOT_BEGUN = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* failed|Application launch failed).*"
 )
+# Slurm held a step to its memory, by counting its processes or by control groups; the job's state may say no more than FAILED.
+_OUT_OF_MEMORY = re.compile(r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE)
 _TIMEOUT_CODES = (124, 137)  # timeout's own, and where it had to kill
 _END = "HP_TOOL_FILES"
 _UNPACK = (
@@ -114,9 +116,9 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
-    if slurm_state == "OUT_OF_MEMORY":
-        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
+    if slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY.search(slurm_log):
+        return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     if record is None or not (folder / jobs.LOG).exists():
@@ -152,8 +154,8 @@ def path_of(name: str, *, options: Logs, job_name: str) -> str:
     return f"{options.folder}/{job_name}.{name}"
 
 
-def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
-    """The lines of the batch script that run the job on every node.
+def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
+    """The lines of the batch script that run the job on every node, `around` being the words of a container.
 
     srun passes its input, one line of JSON, to all nodes; ASCII without a line break cannot end the here-document. Raises
     InputError for files that are too large for a batch script.
@@ -163,7 +165,7 @@ def step(plan: LaunchPlan, *, srun: str, python: str) -> str:
         limit = f"a batch script should carry at most {streamed.MAX_FILES_BYTES:,}"
         raise InputError(f"the job's files have {len(payload):,} bytes; {limit}", field="trainer.command")
     command = shlex.join(("bash", "-c", _ON_NODE, "node", python, _UNPACK))
-    return f"{srun} \\\n  {command} << '{_END}'\n{payload}\n{_END}"
+    return f"{srun} \\\n  {around}{command} << '{_END}'\n{payload}\n{_END}"
 
 
 def bring_claim(folder: Path, *, options: SlurmOptions) -> None:

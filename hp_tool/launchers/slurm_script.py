@@ -7,7 +7,7 @@ import sys
 
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.launchers import jobs
-from hp_tool.launchers.options import SlurmOptions
+from hp_tool.launchers.options import Container, SlurmOptions
 from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG, path_of, step
 
 SCRIPT = "job.sbatch"
@@ -74,10 +74,11 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
             recorded=_RECORDED.format(old=ended, ended=ended),
             setup=setup,
             rendezvous=_RENDEZVOUS,
-            step=step(plan, srun=srun, python=options.python or sys.executable),
+            step=step(plan, srun=srun, around=_apptainer(options), python=options.python or sys.executable),
         )
     importing_s = 0.0 if options.container is None else _IMPORT_S
-    limit = f"timeout --kill-after={_KILL_AFTER_S} {plan.timeout_s:g} "
+    limit = f"timeout --kill-after={_KILL_AFTER_S} {plan.timeout_s:g} " if importing_s else ""
+    around = _apptainer(options)
     return _TEMPLATE.format(
         header=header,
         claimed=_CLAIMED.format(claim=CLAIM),
@@ -88,9 +89,9 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
         rendezvous=_RENDEZVOUS,
         kill_after=_KILL_AFTER_S,
         timeout_s=f"{plan.timeout_s + importing_s:g}",
-        inner=limit if importing_s else "",
+        inner="" if around else limit,
         srun=srun,
-        command=shlex.join(plan.command),
+        command=f"{around}{limit if around else ''}{shlex.join(plan.command)}",
         log=jobs.LOG,
     )
 
@@ -101,10 +102,11 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
     wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S + importing_s
     logs, job_name = options.logs, plan.job_name
     slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
-    named = {name: getattr(options, name) for name in ("account", "partition", "qos")}
+    named = {name: getattr(options, name) for name in ("account", "partition", "qos", "comment")}
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
-        *(f"--{name}={value}" for name, value in named.items() if value is not None),
+        *(_quoted(f"--{name}={jobs.filled(value, plan=plan)}") for name, value in named.items() if value is not None),
+        *([f"--clusters={','.join(options.clusters)}"] if options.clusters else []),
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         *_devices(options, per_node=per_node),
@@ -114,8 +116,14 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         "--requeue" if options.requeue else "--no-requeue",
         f"--output={slurm_log}",
         "--open-mode=truncate",
-        *options.sbatch_arguments,
+        *map(_quoted, options.sbatch_arguments),
     ]
+
+
+def _quoted(argument: str) -> str:
+    """An option in a line of sbatch, which takes double quotes around spaces."""
+    name, equals, value = argument.partition("=")
+    return f'{name}{equals}"{value}"' if " " in value else argument
 
 
 def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
@@ -147,9 +155,40 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     else:
         log = path_of("%n.log", options=options.logs, job_name=plan.job_name)
         arguments += ["--input=all", f"--output={log}", "--open-mode=truncate"]
-    if options.container is not None:
-        mounts = [*(["$PWD:$PWD"] if shared else []), *options.container.mounts]
-        arguments.append(f"--container-image={shlex.quote(options.container.image)}")
-        arguments += [f'"--container-mounts={",".join(mounts)}"'] if mounts else []
-        arguments += ['"--container-workdir=$PWD"'] if shared else []
-    return ["srun", *arguments]
+    if options.container is not None and options.container.runtime == "pyxis":
+        arguments += _pyxis(options.container, shared=shared)
+    return ["srun", *arguments, *map(shlex.quote, options.srun_arguments)]
+
+
+def _pyxis(container: Container, *, shared: bool) -> list[str]:
+    """Options of srun, quoted. A shared folder is seen inside under its own path."""
+    mounts = [*(["$PWD:$PWD"] if shared else []), *container.mounts]
+    home = {None: [], True: ["--container-mount-home"], False: ["--no-container-mount-home"]}[container.mount_home]
+    return [
+        f"--container-image={shlex.quote(container.image)}",
+        *([f'"--container-mounts={",".join(mounts)}"'] if mounts else []),
+        *(['"--container-workdir=$PWD"'] if shared else []),
+        *([f"--container-name={container.name}"] if container.name is not None else []),
+        *([f"--container-env={','.join(container.env)}"] if container.env else []),
+        *(["--container-writable"] if container.writable else []),
+        *home,
+    ]
+
+
+def _apptainer(options: SlurmOptions) -> str:
+    """The words before a node's command, with a space behind them; empty without Apptainer."""
+    container = options.container
+    if container is None or container.runtime != "apptainer":
+        return ""
+    shared = options.logs is None
+    devices = [] if options.gpu == "cpu" else ["--rocm" if options.gpu.startswith("mi") else "--nv"]
+    words = [
+        *("apptainer", "exec", *devices),
+        *(['--bind "$PWD:$PWD" --pwd "$PWD"'] if shared else []),
+        *(f"--bind {shlex.quote(mount)}" for mount in container.mounts),
+        *(f'--env "{name}=${name}"' for name in container.env),
+        *(["--writable-tmpfs"] if container.writable else []),
+        *(["--no-home"] if container.mount_home is False else []),
+        shlex.quote(container.image),
+    ]
+    return " ".join(words) + " "

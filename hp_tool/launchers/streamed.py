@@ -6,7 +6,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Printed:
     """When the first node began; None if none did."""
     ended: dict[str, Any] | None = None
     """The supervisor's record of the end; None if the supervisor itself was killed."""
+    nodes: int = 0
+    """How many of the job's nodes began."""
 
 
 class StreamedLauncher(ABC):
@@ -102,7 +104,12 @@ class StreamedLauncher(ABC):
             raise LauncherError(f"job {handle} is still {state}")
         num_gpus, timeout_s = self._request(job)
         hardware = self._cluster.hardware(num_gpus=num_gpus)
-        return measure(self._printed(handle), ending=self._ending(handle, job), timeout_s=timeout_s, hardware=hardware)
+        printed, ending, nodes = self._printed(handle), self._ending(handle, job), self._cluster.num_nodes(num_gpus=num_gpus)
+        told = own_ending(printed) or ending
+        if told.reason == "timeout" and 0 < printed.nodes < nodes:  # the others waited for devices: nothing of the run's doing
+            error = f"the rendezvous never filled: {printed.nodes} of {nodes} nodes began"
+            printed, ending = replace(printed, ended=None), replace(told, reason="terminated", error=error)
+        return measure(printed, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         printed = self._printed(handle)
@@ -155,7 +162,7 @@ def parse(text: str) -> Printed:
             ended = record["ended"]
     if began and ended is None and not files:
         log.append(text[position:])
-    return Printed(log="".join(log) if began else text, files=files, began=began_at, ended=ended)
+    return Printed(log="".join(log) if began else text, files=files, began=began_at, ended=ended, nodes=int(began))
 
 
 def join(nodes: Sequence[Printed]) -> Printed:
@@ -171,7 +178,8 @@ def join(nodes: Sequence[Printed]) -> Printed:
     own_failures = [end for end in failures if end.get("reason") != "terminated"]
     ended = next(iter(own_failures or failures or ends), None)
     began = min((node.began for node in nodes if node.began is not None), default=None)
-    return Printed(log="\n".join(node.log for node in nodes), files=files, began=began, ended=ended)
+    log, started = "\n".join(node.log for node in nodes), sum(node.nodes for node in nodes)
+    return Printed(log=log, files=files, began=began, ended=ended, nodes=started)
 
 
 def split_nodes(text: str) -> list[str]:

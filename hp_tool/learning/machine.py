@@ -83,7 +83,7 @@ def benchmark_machine(
         cluster=cluster.name,
         profile=MachineProfile(gpu=fit.gpu, network=fit.network),
         errors=fit.errors,
-        outliers=find_outliers(measured.operations, hosts=_hosts(measured, cluster)),
+        outliers=find_outliers(measured.operations, hosts=hosts_of_ranks(measured, cluster)),
         wall_s=time.monotonic() - started,
     )
     return report, measured
@@ -157,8 +157,8 @@ def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     return measurement
 
 
-def _hosts(measured: Measurement, cluster: ClusterSpec) -> list[str]:
-    """Of each rank: hosts come in the order of their ranks, equally many each."""
+def hosts_of_ranks(measured: Measurement, cluster: ClusterSpec) -> list[str]:
+    """Where each rank ran: hosts come in the order of their ranks, equally many each."""
     hosts: Any = measured.hardware.hosts if measured.hardware else ()
     names = hosts if len(hosts) == cluster.num_nodes else [f"node {number}" for number in range(cluster.num_nodes)]
     return [names[rank // cluster.gpus_per_node] for rank in range(cluster.num_gpus)]

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
-from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.catalog import library
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementRecord
@@ -170,19 +170,31 @@ def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
 def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     """(n,) median seconds of a step, each by a fit without its fold; NaN where nothing was timed, or nothing else was.
 
-    Folds follow the order of storage, not the random ids: the same measurements, imported again, give the same answer.
+    Repeats of one configuration share a fold: a fit that saw one of them knows the others. Folds follow the order of storage,
+    not the random ids: the same measurements, imported again, give the same answer.
     """
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
-    if len(timed) < 2:
+    groups = _configurations(evidence.take(timed))
+    if len(groups) < 2:
         return predicted
-    for fold in np.array_split(np.arange(len(timed)), min(FOLDS, len(timed))):
+    for several in np.array_split(np.arange(len(groups)), min(FOLDS, len(groups))):
+        fold = np.concatenate([groups[number] for number in several])
         rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
         calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
         unseen = evidence.take(timed[fold])
         step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[timed[fold]] = step.median_s
     return predicted
+
+
+def _configurations(evidence: Evidence) -> list[IntArray]:
+    """Rows of each configuration, in the order of its first: those of which the model says the same in every part."""
+    columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
+    rows: dict[tuple[float, ...], list[int]] = {}
+    for row, key in enumerate(zip(*columns, strict=True)):
+        rows.setdefault(tuple(map(float, key)), []).append(row)
+    return [np.array(each) for each in rows.values()]
 
 
 def prepare() -> None:

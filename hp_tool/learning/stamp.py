@@ -46,7 +46,7 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
     cluster = replace(cluster, nvlink_domain_size=NODE, nvlink_segment_gpus=None)  # a part of a node is taught like the whole
     precision: Precision = "bf16" if "bf16" in cluster.gpu.peak_flops_per_second else "fp32"
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=128, framework=framework, precision=precision)
-    profile = efficiency(gpu=cluster.gpu, framework=framework)
+    profile = efficiency(gpu=cluster.gpu, framework=framework, cluster=cluster.name)
     model, layouts = (MIXTURE, [replace(each, expert_parallel_size=8) for each in LAYOUTS]) if experts else (DENSE, LAYOUTS)
     costs = training_costs(
         case=TrainingCase(model=model, cluster=cluster, workload=workload, profile=profile, strategy=DEFAULT_STRATEGY),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hp_tool import catalog
 from hp_tool.catalog.traces import request_trace
@@ -61,17 +61,23 @@ def names_registered(query: Query | SizingQuery) -> bool:
 
 def with_registered(query: Q, *, find: Find) -> Q:
     """The query with what is registered in place of its names. What nobody registered stays, to be refused as unknown."""
-    model, cluster = _unknown(query)
+    _, cluster = _unknown(query)
     trace = _trace_name(query)
     if isinstance(query, Query) and query.inference and trace is not None and (spec := find("trace", trace)) is not None:
         query = replace(query, inference=replace(query.inference, trace=schema.parse(TraceSpec, spec)))
-    if model is not None and (spec := find("model", model)) is not None:
-        query = replace(query, model={**spec, "name": model})
+    query = replace(query, model=registered_model(query.model, find=find))
     if cluster is not None and (spec := find("cluster", cluster)) is not None:
         node = catalog.node_type_from_mapping({**spec, "name": cluster})
         wanted = query.cluster if isinstance(query.cluster, ClusterQuery) else ClusterQuery()
         query = replace(query, cluster=_laid(wanted, node))
     return query
+
+
+def registered_model(name: Any, *, find: Find) -> Any:
+    """The fields registered under a model's name; the name as it stands where it is the catalogue's, or nobody's."""
+    unknown = _unless_known("models", name)
+    spec = None if unknown is None else find("model", unknown)
+    return name if spec is None else {**spec, "name": unknown}
 
 
 def _laid(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:

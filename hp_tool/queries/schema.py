@@ -20,6 +20,7 @@ from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
+from hp_tool.queries.short_names import meant
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -234,10 +235,24 @@ def _unknown_key(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> Input
     key = str(loc[-1])[:100]  # as the user wrote it
     options = (option for node in declarations(adapter, loc[:-1]) for option in branches(adapter, node))
     known = sorted({name for option in options for name in option.get("properties", {})})
+    section = ".".join(_path(loc[:-1]))
     near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    if path := meant(key) or _elsewhere(key, adapter):
+        inside, _, name = path.rpartition(".")
+        hint = f"did you mean {name if inside == section else path}?"
     field = ".".join((*_path(loc[:-1]), key)) or None
     return InputError(f"unknown key {field or repr(key)}; {hint}", field=field, code="unknown_key")
+
+
+def _elsewhere(key: str, adapter: TypeAdapter[Any]) -> str | None:
+    """The dotted path of a key of exactly this name in a section at the top."""
+    top = {name for option in branches(adapter, _json_schema(adapter)) for name in option.get("properties", {})}
+    for section in sorted(top):
+        options = (option for node in declarations(adapter, (section,)) for option in branches(adapter, node))
+        if any(key in option.get("properties", {}) for option in options):
+            return f"{section}.{key}"
+    return None
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,15 @@ from html import escape
 
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingRecommendation
-from hp_tool.render.words import arithmetic, configuration_cells, serving_arithmetic
+from hp_tool.render.columns import (
+    Column,
+    choice_columns,
+    configuration_columns,
+    serving_columns,
+    serving_figures,
+    training_figures,
+)
+from hp_tool.render.words import arithmetic, serving_arithmetic
 from hp_tool.units import duration, gib
 
 
@@ -17,13 +25,13 @@ def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate |
             parts.append(_line(serving_arithmetic(estimate.parallel, replicas=estimate.replicas)))
         parts += _reasons(estimate.reasons)
         if estimate.ttft_s is not None:
-            parts.append(_table(_SERVING_HEADS, [_serving_cells(estimate)]))
+            parts.append(_columns(serving_figures([estimate])))
     else:
         if estimate.parallel is not None:
             parts.append(_line(arithmetic(estimate.parallel)))
         parts += _reasons(estimate.reasons)
         if estimate.time is not None:
-            parts.append(_table(_TRAINING_HEADS, [_training_cells(estimate)]))
+            parts.append(_columns(training_figures([estimate])))
             step = estimate.time.step_s
             shares = [(name, duration(s), f"{s / step:.1%}") for name, s in estimate.time.parts_s.items() if s > 0.0]
             parts.append(_table(("time", "exposed", "share"), shares))
@@ -50,17 +58,13 @@ def recommendations_html(
 
 
 def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> str:
-    training = [row for row in rows if isinstance(row, Recommendation)]
-    if training:
-        heads, cells = configuration_cells([row.parallel for row in training])
-        figures = [_training_cells(row.calibrated_estimate or row.estimate) for row in training]
-        return _table(
-            ("rank", "group", *heads, *_TRAINING_HEADS, "risk"),
-            ((str(r.rank), str(r.group or "-"), *c, *f, _risk(r)) for r, c, f in zip(training, cells, figures, strict=True)),
-        )
+    ranks = Column(head="rank", cells=tuple(str(row.rank) for row in rows))
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
-    cells = [[_layout(r), *_serving_cells(r.estimate)] for r in serving]
-    return _table(("rank", "layout", *_SERVING_HEADS), ((str(r.rank), *c) for r, c in zip(serving, cells, strict=True)))
+    if serving:
+        return _columns([ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])])
+    training = [row for row in rows if isinstance(row, Recommendation)]
+    figures = training_figures([row.calibrated_estimate or row.estimate for row in training])
+    return _columns([ranks, *configuration_columns([row.parallel for row in training]), *figures, *choice_columns(training)])
 
 
 def _layout(row: Recommendation | ServingRecommendation) -> str:
@@ -69,25 +73,8 @@ def _layout(row: Recommendation | ServingRecommendation) -> str:
     return arithmetic(row.parallel)
 
 
-_TRAINING_HEADS = ("step", "tokens/s/GPU", "MFU", "memory", "days")
-_SERVING_HEADS = ("users", "TTFT", "TPOT", "request", "tokens/s/GPU", "memory")
-
-
-def _risk(row: Recommendation) -> str:
-    """The chance of running out of memory."""
-    return "-" if row.out_of_memory_probability is None else f"{row.out_of_memory_probability:.1%}"
-
-
-def _training_cells(e: Estimate) -> tuple[str, ...]:
-    assert e.time is not None and e.memory is not None  # of a legal configuration
-    days = f"{e.calendar_days:.1f}" if e.calendar_days is not None else "-"
-    return duration(e.time.step_s), f"{e.tokens_per_second_per_gpu:,.0f}", f"{e.mfu:.1%}", gib(e.memory.total_bytes), days
-
-
-def _serving_cells(e: InferenceEstimate) -> tuple[str, ...]:
-    assert e.ttft_s is not None and e.tpot_s is not None and e.request_latency_s is not None and e.memory is not None
-    latencies = (duration(e.ttft_s), duration(e.tpot_s), duration(e.request_latency_s))
-    return f"{e.users:,}", *latencies, f"{e.output_tokens_per_second_per_gpu:,.0f}", gib(e.memory.total_bytes)
+def _columns(columns: Sequence[Column]) -> str:
+    return _table([column.title for column in columns], zip(*(column.cells for column in columns), strict=True))
 
 
 def _memory(memory: MemoryEstimate | ServingMemory) -> str:

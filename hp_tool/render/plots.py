@@ -13,7 +13,8 @@ from hp_tool.domain.result import MemoryEstimate, Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import ServingMemory, ServingRecommendation
 from hp_tool.errors import InputError, MissingExtraError
-from hp_tool.render.words import configuration_cells, serving_arithmetic
+from hp_tool.render.columns import configuration_columns
+from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import GIB
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> 
     if serving:
         return [f"{r.rank}: {serving_arithmetic(r.parallel, replicas=r.estimate.replicas)}" for r in serving]
     training = [row for row in rows if isinstance(row, Recommendation)]
-    heads, cells = configuration_cells([row.parallel for row in training])
-    telling = [i for i in range(len(heads)) if i < 2 or len({row[i] for row in cells}) > 1]
-    words = [", ".join(f"{heads[i]} {row[i]}" for i in telling) for row in cells]
+    columns = configuration_columns([row.parallel for row in training])
+    telling = [c for number, c in enumerate(columns) if number < 2 or len(set(c.cells)) > 1]
+    words = [", ".join(f"{c.head} {c.cells[index]}" for c in telling) for index in range(len(training))]
     return [f"{row.rank}: {word}" for row, word in zip(training, words, strict=True)]

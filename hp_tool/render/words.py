@@ -1,10 +1,9 @@
 """Configurations, and changes of them, in words and table cells."""
 
 import math
-from collections.abc import Sequence
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.serving import PoolConfig, ServingConfig
+from hp_tool.domain.serving import ServingConfig
 
 Config = ParallelConfig | ServingConfig
 
@@ -30,31 +29,6 @@ LABELS = {
 }
 
 
-def configuration_cells(configs: Sequence[ParallelConfig]) -> tuple[list[str], list[list[str]]]:
-    """Column names, and a row of cells for each configuration; columns that no configuration uses are left out."""
-    columns: dict[str, list[str]] = {
-        "TP": [str(c.tensor_parallel_size) for c in configs],
-        "PP": [str(c.pipeline_parallel_size) for c in configs],
-        "VPP": [str(c.virtual_pipeline_parallel_size) for c in configs],
-        "CP": [str(c.context_parallel_size) for c in configs],
-        "EP": [str(c.expert_parallel_size) for c in configs],
-        "ETP": [str(c.expert_tensor_parallel_size) for c in configs],
-        "DP": [str(c.data_parallel_size) for c in configs],
-        "schedule": [c.pipeline_schedule or "-" for c in configs],
-        "dispatcher": [c.moe_token_dispatcher_type or "-" for c in configs],
-        "micro-batch": [str(c.micro_batch_size) for c in configs],
-        "SP": ["yes" if c.sequence_parallel else "no" for c in configs],
-        "recompute": [recompute_name(c.recompute) for c in configs],
-        "ZeRO": [str(c.zero_stage) for c in configs],
-        "shards": [str(c.data_parallel_shard_size or c.data_parallel_size) for c in configs],
-    }
-    idle = {"CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {"-"}, "dispatcher": {"-"}}
-    shown = {name: cells for name, cells in columns.items() if set(cells) != idle.get(name)}
-    if not any(c.data_parallel_shard_size for c in configs):
-        del shown["shards"]
-    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
-
-
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
     """`TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of devices."""
     sizes = {"TP": config.tensor_parallel_size, "PP": config.pipeline_parallel_size, "CP": config.context_parallel_size}
@@ -77,6 +51,18 @@ def arithmetic(config: ParallelConfig) -> str:
     )
 
 
+def brief(config: Config) -> str:
+    """`TP 8 x PP 4 x DP 2, MBS 1, SP, selective`: what tells configurations apart, for one line of a narrow terminal."""
+    if isinstance(config, ServingConfig):
+        return f"{serving_arithmetic(config, replicas=None)}, {config.max_num_seqs} requests at once"
+    sizes, _ = parallel_sizes(config)
+    more = {"VPP": config.virtual_pipeline_parallel_size, "EP": config.expert_parallel_size}
+    words = [sizes, *(f"{name} {size}" for name, size in more.items() if size > 1), f"MBS {config.micro_batch_size}"]
+    words += ["SP"] if config.sequence_parallel else []
+    words += [recompute_name(config.recompute)] if config.recompute != "none" else []
+    return ", ".join([*words, f"ZeRO {config.zero_stage}"])
+
+
 def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     """`TP 4 x 2 replicas`; pipeline, expert and attention data parallelism only if used."""
     sizes = {
@@ -90,12 +76,6 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
     experts = f", EP {config.expert_parallel_size}" if config.expert_parallel_size > 1 else ""
     experts += f", {config.redundant_experts} redundant experts" if config.redundant_experts else ""
     return " x ".join(shown) + experts
-
-
-def pool_sizes(pool: PoolConfig) -> str:
-    """`TP 1 x attention DP 32, EP 32` of a replica of a pool."""
-    sizes = {name: getattr(pool, name) for name in ServingConfig.__slots__ if hasattr(pool, name)}
-    return serving_arithmetic(ServingConfig(**sizes), replicas=None)
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:

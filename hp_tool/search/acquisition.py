@@ -1,6 +1,6 @@
 """What another run is expected to win, and which one: numeric kernels over the table's rows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,10 @@ COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_para
 
 COVERAGE_SLOWDOWN = 2.0
 """A run for the sake of an unseen axis value may be predicted to be this much slower than the best."""
+
+
+STORED_SLOWDOWN, STORED_GAIN = 1.05, 2.0
+"""A row whose run is stored costs nothing: it goes before one that is predicted so much faster, or to win so much more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,14 @@ def propose(
     observations: Observations,
     coverage_runs: int,
     rng: np.random.Generator,
+    stored: Collection[int] = (),
 ) -> Proposal | None:
     """The row to run next; None where every row that may fit has been tried.
 
     Nothing measured yet: the best by prediction. Then, until `coverage_runs` rows were tried, the rows that show most
     axis values not yet seen, among those that are not much slower. Then expected improvement times the probability that
-    the row fits and works. Pending rows count as if they had returned what is predicted for them.
+    the row fits and works. Pending rows count as if they had returned what is predicted for them. `stored`: rows whose
+    measurement is there already, which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried)] = False
@@ -83,19 +89,21 @@ def propose(
     likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
     if not likely.any():
         return None
+    here = np.isin(np.arange(len(table)), list(stored))
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
     if not known:
-        return Proposal(row=_argmin(median_s / chance, likely), expected_gain=np.inf, reason="analytic_best")
+        row = _argmin(median_s / chance / np.where(here, STORED_SLOWDOWN, 1.0), likely)
+        return Proposal(row=row, expected_gain=np.inf, reason="analytic_best")
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * quick * free
     if len(observations.tried) < coverage_runs:
         bearable = likely & (median_s <= COVERAGE_SLOWDOWN * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable
         if news.max() > 0:
-            row = _argmin(median_s, news == news.max())
+            row = _argmin(median_s / np.where(here, STORED_SLOWDOWN, 1.0), news == news.max())
             return Proposal(row=row, expected_gain=float(gain[row] / best_s), reason="coverage")
     if gain.max() > 0:
-        row = int(np.argmax(gain))
+        row = int(np.argmax(gain * np.where(here, STORED_GAIN, 1.0)))
         return Proposal(row=row, expected_gain=float(gain[row] / best_s), reason="expected_improvement")
     return Proposal(row=_argmin(median_s, likely), expected_gain=0.0, reason="expected_improvement")
 

@@ -19,8 +19,9 @@ FAILURES_TO_EXCLUDE = 2
 class Charges:
     """Since when each job has waited and run, as its coordinator saw it: for engines that do not say."""
 
-    def __init__(self, *, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
+        """`carried_gpu_seconds`: of a check before the first run, which pays for it."""
+        self._clock, self._carried = clock, carried_gpu_seconds
         self._started_at: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
 
@@ -51,7 +52,8 @@ class Charges:
 
     def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
         """What it cost, by the engine's account, or else as it was seen."""
-        return _gpu_seconds(run, wall_s=measurement.wall_s, ran_s=self.ran_s(run))
+        carried, self._carried = self._carried, 0.0
+        return carried + _gpu_seconds(run, wall_s=measurement.wall_s, ran_s=self.ran_s(run))
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
         """What is kept of its job beside the measurement; nothing of a run that was never handed over."""

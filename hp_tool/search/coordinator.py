@@ -69,12 +69,16 @@ class Coordinator:
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
         limit: OpenRunsLimit | None = None,
+        owner: str = "",
+        avoided: tuple[str, ...] = (),
+        carried_gpu_seconds: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this
         process is asked to end; the search goes back to the queue with its job running, for the next one to adopt.
-        `limit`: the runs that the cluster takes at a time, of all searches."""
+        `limit`: the runs that the cluster takes at a time, of all searches. `owner`: whose search it is, for the site.
+        `avoided`: nodes that a check found to lag; `carried_gpu_seconds`: what it took."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._planner = Planner(
@@ -84,10 +88,10 @@ class Coordinator:
             reusable=reusable or {},
         )
         self._lease_s, self._poll_s = lease_s, poll_s
-        self._report, self._should_release, self._limit = report, should_release, limit
+        self._report, self._should_release, self._limit, self._owner = report, should_release, limit, owner
         self._sleep, self._clock = sleep, clock
         self._renewed_at = -float("inf")
-        self._charges = Charges(clock=clock)
+        self._avoided, self._charges = avoided, Charges(clock=clock, carried_gpu_seconds=carried_gpu_seconds)
         self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
@@ -262,8 +266,8 @@ class Coordinator:
         _, best_step_s = leader(runs) or (None, None)
         request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
         plan = self._launcher.plan(request, job_name=run.job_name)
-        if excluded := failed_hosts(runs):
-            plan = replace(plan, excluded_hosts=excluded)
+        excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))
+        plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._owner)
         handle = self._launcher.submit(plan)
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)

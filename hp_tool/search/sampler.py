@@ -1,5 +1,6 @@
 """An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from the study's trials."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,15 @@ class CostModelSampler(BaseSampler):
         evidence: Evidence | None = None,
         coverage_runs: int = 0,
         seed: int = 0,
+        stored: Collection[int] = (),
     ) -> None:
-        """`evidence`: measurements from outside the study. `coverage_runs`: see `acquisition.propose`."""
+        """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see `acquisition.propose`."""
         self.table = table
         self._prior = prior
         self._evidence = most_alike(evidence=evidence or Evidence.empty(), features=table.features, limit=MAX_CARRIED)
         self._coverage_runs = coverage_runs
         self._seed = seed
+        self._stored = stored
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -68,6 +71,7 @@ class CostModelSampler(BaseSampler):
             observations=observations,
             coverage_runs=self._coverage_runs,
             rng=np.random.default_rng([self._seed, len(observations.tried)]),
+            stored=self._stored,
         )
 
     def observations(self, *, study: Study, exclude: int | None = None) -> Observations:

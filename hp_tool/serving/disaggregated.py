@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from hp_tool import bounds
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.cost.serving.experts import fewest_redundant
@@ -19,6 +20,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import UnsupportedError
+from hp_tool.serving.highest import highest
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
 
@@ -43,32 +45,49 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     if not len(pairs):
         return ()
     prefillers, decoders = (_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1]))
-    costs = pool_costs(
-        prefill=cases[0],
-        decode=cases[1],
-        prefillers=prefillers,
-        decoders=decoders,
-        requests_per_second=problem.request_rate_per_second,
-    )
+
+    def costed(loads: FloatArray) -> PoolCosts:
+        bounds.check(done=len(loads))
+        return pool_costs(
+            prefill=cases[0],
+            decode=cases[1],
+            prefillers=prefillers,
+            decoders=decoders.loaded(loads),
+            requests_per_second=problem.request_rate_per_second,
+        )
+
+    loads = decoders.concurrency.astype(np.float64)
+    if problem.unknown is not None:
+        most = np.floor(costed(loads).max_decode_batch) * decoders.replicas.astype(np.float64)
+        loads = highest(
+            problem.unknown, targets=problem.targets, most=most, borne=lambda each: _acceptable(costed(each), problem)
+        )
+    costs = costed(loads)
     used = [side[:, 0] * side[:, 1] * side[:, 4] for side in (pairs[:, 0], pairs[:, 1])]
     gpus = used[0] + used[1]
     dollars = _cost_per_million(sides, costs, used)
-    acceptable = costs.fits & costs.sustained
-    for name in _TARGETS:
-        if (limit := getattr(problem.targets, name)) is not None:
-            acceptable &= getattr(costs, name) <= limit
-    good = np.flatnonzero(acceptable)
-    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=problem.request_rate_per_second is not None)
+    good = np.flatnonzero(_acceptable(costs, problem))
+    by_rate = problem.request_rate_per_second is not None
+    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=by_rate)
     order = good[np.lexsort((gpus[good], score[good]))][:top]
     return tuple(
         PoolRecommendation(
             rank=place + 1,
             prefill=_pool(sides[0], prefillers.config(row)),
             decode=_pool(sides[1], decoders.config(row)),
-            estimate=_estimate(costs, row, gpus=int(gpus[row]), dollars=dollars),
+            estimate=_estimate(costs, row, gpus=int(gpus[row]), dollars=dollars, problem=problem, load=float(loads[row])),
         )
         for place, row in enumerate(order.tolist())
     )
+
+
+def _acceptable(costs: PoolCosts, problem: ServingProblem) -> BoolArray:
+    """Whether each pair fits, keeps up and meets the targets."""
+    acceptable = costs.fits & costs.sustained
+    for name in _TARGETS:
+        if (limit := getattr(problem.targets, name)) is not None:
+            acceptable &= getattr(costs, name) <= limit
+    return acceptable
 
 
 def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
@@ -97,10 +116,10 @@ def _one_kind(query: Query) -> str | ClusterQuery:
 
 
 def _refuse_unmodelled(problem: ServingProblem) -> None:
-    if problem.unknown is not None or problem.think_time_s > 0.0:
+    if problem.unknown is not None and problem.unknown.by_rate:
         raise UnsupportedError(
-            "pools are modelled under one given load without think time; give inference.concurrency or request_rate_per_second",
-            field="inference.concurrency",
+            "of pools the highest concurrency is sought, not the highest rate; give one inference.request_rate_per_second",
+            field="inference.request_rate_per_second",
         )
     for name in problem.targets.__slots__:
         if name not in _TARGETS and getattr(problem.targets, name) is not None:
@@ -231,7 +250,20 @@ def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequ
     return spent
 
 
-def _estimate(costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None) -> PoolEstimate:
+def _estimate(
+    costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None, problem: ServingProblem, load: float
+) -> PoolEstimate:
     figures = {name: float(getattr(costs, name)[row]) for name in PoolEstimate.__slots__ if hasattr(costs, name)}
     price = None if dollars is None else float(dollars[row])
-    return PoolEstimate(feasible=True, reasons=(), num_gpus=gpus, **figures, cost_per_million_output_tokens=price)
+    rate = figures["request_rate_per_second"]
+    by_rate = problem.request_rate_per_second is not None
+    concurrency = rate * figures["request_latency_s"] if by_rate else int(load)
+    return PoolEstimate(
+        feasible=True,
+        reasons=(),
+        num_gpus=gpus,
+        **figures,
+        concurrency=concurrency,
+        users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
+        cost_per_million_output_tokens=price,
+    )

@@ -6,7 +6,6 @@ would.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import most_running, serving_costs
 from hp_tool.cost.serving.load import steady
+from hp_tool.domain.query import Targets
 from hp_tool.serving.estimates import meets_targets
 from hp_tool.serving.problem import CostedRows, Loads, ServingProblem
 
@@ -24,8 +24,6 @@ RATES = 1_000
 SLOWEST = 1e-3
 """Lowest rate of a search that names none, of what full batches complete."""
 MOST = 1 << 31
-Grid: TypeAlias = tuple[IntArray, Callable[[IntArray], FloatArray]]
-"""How many loads there are for each candidate, and the k-th of them, ascending."""
 
 
 def costed_rows(problem: ServingProblem, candidates: ServingCandidates) -> tuple[CostedRows, FloatArray | None]:
@@ -39,14 +37,47 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     given."""
     if problem.unknown is None:
         return None
-    grid = _by_rate if problem.unknown.by_rate else _by_concurrency
-    count, load = grid(problem, problem.unknown, candidates)
-    low, high = np.zeros(len(candidates), dtype=np.int64), count  # low is borne, or the lowest; high is not
+    headroom = problem.constraints.memory_headroom_fraction
+    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
+    most = np.floor(running) * candidates.schedulers.astype(np.float64)
+    if problem.unknown.by_rate:
+        full = candidates.loaded(np.ceil(running) * candidates.schedulers)
+        costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
+        most = costs.output_tokens_per_second_per_gpu * problem.cluster.num_gpus / problem.output_length
+    return highest(
+        problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
+    )
+
+
+def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]) -> FloatArray:
+    """The highest load of each of n rows that is `borne`, or the lowest; `most` runs at once, or is completed a second."""
+    count, load = _grid(unknown, targets=targets, most=most, borne=borne)
+    low, high = np.zeros(len(most), dtype=np.int64), count  # low is borne, or the lowest; high is not
     for _ in range(int(count.max(initial=1)).bit_length()):
         middle = (low + high) // 2
-        borne = bears(_at(problem, candidates, load(middle)))
-        low, high = np.where(borne, middle, low), np.where(borne, high, np.maximum(middle, low + 1))
+        enough = borne(load(middle))
+        low, high = np.where(enough, middle, low), np.where(enough, high, np.maximum(middle, low + 1))
     return load(low)
+
+
+def _grid(
+    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """How many loads there are for each row, and the k-th of them, ascending."""
+    n = len(most)
+    if unknown.values is not None:
+        values = np.array(unknown.values)
+        return np.full(n, len(values)), lambda k: values[k]
+    top = most if unknown.highest is None else np.full(n, unknown.highest)
+    if unknown.by_rate:
+        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
+        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
+    grows = unknown.highest is None and any(getattr(targets, name) is not None for name in WAITING)
+    while grows and top.max(initial=0.0) < MOST:
+        enough = borne(top)
+        grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
+    lowest = unknown.lowest or 1.0
+    return np.maximum(top - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
 
 
 def bearable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
@@ -67,42 +98,3 @@ def _at(problem: ServingProblem, candidates: ServingCandidates, loads: FloatArra
     if problem.unknown is not None and problem.unknown.by_rate:
         return problem.costed(candidates, rates=loads)
     return problem.costed(candidates.loaded(loads))
-
-
-def _by_concurrency(problem: ServingProblem, unknown: Loads, candidates: ServingCandidates) -> Grid:
-    if unknown.values is not None:
-        return _listed(unknown.values, candidates)
-    lowest = unknown.lowest or 1.0
-    if unknown.highest is not None:
-        highest = np.full(len(candidates), unknown.highest)
-    else:
-        highest = np.floor(_most_running(problem, candidates)) * candidates.schedulers
-        grows = any(getattr(problem.targets, name) is not None for name in WAITING)
-        while grows and highest.max(initial=0.0) < MOST:
-            borne = bears(_at(problem, candidates, highest))
-            grows, highest = bool(borne.any()), np.where(borne, 2.0 * highest, highest)
-    return np.maximum(highest - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
-
-
-def _by_rate(problem: ServingProblem, unknown: Loads, candidates: ServingCandidates) -> Grid:
-    if unknown.values is not None:
-        return _listed(unknown.values, candidates)
-    if unknown.highest is not None:
-        highest = np.full(len(candidates), unknown.highest)
-    else:
-        full = candidates.loaded(np.ceil(_most_running(problem, candidates)) * candidates.schedulers)
-        headroom = problem.constraints.memory_headroom_fraction
-        costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
-        highest = costs.output_tokens_per_second_per_gpu * problem.cluster.num_gpus / problem.output_length
-    ratio = highest / unknown.lowest if unknown.lowest is not None else 1.0 / SLOWEST
-    return np.full(len(candidates), RATES), lambda k: highest * ratio ** (k / (RATES - 1.0) - 1.0)
-
-
-def _listed(values: tuple[float, ...], candidates: ServingCandidates) -> Grid:
-    return np.full(len(candidates), len(values)), lambda k: np.array(values)[k]
-
-
-def _most_running(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray:
-    return most_running(
-        case=problem, candidates=candidates, memory_headroom_fraction=problem.constraints.memory_headroom_fraction
-    )

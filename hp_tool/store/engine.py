@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,9 +82,13 @@ def opened(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
 def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
     file = _SameFile(engine.url)
 
+    @sa.event.listens_for(engine, "do_connect")
+    def make_file(*_: object) -> None:
+        file.check()  # before SQLite makes an empty one
+        file.make()
+
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
-        file.check()  # before SQLite makes an empty one
         connection.isolation_level = None  # transactions begin below, not where the driver guesses
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
@@ -114,6 +118,11 @@ class _SameFile:
         except OSError:
             return None
         return stat.st_dev, stat.st_ino
+
+    def make(self) -> None:
+        """Make a new database for its owner's eyes alone, and so the files that SQLite lays beside it."""
+        with suppress(OSError):  # it is there, or SQLite will say why not
+            self._path.touch(mode=0o600, exist_ok=False)
 
     def remember(self) -> None:
         self._known = self._known or self._identity()

@@ -1,12 +1,12 @@
 """Searches: create, list, cancel, pause, resume."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, GpuSecondsLimit, JsonObject, Page, Paging, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, GpuSecondsLimit, Head, JsonObject, Page, Paging, SearchRecord, SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.access import admit, budget_of, gpu_seconds_of
@@ -173,6 +173,13 @@ class Searches(StoreBase):
             update_search(connection, search_id, at=at, query=encode(query, field="query"))
             add_event(connection, search_id=search_id, kind="budget", payload=changed, at=at)
             return read_search(connection, search_id)
+
+    def heads(self, search_ids: Collection[str]) -> dict[str, Head]:
+        event = tables.events
+        last = sa.select(sa.func.max(event.c.seq)).where(event.c.search_id == SEARCH.c.id).scalar_subquery()
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(SEARCH.c.id, SEARCH.c.state, last).where(SEARCH.c.id.in_(search_ids))).all()
+        return {search_id: Head(SearchState(state), seq or 0) for search_id, state, seq in rows}
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
         table = tables.events

@@ -4,6 +4,7 @@ An attempt is counted and the next one scheduled before anything is sent: a work
 comes by when that is due, so each end is reported at least once.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -51,16 +52,16 @@ class Deliveries(StoreBase):
             raise NotFoundError(f"search {search_id!r} has no webhook", field="search_id")
         return _record(row)
 
-    def claim_webhook(self) -> tuple[WebhookRecord, SearchRecord] | None:
+    def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
         with self._reading() as connection:  # most of the time nothing is due, which costs no write lock
-            if connection.execute(_due(now(connection))).first() is None:
+            if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
         with self._writing() as connection:
             at = now(connection)
             lost = HOOK.c.state == WebhookState.PENDING, HOOK.c.attempts >= ATTEMPTS, HOOK.c.next_attempt_at <= at
             given_up = {"state": WebhookState.FAILED, "last_error": "the worker of the last attempt was lost"}
             connection.execute(sa.update(HOOK).where(*lost).values(given_up))
-            row = connection.execute(_due(at).with_for_update(skip_locked=True)).first()
+            row = connection.execute(_due(at, except_of).with_for_update(skip_locked=True)).first()
             if row is None:
                 return None
             hook = _record(row)
@@ -82,9 +83,10 @@ class Deliveries(StoreBase):
             connection.execute(sa.update(HOOK).where(HOOK.c.state == WebhookState.PENDING, *mine).values(values))
 
 
-def _due(at: datetime) -> sa.Select[Any]:
-    """The webhook of an ended search that has waited the longest for its next attempt."""
-    return untold(HOOK).where(HOOK.c.next_attempt_at <= at).order_by(HOOK.c.next_attempt_at).limit(1)
+def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
+    """The webhook of an ended search that has waited the longest for its next attempt, of all owners but these."""
+    wanted = HOOK.c.next_attempt_at <= at, sa.func.coalesce(SEARCH.c.owner, "").not_in([owner or "" for owner in except_of])
+    return untold(HOOK).where(*wanted).order_by(HOOK.c.next_attempt_at).limit(1)
 
 
 def _record(row: sa.Row[Any]) -> WebhookRecord:

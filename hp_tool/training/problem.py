@@ -269,20 +269,27 @@ def _with_rank_order(cluster: ClusterSpec, *, model: ModelSpec, parallel: Parall
 
 def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec) -> Strategy:
     """The query's strategy; what it leaves out is what its framework does. Raises InputError for what would change nothing."""
-    dispatchers: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
-    if dispatchers and not model.num_experts:
+    dispatcher: TokenDispatcher = "alltoall"
+    if model.num_experts:
+        dispatcher = _dispatcher(parallel, release=workload.framework_version if cluster.runs_flex_dispatcher else None)
+    elif parallel.moe_token_dispatcher_type is not None:
         raise InputError(
             f"{model.name} has no experts to dispatch tokens to; leave it out", field="parallel.moe_token_dispatcher_type"
         )
-    runs_flex = model.num_experts and cluster.runs_flex_dispatcher
-    usual = usual_dispatcher(workload.framework_version if runs_flex else None)
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
         dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
-        moe_token_dispatcher_type=usual if usual in dispatchers or not dispatchers else dispatchers[0],
+        moe_token_dispatcher_type=dispatcher,
         pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
+
+
+def _dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
+    """The release's usual dispatcher, if the query allows it; else the first that it names."""
+    named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
+    usual = usual_dispatcher(release)
+    return usual if usual in named or not named else named[0]
 
 
 def _without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
@@ -361,7 +368,8 @@ def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: Trai
     if model.num_experts:
         earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
-    if constants.newest_release is not None and is_later(release or LATEST, than=constants.newest_release):
+    newest = constants.newest_release
+    if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
     if more == 0.0:
         return profile

@@ -14,6 +14,8 @@ from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, R
 from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError, UnsupportedError
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
+from hp_tool.trainers import TrainerLauncher, trainer_of
+from hp_tool.training.problem import TrainingProblem
 
 LOCAL = "local"
 log = logging.getLogger(__name__)
@@ -44,6 +46,12 @@ def create_launcher(query: Query) -> Launcher:
     if name == LOCAL and query.trainer is None and (find_spec("torch") is None or find_spec("megatron") is None):
         raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
     return cluster_launcher(query.cluster, name=name)
+
+
+def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
+    """The launcher, whose runs are those of the query's own command if it has one."""
+    trainer = trainer_of(query)
+    return launcher if trainer is None else TrainerLauncher(launcher, trainer=trainer, problem=problem, settings=query.search)
 
 
 def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:

@@ -4,6 +4,7 @@ and the cheapest runs that can stand for them."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, Reducible
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
@@ -26,7 +27,7 @@ from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers import check_trainer, check_varied, program_name, tells
+from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of
 from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.choice import choose
@@ -63,11 +64,11 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     """
     problem = resolve_training(query)
     check_known(launcher_name(query))
-    if query.trainer is not None:
-        check_trainer(query.trainer)
+    if (trainer := trainer_of(query)) is not None:
+        check_trainer(trainer)
         if query.search.breakdown:
             raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
-        return problem if tells(query.trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
+        return problem if tells(trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
     for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
@@ -99,26 +100,28 @@ def build_problem(
         predictor = None if calibrations is None else calibrations(problem)
         problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
     space = _with_best(cost_space(problem=problem), problem, query=query)
-    if query.trainer is None:
+    trainer = trainer_of(query)
+    if trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
     rows = _rows(space, capacity_bytes=problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction))
     if len(rows) == 0:
         return space
     candidates = space.candidates.take(rows)
-    if query.trainer is not None:
-        check_varied(query.trainer, candidates)
+    if trainer is not None:
+        check_varied(trainer, candidates)
     costs = problem.costs(candidates)
     table = candidate_table(case=problem, candidates=candidates, costs=costs)
     series = series_of(problem, hardware=hardware)
-    if query.trainer is not None:  # what another program measures is kept apart
-        series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(query.trainer)}")
+    if trainer is not None:  # what another program measures is kept apart
+        series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(trainer)}")
     # Processes share the cores of one host; those with devices of their own share none.
     shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
     reducer = Reducer(
         problem=problem,
         available_gpus=_reduced_gpus(query, problem.cluster, hardware),
         cores=hardware.num_gpus / hardware.oversubscription if shared else math.inf,
+        kinds=_reducible(query),
     )
     search = SearchProblem(
         query=query_json,
@@ -131,10 +134,8 @@ def build_problem(
         table=table,
         cluster_key=series.cluster_key,
         assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu),
-        problem_digest=problem_digest(
-            model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=query.trainer
-        ),
-        reduce=None if _runs_whole(query) else reducer,
+        problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload, trainer=trainer),
+        reduce=reducer if reducer.kinds else None,
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
@@ -189,7 +190,7 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
     if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
         return space
     needed = np.full(len(space.candidates), problem.cluster.num_gpus)
-    if not _runs_whole(query):
+    if "replicas" in _reducible(query):
         available_gpus = _reduced_gpus(query, problem.cluster, hardware)
         needed = _fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
@@ -202,9 +203,12 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
     return _without(space, needed > available_gpus)
 
 
-def _runs_whole(query: Query) -> bool:
-    """Whether nothing may be left out of a run: it is asked for, or a trainer's own command decides what it follows."""
-    return query.search.fidelity == "full" or query.trainer is not None
+def _reducible(query: Query) -> tuple[Reducible, ...]:
+    """What may be left out of a run; a trainer's own command says what it follows."""
+    if query.search.fidelity == "full":
+        return ()
+    trainer = trainer_of(query)
+    return get_args(Reducible) if trainer is None else trainer.reducible
 
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
@@ -260,6 +264,8 @@ class Reducer:
     available_gpus: int
     cores: float = math.inf
     """Of a host whose processes are the devices: more of them than cores share these. GPUs are not shared."""
+    kinds: tuple[Reducible, ...] = get_args(Reducible)
+    """What may be left out."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
         """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
@@ -272,15 +278,18 @@ class Reducer:
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
         """From the cheapest up: all layers first, then fewer, on as few replicas as keep the pattern; then more replicas."""
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
-        m = micro_batches_kept(self.problem.workload, parallel)
-        fewest = int(_fewest_replicas(Candidates.from_configs([parallel]), problem=self.problem)[0])
+        whole_m = num_micro_batches(self.problem.workload, parallel)
+        m = micro_batches_kept(self.problem.workload, parallel) if "micro_batches" in self.kinds else whole_m
+        one = Candidates.from_configs([parallel])
+        fewest = int(_fewest_replicas(one, problem=self.problem)[0]) if "replicas" in self.kinds else d
+        fewer = (layers // 2, layers // 4) if "layers" in self.kinds else ()
         chunks = parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
         for replicas in (k for k in range(fewest, d + 1) if d % k == 0):
-            for kept in (layers, *(k for k in (layers // 2, layers // 4) if k and k % chunks == 0)):
+            for kept in (layers, *(k for k in fewer if k and k % chunks == 0)):
                 fidelity = Fidelity(
                     num_hidden_layers=kept if kept < layers else None,
                     data_parallel_size=replicas if replicas < d else None,
-                    num_micro_batches=m if m < num_micro_batches(self.problem.workload, parallel) else None,
+                    num_micro_batches=m if m < whole_m else None,
                 )
                 if not fidelity.is_whole:
                     yield fidelity

@@ -1,4 +1,4 @@
-"""Running a search in this process, or a stored one under its lease, and what one would submit."""
+"""Running a search in this process, or a stored one under its lease."""
 
 from __future__ import annotations
 
@@ -7,34 +7,27 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hp_tool.calibration import Evidence, fit_calibration
-from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import JsonObject, Lease, RunRecord, RunState, SearchState
-from hp_tool.errors import ConflictError, InputError, NotFoundError, UnsupportedError
+from hp_tool.domain.records import JsonObject, Lease, SearchState
+from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.learning.series import StoredCalibrations
 from hp_tool.queries.schema import parse, parse_query, to_dict
-from hp_tool.search.account import coverage_runs, spent_by
+from hp_tool.search.account import spent_by
 from hp_tool.search.coordinator import Coordinator
-from hp_tool.search.sampler import CostModelSampler
-from hp_tool.search.study import StudyProjection
 from hp_tool.serving.problem import ServingProblem
-from hp_tool.trainers import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.rank import CostedSpace
-from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
+from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, trained_by, within_limits
 from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
+from hp_tool.tuning.preflight import Preflight, preflight
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
 from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
-from hp_tool.tuning.study import study_storage
+from hp_tool.tuning.study import projection_of, study_storage
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -85,25 +78,31 @@ def run_search(
             training = resolve_training_search(query)
             nothing = nothing_feasible(query=query, problem=training, space=problem, search_id=lease.search_id, seconds=seconds)
             return end(store, lease, nothing)
-        if query.trainer is not None and isinstance(problem, TuningProblem):  # refused for serving
-            launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
+        should_stop = heartbeat.watched(should_release)
+        checked = Preflight()
+        if query.search.preflight:
+            checked = preflight(
+                store=store,
+                lease=lease,
+                launcher=launcher,
+                cluster=problem.search.cluster,
+                should_release=should_stop,
+                on_event=on_event,
+            )
+        if isinstance(problem, TuningProblem):
+            launcher = trained_by(query, launcher, problem=problem.training)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
         legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
         size = {"candidates": len(problem.search.table), "legal": len(legal), "budget_runs": query.search.budget_runs}
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **size})
-        sampler = CostModelSampler(
-            table=problem.search.table,
-            prior=problem.prior,
+        reusable = reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {}
+        projection = projection_of(
+            problem,
+            stored=reusable,
             evidence=earlier_evidence(store, problem, without_search=lease.search_id),
-            coverage_runs=coverage_runs(query.search, prior=problem.prior),
-            seed=query.search.seed,
-        )
-        projection = StudyProjection(
             search_id=lease.search_id,
-            claim=lease.token,
-            problem=problem.search,
-            sampler=sampler,
             storage=storage or study_storage(None),
+            claim=lease.token,
         )
         startup_s = known_startup_s(store=store, problem=problem.search)
         outcome = Coordinator(
@@ -112,16 +111,19 @@ def run_search(
             lease=lease,
             problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
-            reusable=reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {},
+            reusable=reusable,
             lease_s=lease_s,
             report=on_event,
-            should_release=heartbeat.watched(should_release),
+            should_release=should_stop,
             limit=runs_limit(query),
+            avoided=checked.hosts,
+            carried_gpu_seconds=checked.gpu_seconds,
+            owner=record.owner or os.environ.get("USER", ""),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)
             return None
-        calibration = sampler.calibration(study=projection.study)
+        calibration = projection.sampler.calibration(study=projection.study)
         return conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
 
 
@@ -181,38 +183,3 @@ def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> L
             who = f"; {current.lease.holder} works on it" if current.lease else ""
             raise ConflictError(f"search {search_id} is {current.state}{who}", field="search_id")
         time.sleep(0.5)
-
-
-def describe_plan(query: Query) -> str:
-    """The job of the configuration that is predicted to be fastest, run whole, as its launcher hands it over.
-
-    Raises what a search does for a query that cannot be run, and InputError where nothing fits.
-    """
-    if query.kind != "training":
-        raise UnsupportedError("plans are shown of trainings; an inference run has none to show", field="kind")
-    stored = within_limits(to_dict(query))
-    launcher = create_launcher(query)
-    problem = build_problem(query=query, query_json=stored, hardware=launcher.hardware())
-    if isinstance(problem, CostedSpace):
-        raise InputError("nothing that the query allows fits, so there is nothing to run", code="nothing_feasible")
-    if query.trainer is not None:
-        launcher = TrainerLauncher(launcher, trainer=query.trainer, problem=problem.training, settings=query.search)
-    table = problem.search.table
-    fits = np.where(table.memory_bytes <= table.usable_bytes, 0.0, np.inf)
-    row = int(np.argmin(np.sum(list(table.parts_s.values()), axis=0) + fits))
-    calibration = fit_calibration(evidence=Evidence.concatenate([]), prior=problem.prior)
-    run = RunRecord(
-        id="planned",
-        search_id="planned",
-        number=0,
-        digest="",
-        attempt=0,
-        state=RunState.INTENDED,
-        parallel=problem.search.candidates.config(row),
-        fidelity=Fidelity(),
-        predicted=problem.search.predicted(row=row, calibration=calibration, reason="plan", expected_gain=0.0),
-        job_name="planned",
-        token=0,
-        created_at=datetime.now(UTC),
-    )
-    return launcher.describe(launcher.plan(problem.search.request(run), job_name=run.job_name))

@@ -1,12 +1,19 @@
-"""Where searches' Optuna studies are kept, and a copy of one in a file of its own, for Optuna's tools."""
+"""A search's Optuna study: what it projects, where it is kept, and a copy in a file of its own, for Optuna's tools."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hp_tool.calibration import Evidence
 from hp_tool.errors import InputError, NotFoundError, StoreError
+from hp_tool.search.account import coverage_runs
+from hp_tool.search.sampler import CostModelSampler
+from hp_tool.search.study import StudyProjection
+from hp_tool.tuning.problem import TuningProblem
+from hp_tool.tuning.serving import ServingTuning
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -37,6 +44,29 @@ def study_storage(database_url: str | None) -> BaseStorage:
                 raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError("unreachable")
+
+
+def projection_of(
+    problem: TuningProblem | ServingTuning,
+    *,
+    evidence: Evidence | None,
+    search_id: str,
+    storage: BaseStorage,
+    claim: int = 1,
+    stored: Container[str] = (),
+) -> StudyProjection:
+    """The study of a search, whose sampler knows what earlier measurements taught; `stored`: digests of configurations whose
+    measurement stands for a run."""
+    settings = problem.search.settings
+    sampler = CostModelSampler(
+        table=problem.search.table,
+        prior=problem.prior,
+        evidence=evidence,
+        coverage_runs=coverage_runs(settings, prior=problem.prior),
+        seed=settings.seed,
+        stored=[row for row in range(len(problem.search.table)) if stored and problem.search.digest(row) in stored],
+    )
+    return StudyProjection(search_id=search_id, claim=claim, problem=problem.search, sampler=sampler, storage=storage)
 
 
 def copy_study(*, search_id: str, database_url: str, path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from hp_tool.answers import Line
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, TrainerCommand
 from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find, names_registered, with_registered
@@ -80,9 +80,11 @@ def resolve(query: Query, *, find: Find) -> Query:
 
 def refuse_trainer(query: Query) -> None:
     """Raise UnsupportedError where the query brings a command: only one's own command line may run those."""
-    if query.trainer is not None:
+    if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
-            "a worker runs no commands that come with a query; run `hp-tool tune` yourself", field="trainer.command"
+            "a worker runs no commands that come with a query; name a trainer that its administrator registered, or run "
+            "`hp-tool tune` yourself",
+            field="trainer.command",
         )
 
 

@@ -1,8 +1,8 @@
 """Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
 
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Query, status
 
@@ -90,11 +90,27 @@ async def _owner(
 OwnerDep = Annotated[str | None, Depends(_owner)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountedModel(ModelSpec):
+    """A model with its parameters; valid input again."""
+
+    num_parameters: int
+    num_active_parameters: int
+    """Without the experts that a token is not sent to."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        """The model with what follows from its fields."""
+        known: dict[str, Any] = asdict(spec) | catalog.parameter_counts(spec)
+        return cls(**known)
+
+
 @router.get("/models")
-def models(store: StoreDep) -> Listing[ModelSpec]:
+def models(store: StoreDep) -> Listing[CountedModel]:
     """Every model that a query may name, with its shape."""
     known = [catalog.model(name) for name in catalog.names("models")]
-    return cast(Listing[ModelSpec], _listing(known, store, kind="model"))
+    listing = cast(Listing[ModelSpec], _listing(known, store, kind="model"))
+    return Listing(items=list(map(CountedModel.of, listing.items)), registered=listing.registered)
 
 
 @router.get("/gpus")
@@ -123,9 +139,9 @@ def recipe(name: str) -> Recipe:
 
 
 @router.get("/models/{name}")
-def model(name: str, store: StoreDep) -> ModelSpec:
+def model(name: str, store: StoreDep) -> CountedModel:
     """The model that a query means by this name."""
-    return cast(ModelSpec, _one(name, store, kind="model"))
+    return CountedModel.of(cast(ModelSpec, _one(name, store, kind="model")))
 
 
 @router.get("/clusters/{name}")

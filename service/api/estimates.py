@@ -1,8 +1,7 @@
 """What is answered at once: POST /v1/estimates, /v1/recommendations, /v1/sizings, /v1/batch, /v1/exports and /v1/imports."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import anyio
@@ -17,11 +16,11 @@ from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.exchange import Assessment, assess, export, export_for, read_configuration
+from hp_tool.exchange import Assessment, Exported, assess, export, export_for, read_configuration
 from hp_tool.queries import schema
-from hp_tool.queries.registered import names_registered, with_registered
+from hp_tool.queries.registered import names_registered, registered_model, with_registered
 from service.api import openapi
-from service.api.bodies import QueryBody, json_response, read_body, read_query, stream_answers
+from service.api.bodies import QueryBody, json_response, read_body, read_query, resolve, stream_answers
 from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep
 
 router = APIRouter(tags=["estimates"])
@@ -128,30 +127,12 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang
-    or
-    trtllm."""
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang,
+    trtllm or llm-d."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
     rerank: StrictBool = False
     """Rank again among what the format's tool runs, instead of refusing what it does not; the answer says what that costs."""
-
-
-class ExportAnswer(BaseModel):
-    """A configuration as another tool's text."""
-
-    format: str
-    text: str
-    framework: str | None = None
-    """This and what follows with `rerank`: what the tool runs."""
-    parallel: dict[str, Any] | None = None
-    step_s: float | None = None
-    best_step_s: float | None = None
-    """Of the query's own best configuration."""
-    cost_fraction: float | None = None
-    """0.1: steps take 10 % longer than those of the query's own best."""
-    left_out: list[str] = []
-    """Keys of the query that the tool has no setting for."""
 
 
 class ImportRequest(BaseModel):
@@ -179,22 +160,34 @@ class ImportRequest(BaseModel):
 
 
 @formats.post("/exports")
-def exports(request: ExportRequest) -> ExportAnswer:
+def exports(request: ExportRequest, find: FindDep) -> Exported:
     """A chosen configuration in the words of the tool that will run it."""
+
+    def read(query: Mapping[str, Any]) -> domain.Query:
+        return resolve(schema.parse_query(query), find=find)
+
     if request.rerank:
-        return ExportAnswer(**asdict(export_for(result=request.result, format=request.format)))
-    return ExportAnswer(format=request.format, text=export(result=request.result, format=request.format, rank=request.rank))
+        return export_for(result=request.result, format=request.format, read=read)
+    text = export(result=request.result, format=request.format, rank=request.rank, read=read)
+    return Exported(format=request.format, text=text)
 
 
 @formats.post("/imports", response_model=Assessment)
-def imports(request: ImportRequest) -> Any:
+def imports(request: ImportRequest, find: FindDep) -> Any:
     """What someone runs as a query, what became of each of its words, its prediction beside its log, and the best configuration
     for the same work as changes of flags. One that lacks or holds something is refused, with all of it listed.
     """
     lines = [] if request.log is None else request.log.splitlines()
+    named = {key: registered_model(name, find=find) for key, name in request.overrides.items() if key == "model"}
     reading = read_configuration(
-        request.command, format=request.format, num_gpus=request.num_gpus, overrides=request.overrides,
+        request.command,
+        format=request.format,
+        num_gpus=request.num_gpus,
+        overrides=request.overrides | named,
         variables=request.variables,
-        files=request.files, ignore=request.ignore, log=lines,
-    )  # fmt: skip
-    return json_response(assess(schema.parse_query(reading.query), reading=reading, log=None if request.log is None else lines))
+        files=request.files,
+        ignore=request.ignore,
+        log=lines,
+    )
+    query = resolve(schema.parse_query(reading.query), find=find)
+    return json_response(assess(query, reading=reading, log=None if request.log is None else lines))

@@ -103,13 +103,11 @@ def _path(loc: Sequence[int | str]) -> str | None:
 
 
 def _allowed(request: Request) -> set[str]:
-    """The methods of all routes of the path; the framework names only those of the first that matches."""
-    methods: set[str] = set()
-    for route in iter_route_contexts(request.app.routes):
-        match, _ = route.matches(request.scope)
-        if match is Match.PARTIAL:
-            methods |= route.methods or set()
-    return methods
+    """The methods of all routes of the path; the framework names only those of the first that matches. A route of the very path
+    goes before one with a parameter in its place."""
+    routes = [each for each in iter_route_contexts(request.app.routes) if each.matches(request.scope)[0] is Match.PARTIAL]
+    own = [each for each in routes if not each.matches(request.scope)[1].get("path_params")]
+    return {method for each in own or routes for method in each.methods or ()}
 
 
 def _response(

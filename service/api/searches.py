@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-import anyio
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
@@ -16,22 +15,25 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import EventRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, Head, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
+from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
-from service.api.bodies import QueryBody, json_body
+from service.api.bodies import QueryBody, json_body, json_response
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.keys import Keyring
+from service.watch import Watch
 from service.webhooks.policy import LONGEST_URL
 
 router = APIRouter(prefix="/searches", tags=["searches"])
+plans = APIRouter(tags=["searches"])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -47,6 +49,8 @@ EXAMPLE: dict[str, Any] = {
 }
 LARGEST_SEQ = 2**31 - 1
 """The largest value of the database's column."""
+STILL_ALLOWED_S = 2.0
+"""How often an event stream asks whether its key is still valid."""
 KEY_REUSED = "The Idempotency-Key came with another request before"
 Action = Literal["cancel", "pause", "resume", "clone"]
 """Each the last word of a POST route."""
@@ -86,6 +90,15 @@ def submit(
         query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
     )
     return _accepted(record, response)
+
+
+@plans.post("/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
+def plan(query: QueryBody, store: StoreDep) -> Response:
+    """What a search would cost at its whole budget, before anything runs: its first run, the confirmation, GPU-hours and money.
+
+    As if one job could have all of the cluster; nothing is queued.
+    """
+    return json_response(bill(query, store=store))
 
 
 @router.get("")
@@ -154,6 +167,7 @@ def get_webhook(search_id: str, store: StoreDep) -> WebhookView:
 
 @router.get("/{search_id}/result", responses={202: {"model": SearchView, "description": "Not ended yet"}})
 async def get_result(
+    request: Request,
     search_id: str,
     store: StoreDep,
     settings: SettingsDep,
@@ -161,17 +175,18 @@ async def get_result(
     wait_s: Annotated[float, Query(ge=0, description="Hold the request until the search ends, at most this long")] = 0.0,
 ) -> Any:
     """{id, status, recommendations, space, rejections, search}, or status error; 202 with the search while it has not ended."""
+    watch: Watch = request.app.state.watch
     deadline = time.monotonic() + min(wait_s, settings.max_wait_s)
     while True:
         record = await run_in_threadpool(store.get_search, search_id=search_id)
         if record.state.ended:
             return search_answer(record)
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             response.status_code = status.HTTP_202_ACCEPTED
             response.headers["Retry-After"] = "1"
             return SearchView.of(record)
-        await anyio.sleep(min(settings.poll_s, left))
+        await watch.news(search_id, seen=Head(record.state, LARGEST_SEQ), limit_s=left_s)
 
 
 def start_of(
@@ -191,9 +206,10 @@ def start_of(
 
 @router.get("/{search_id}/events", response_class=EventSourceResponse)
 async def events(
-    request: Request, search_id: str, store: StoreDep, settings: SettingsDep, start: Annotated[int, Depends(start_of)]
+    request: Request, search_id: str, store: StoreDep, start: Annotated[int, Depends(start_of)]
 ) -> AsyncIterator[ServerSentEvent]:
     """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
+    watch: Watch = request.app.state.watch
     seen = start
     while await _is_still_allowed(request):
         state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
@@ -206,7 +222,7 @@ async def events(
         if state.ended:
             yield ServerSentEvent(event=STREAM_END, data={"state": state})
             return
-        await anyio.sleep(settings.poll_s)
+        await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:

@@ -24,6 +24,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.tuning import resolve_search
+from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -121,6 +122,8 @@ class Preview:
     """For plot.js."""
     unsearchable: str | None = None
     """Why profile runs cannot search this query; the predictions stand."""
+    plan: SearchPlan | None = None
+    """What a search would cost; None of serving."""
     commands: tuple[Command, ...] = ()
 
 
@@ -155,6 +158,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
             "gpus": tuple(catalog.names("gpus")),
             "clusters": registered["cluster"],
             "frameworks": FRAMEWORKS,
+            "trainers": tuple(catalog.names("trainers")),
         },
         recipes=recipe_choices(),
         values=dict(values),
@@ -162,7 +166,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     )
 
 
-def preview(values: Form, request: Request, find: FindDep, calibrations: CalibrationsDep) -> Preview:
+def preview(values: Form, request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Preview:
     """Answer to the form's values; an error in them is an answer too."""
     try:
         query = schema.parse_query(to_query(values))
@@ -187,6 +191,7 @@ def preview(values: Form, request: Request, find: FindDep, calibrations: Calibra
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
         unsearchable=_unsearchable(resolved),
+        plan=_plan(resolved, store=store) if answer.recommendations else None,
         commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
 
@@ -237,6 +242,12 @@ def _unsearchable(query: Query) -> str | None:
         resolve_search(query)
     except HpToolError as error:
         return error.message
+    return None
+
+
+def _plan(query: Query, *, store: Store) -> SearchPlan | None:
+    with contextlib.suppress(HpToolError):  # what cannot be searched says why
+        return bill(query, store=store).plan
     return None
 
 

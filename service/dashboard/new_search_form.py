@@ -15,7 +15,7 @@ from hp_tool.queries.schema import branches, declarations
 from hp_tool.training.recipes import recipes
 from service.dashboard.formats import dotted
 
-Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes"]
+Suggested = Literal["models", "gpus", "clusters", "frameworks", "recipes", "trainers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,15 +187,18 @@ BUDGET: tuple[Spec, ...] = (
     ("search.run_timeout_s", "Maximum seconds per run", "auto"),
     ("search.queue_timeout_s", "Maximum seconds in the queue", "no limit"),
     ("search.fidelity", "Fidelity"),
+    ("search.preflight", "Check the nodes first"),
     ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )
+TRAINER: Spec = ("trainer", "Registered trainer", "the built-in profiler")
 SUGGESTED: dict[str, Suggested] = {
     "model": "models",
     "cluster.gpu": "gpus",
     "cluster": "clusters",
     "training.framework": "frameworks",
     RECIPE: "recipes",
+    "trainer": "trainers",
 }
 FRAMEWORKS = tuple(FACTS)
 HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
@@ -223,7 +226,7 @@ def sections(kind: Kind) -> tuple[Section, ...]:
         *(() if training else (_section("Pools for prefill and decoding", POOLS, folded=True),)),
         *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
         _section("NVLink", NVLINK, folded=True),
-        _section("Profile runs", BUDGET, folded=True),
+        _section("Profile runs", (*BUDGET, TRAINER) if training else BUDGET, folded=True),
     )
 
 

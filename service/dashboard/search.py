@@ -17,7 +17,7 @@ from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchSt
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, NotFoundError
-from hp_tool.exchange import TRAINING, export
+from hp_tool.exchange import TRAINING, Exported, export, export_for
 from hp_tool.formats.engines import ENGINES
 from hp_tool.search.serving import TARGETS
 from service.api.bodies import json_response
@@ -158,16 +158,25 @@ def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
 
 
 @router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
-def export_text(search_id: str, store: StoreDep, format: str, download: bool = False) -> PlainTextResponse:
-    """The best configuration so far, exported for another tool."""
+def export_text(
+    search_id: str, store: StoreDep, format: str, download: bool = False, rerank: bool = False
+) -> PlainTextResponse:
+    """The best configuration so far, exported for another tool; or the best that this tool can run, by predictions."""
     record = store.get_search(search_id=search_id)
     rows = (record.result or {}).get("recommendations") or ()
     parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
     if parallel is None:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
-    text = export(result={"query": record.query, "recommendations": [{"parallel": parallel}]}, format=format)
-    headers = {"Content-Disposition": f'attachment; filename="{record.id}-{format}.txt"'} if download else {}
-    return PlainTextResponse(text, headers=headers)
+    result = {"query": record.query, "recommendations": [{"parallel": parallel}]}
+    chosen = (
+        export_for(result=result, format=format)
+        if rerank
+        else Exported(format=format, text=export(result=result, format=format))
+    )
+    headers = {"Export-Note": note} if (note := chosen.cost_in_words()) else {}
+    if download:
+        headers["Content-Disposition"] = f'attachment; filename="{record.id}-{format}.txt"'
+    return PlainTextResponse(chosen.text, headers=headers)
 
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)

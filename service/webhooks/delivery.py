@@ -3,13 +3,16 @@
 import ipaddress
 import json
 import logging
+import queue
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpcore
@@ -17,6 +20,7 @@ import httpx
 
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import SearchRecord
+from hp_tool.domain.webhooks import WebhookRecord
 from hp_tool.errors import HpToolError, InputError
 from service.logs import surviving
 from service.webhooks.policy import Address, WebhookSettings
@@ -28,6 +32,8 @@ LOOK_S = 60.0
 LONGEST_TEXT = 1000
 LIMIT_S = 10.0
 """From the first look-up to the last header."""
+AT_ONCE, AT_ONCE_PER_OWNER = 8, 2
+"""Messages that one worker sends at a time: in all, and of one owner."""
 FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, httpcore.UnsupportedProtocol)
 FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
@@ -71,29 +77,59 @@ def post(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """Delivers what is due, one message at a time; any number of workers do so on one database."""
+    """Delivers what is due, a few messages at a time; any number of workers do so on one database."""
 
     store: AccessStore
     settings: WebhookSettings
     stopping: threading.Event
     poll_s: float = POLL_S
     send: Callable[..., None] = post
+    _under_way: Counter[str | None] = field(default_factory=Counter)
+    """Messages that are being sent, by owner."""
+    _ended: threading.Condition = field(default_factory=threading.Condition)
+    """One of them ended."""
 
     def run(self) -> None:
         """Deliver queued webhooks until `stopping` is set."""
-        while not self.stopping.is_set():
-            delivered = False
-            with surviving("deliver webhooks", log):
-                delivered = self.step()
-            if not delivered:
-                self.stopping.wait(self.poll_s)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
+            while not self.stopping.is_set():
+                claim = None
+                with surviving("claim webhooks", log):
+                    claim = self._claim()
+                if claim is not None:
+                    pool.submit(self._deliver, *claim)
+                else:
+                    with self._ended:
+                        self._ended.wait(self.poll_s)
 
     def step(self) -> bool:
         """Attempt one delivery that is due; False where none is."""
-        claim = self.store.claim_webhook()
-        if claim is None:
-            return False
-        webhook, search = claim
+        claim = self._claim()
+        if claim is not None:
+            self._deliver(*claim)
+        return claim is not None
+
+    def _claim(self) -> tuple[WebhookRecord, SearchRecord] | None:
+        """A message of whoever has room: silent receivers of one owner hold up nobody else's messages."""
+        with self._ended:
+            if self._under_way.total() >= AT_ONCE:
+                return None
+            full = [owner for owner, count in self._under_way.items() if count >= AT_ONCE_PER_OWNER]
+            claim = self.store.claim_webhook(except_of=full)
+            if claim is not None:
+                self._under_way[claim[1].owner] += 1
+            return claim
+
+    def _deliver(self, webhook: WebhookRecord, search: SearchRecord) -> None:
+        try:
+            with surviving("deliver webhooks", log):
+                self._attempt(webhook, search)
+        finally:
+            with self._ended:
+                self._under_way[search.owner] -= 1
+                self._ended.notify_all()
+
+    def _attempt(self, webhook: WebhookRecord, search: SearchRecord) -> None:
         body = message(search)
         key, timestamp = self.settings.key, int(time.time())
         headers = signed_headers(key=key, message_id=message_id(search), timestamp=timestamp, body=body)
@@ -104,7 +140,6 @@ class Deliveries:
             error = str(failure)
         self.store.settle_webhook(webhook=webhook, error=error)
         log.info("search %s: webhook, attempt %d: %s", search.id, webhook.attempts, error or "delivered")
-        return True
 
 
 def warn_of_overdue(*, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S) -> None:
@@ -162,7 +197,7 @@ class Guarded(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        addresses = _resolved(host, port)
+        addresses = _resolved(host, port, limit_s=left_s(self._deadline))
         if not addresses or not all(map(self._admits, addresses)):
             raise httpcore.ConnectError("the name does not stand for public addresses alone")
         failure: Exception | None = None
@@ -209,9 +244,22 @@ def left_s(deadline: float) -> float:
     return seconds
 
 
-def _resolved(host: str, port: int) -> list[Address]:
+def _resolved(host: str, port: int, *, limit_s: float) -> list[Address]:
+    """The addresses of a name. The system's look-up knows no time limit, so it runs in a thread that may be left behind."""
+    found: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.put(list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers)))
+        except (OSError, ValueError):  # UnicodeError, of names that are none, is a ValueError
+            found.put(None)
+
+    threading.Thread(target=look_up, name="webhook-name", daemon=True).start()
     try:
-        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers))
-    except (OSError, ValueError) as error:  # UnicodeError, of names that are none, is a ValueError
-        raise httpcore.ConnectError("the name is not found") from error
+        addresses = found.get(timeout=limit_s)
+    except queue.Empty:
+        raise httpcore.ConnectTimeout("the name was not found in time") from None
+    if addresses is None:
+        raise httpcore.ConnectError("the name is not found")
+    return addresses

@@ -11,8 +11,11 @@ from hp_tool.errors import InputError
 LONGEST_URL = 2000
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "fec0::/10")))
-"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4), perhaps to a private address, and old site-local addresses."""
+CARRIERS = tuple(
+    map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"))
+)
+"""IPv6 that is translated to IPv4 on the way (NAT64, 6to4, SIIT, IPv4-compatible), perhaps to a private address, and old
+site-local addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

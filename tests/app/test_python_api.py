@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import hp_tool
 from hp_tool import answers
+from hp_tool.api import QueryKeys
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 
@@ -68,11 +70,62 @@ def test_the_answers_are_those_of_the_commands() -> None:
     assert top.recommendations == answers.recommend_answer(asked, top=3).recommendations
 
 
+def test_an_answer_becomes_another_tools_file() -> None:
+    answer = hp_tool.recommend(**LLAMA, top=1)
+    assert "pretrain_gpt.py" in hp_tool.export(answer, format="megatron-lm").text
+    again = hp_tool.export(answer, format="torchtitan", rerank=True)
+    assert again.framework == "torch-fsdp" and "ranked for torchtitan" in again.cost_in_words()
+
+
 def test_a_wrong_argument_names_the_nearest_key() -> None:
     with pytest.raises(InputError, match="did you mean model"):
         hp_tool.estimate(**(LLAMA | {"modell": "x"}))
     with pytest.raises(AttributeError, match="recomend"):
         hp_tool.recomend  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"parallel": {"tp": 8}}, "unknown key parallel.tp; did you mean tensor_parallel_size?"),
+        ({"parallel": {"mbs": 1}}, "unknown key parallel.mbs; did you mean micro_batch_size?"),
+        ({"parallel": {"gradient_checkpointing": True}}, "did you mean recompute?"),
+        ({"parallel": {"num_gpus": 8}}, "unknown key parallel.num_gpus; did you mean cluster.num_gpus?"),
+        ({"training": {"seq-length": 1}}, "did you mean sequence_length?"),
+        ({"tp": 8}, "unknown key tp; did you mean parallel.tensor_parallel_size?"),
+        ({"n_gpus": 8}, "did you mean cluster.num_gpus?"),
+        ({"max_days": 8}, "unknown key max_days; did you mean constraints.max_days?"),
+        ({"parallel": {"nonsense": 8}}, "known keys: attention_data_parallel_size, "),
+    ],
+)
+def test_a_nested_key_that_is_unknown_names_the_one_that_is_meant(keys: dict[str, Any], hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        hp_tool.estimate(**(LLAMA | keys))
+    assert hint in caught.value.message
+
+
+def test_names_that_are_suggested_exist() -> None:
+    from hp_tool.domain.query import Query
+    from hp_tool.queries import schema
+    from hp_tool.queries.short_names import COLUMNS, FOREIGN
+
+    for path in {*COLUMNS.values(), *FOREIGN.values()}:
+        assert schema.declarations(schema.adapter(Query), path.split(".")), path
+
+
+def test_completion_and_help_name_what_there_is() -> None:
+    assert {"estimate", "recommend", "size", "make_query"} <= set(dir(hp_tool)) and "TYPE_CHECKING" not in dir(hp_tool)
+    for function in (hp_tool.estimate, hp_tool.recommend):
+        assert function.__doc__ is not None
+        assert [key for key in QueryKeys.__annotations__ if key not in function.__doc__] == []
+        assert QueryKeys.__annotations__.keys() <= inspect.signature(function).parameters.keys()
+
+
+def test_what_a_session_prints_of_an_answer_is_short() -> None:
+    ranked = hp_tool.recommend(**LLAMA, top=3)
+    assert repr(ranked).startswith("<RecommendAnswer: 3 of ") and len(repr(ranked)) < 400
+    assert "tensor_parallel_size" in repr(ranked.recommendations[0]) and "zero_stage" not in repr(ranked.recommendations[0])
+    assert repr(hp_tool.estimate(**LLAMA)).startswith("<EstimateAnswer: <Estimate: infeasible (memory), step ")
 
 
 def test_every_name_of_the_package_is_there() -> None:
@@ -83,7 +136,7 @@ def test_every_name_of_the_package_is_there() -> None:
 def test_a_notebook_shows_training() -> None:
     found = hp_tool.recommend(**LLAMA, top=3)
     words = Words(found._repr_html_()).words
-    assert words.count(f"{found.recommendations[0].estimate.mfu:.1%}") >= 1  # type: ignore[union-attr]
+    assert words.count(f"{100 * found.recommendations[0].estimate.mfu:.1f}") >= 1  # type: ignore[union-attr]
     assert "TP" in words and "recompute" in words
     infeasible = hp_tool.estimate(**LLAMA)  # a replica on every GPU
     assert "memory: needs" in " ".join(Words(infeasible._repr_html_()).words)
@@ -97,7 +150,7 @@ def test_a_notebook_shows_serving() -> None:
         "model": "qwen3-32b", "gpu": "h200-sxm-141gb", "num_gpus": 8,
         "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "engine": "vllm"},
     }  # fmt: skip
-    assert "TPOT" in Words(hp_tool.recommend(**serving)._repr_html_()).words
+    assert "TPOT, ms" in Words(hp_tool.recommend(**serving)._repr_html_()).words
     assert "kv_cache" in Words(hp_tool.estimate(**serving)._repr_html_()).words
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.calibration import CPU_PRIOR, GPU_PRIOR, Evidence, fit_calibration
+from hp_tool.learning.make import predicted_unseen
 from hp_tool.units import GIB
 
 PARTS = ("compute", "recompute", "tensor_parallel", "data_parallel", "pipeline_bubble", "optimizer")
@@ -247,3 +248,16 @@ def test_evidence_columns_must_agree_and_concatenate():
     assert len(Evidence.concatenate([])) == 0
     with pytest.raises(ValueError, match="one value per measurement"):
         make_evidence({"compute": np.ones(3)}, np.ones(2))
+
+
+def test_what_a_fit_is_said_to_know_of_a_configuration_it_knows_not_from_its_repeats():
+    parts = {"compute": np.repeat([0.5, 1.0, 2.0, 4.0], 3), "tensor_parallel": np.repeat([0.1, 0.4, 0.2, 0.3], 3)}
+    measured = 1.5 * total(parts)
+    odd = measured.copy()
+    odd[3:6] *= 1.8
+    before = predicted_unseen(make_evidence(parts, measured), prior=CPU_PRIOR)
+    after = predicted_unseen(make_evidence(parts, odd), prior=CPU_PRIOR)
+    np.testing.assert_allclose(after[3:6], before[3:6], rtol=1e-9)
+    assert np.abs(after[3:6] / odd[3:6] - 1.0).min() > 0.3
+    alone = {name: seconds[:3] for name, seconds in parts.items()}
+    assert np.isnan(predicted_unseen(make_evidence(alone, measured[:3]), prior=CPU_PRIOR)).all()

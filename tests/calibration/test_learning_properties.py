@@ -71,7 +71,7 @@ def test_a_first_run_inside_its_interval_widens_none(excess):
 @pytest.mark.parametrize("factor", [0.85, 1.2])
 def test_a_factor_that_all_runs_share_is_learnt(factor):
     ratio, width = predicted(evidence(*runs(40), factor * noise(40)), *runs(20, seed=1))
-    np.testing.assert_allclose(ratio, factor, rtol=0.03)
+    np.testing.assert_allclose(ratio, factor, rtol=0.04)
     assert width.max() < 2 * NORMAL_QUANTILE * STATED
 
 

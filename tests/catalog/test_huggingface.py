@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+import hp_tool
 from hp_tool import catalog
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
@@ -287,6 +289,58 @@ def test_defaults_of_the_configuration_classes() -> None:
     assert (phi.tie_word_embeddings, phi.gated_mlp, phi.positions) == (False, True, "rotary")
     old_falcon = catalog.model_from_mapping({"model_type": "falcon", "multi_query": True, **small})
     assert old_falcon.kv_heads == 1
+
+
+MAVERICK = {"model_type": "llama4_text", "interleave_moe_layer_step": 2}
+WRAPPED: dict[str, Any] = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27},
+}  # fmt: skip
+
+
+def test_a_wrapper_is_its_language_model_and_estimates_say_what_is_left_out() -> None:
+    model = catalog.model_from_mapping(WRAPPED)
+    assert total_parameters(model) == 3_880_263_168  # the language model of Gemma 3 4B
+    assert model.name == "gemma3"
+    assert (model.num_attention_heads, model.kv_heads, model.sliding_window_layers) == (8, 4, 29)
+    assert model.left_out == ("vision_config (siglip_vision_model, 27 layers of 1152), all else of gemma3 but its text_config")
+    answer = hp_tool.estimate(
+        model=WRAPPED, gpu="h100-sxm-80gb", num_gpus=8, sequence_length=2048, global_batch_size=8,
+        parallel={"data_parallel_size": 8},
+    )  # fmt: skip
+    simplified = answer.estimate.provenance["simplified"]
+    assert isinstance(simplified, list) and f"left out: {model.left_out}" in simplified
+
+
+def test_a_wrapped_model_that_cannot_be_read_is_refused_by_its_own_type() -> None:
+    with pytest.raises(UnsupportedError, match="'mllama_text_model' cannot be read: layers of cross-attention"):
+        catalog.model_from_mapping({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}})
+    with pytest.raises(UnsupportedError, match="no text_config to read"):
+        catalog.model_from_mapping({"model_type": "llava"})
+    with pytest.raises(UnsupportedError, match="interleave_moe_layer_step 2: dense layers"):
+        catalog.model_from_mapping({"model_type": "llama4", "text_config": MAVERICK})
+
+
+@pytest.mark.parametrize(("unknown", "near"), [("llama3", "llama"), ("qwen4", "qwen3"), ("qwen3_vl_next", "qwen3_vl_text")])
+def test_an_unknown_type_names_the_nearest(unknown: str, near: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"did you mean .*'{near}'"):
+        catalog.model_from_mapping({"model_type": unknown})
+
+
+def test_what_is_printed_with_a_model_is_checked_where_it_is_given() -> None:
+    spec = catalog.model("qwen3-30b-a3b")
+    counts = catalog.parameter_counts(spec)
+    assert {name: round(value / 1e9, 2) for name, value in counts.items()} == {
+        "num_parameters": 30.53,
+        "num_active_parameters": 3.35,
+    }
+    assert catalog.model_from_mapping(dataclasses.asdict(spec) | counts) == spec
+    with pytest.raises(InputError, match="num_parameters 5 differs from 30,5"):
+        catalog.model_from_mapping(dataclasses.asdict(spec) | {"num_parameters": 5})
 
 
 def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:

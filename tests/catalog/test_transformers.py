@@ -223,6 +223,7 @@ def test_bert_is_pretrained_with_both_heads(transformers: Any) -> None:
 def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
+    counted |= {inner for inner, _ in INNER.values()}
     assert set(FAMILIES) - counted == {"gpt-sw3", "kimi_k2"}
     assert not counted & set(REFUSED)
     assert len(counted) >= 80
@@ -232,3 +233,31 @@ def test_the_page_names_the_types_that_are_read() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| ")]
     assert sorted(re.findall(r"`([^`]+)`", "".join(table))) == sorted(FAMILIES)
+
+
+INNER = {
+    "mistral3": ("mistral", {"head_dim": 32}),
+    "qwen2_vl": ("qwen2_vl_text", {}),
+    "qwen2_5_vl": ("qwen2_5_vl_text", {}),
+    "qwen3_vl": ("qwen3_vl_text", {"head_dim": 32}),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
+    "gemma3": ("gemma3_text", {"head_dim": 32}),
+    "llama4": ("llama4_text", {**LOCAL, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size": 160}),
+}
+"""Types that wrap a language model, and that model's own."""
+
+
+@pytest.mark.parametrize("model_type", INNER)
+def test_counts_of_a_wrapped_language_model(transformers: Any, model_type: str) -> None:
+    inner_type, changes = INNER[model_type]
+    library = transformers
+    whole = library.AutoConfig.for_model(model_type, text_config={"model_type": inner_type, **SMALL, **changes})
+    built = library.AutoModelForImageTextToText.from_config(whole)
+    text = built.model.language_model if hasattr(built, "model") else built.language_model.model
+    expected = sum(parameter.numel() for parameter in text.parameters())
+    read = catalog.model_from_mapping(whole.to_dict())
+    if not read.tie_word_embeddings:
+        expected += SMALL["vocab_size"] * SMALL["hidden_size"]
+    assert total_parameters(read) == expected
+    assert read.left_out is not None and f"{model_type} but its text_config" in read.left_out
+    assert "vision_config" in read.left_out

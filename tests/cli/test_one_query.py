@@ -101,6 +101,22 @@ def test_bad_input_exits_2_with_one_line_that_names_it(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (("estimate", "--json", "--set=parallel.tp=8"), "parallel.tp"),
+        (("recommend", "missing.yaml", "--json"), None),
+    ],
+)
+def test_whoever_asks_for_json_gets_bad_input_as_json_too(
+    entry_point: Run, command: tuple[str, ...], field: str | None
+) -> None:
+    result = entry_point(*command)
+    answer = json.loads(result.stdout)
+    assert (result.returncode, answer["status"], answer["error"]["field"]) == (2, "error", field)
+    assert answer["error"]["code"] and answer["error"]["message"] in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [("estimate",), ("estimate", "missing.yaml"), ("estimate", "."), ("recommend",)])
 def test_no_query_is_bad_input(entry_point: Run, arguments: tuple[str, ...]) -> None:
     result = entry_point(*arguments)

@@ -1,21 +1,92 @@
-"""What a table shows of a configuration: enough to tell any two rows apart, and no column that says nothing."""
+"""What a table shows of a configuration, and how tables look on screens of several widths."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
+from rich.cells import cell_len
+
+from hp_tool.cli import tables
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.render.words import arithmetic, configuration_cells
+from hp_tool.render.columns import configuration_columns, training_figures
+from hp_tool.render.words import arithmetic
+from hp_tool.units import duration
+from tests.cli import shown
+
+
+def heads(*configs: ParallelConfig) -> list[str]:
+    return [column.head for column in configuration_columns(configs)]
 
 
 def test_context_and_expert_columns_stand_only_where_they_are_used() -> None:
     plain, experts = ParallelConfig(data_parallel_size=8), ParallelConfig(data_parallel_size=8, expert_parallel_size=4)
-    heads, _ = configuration_cells([plain])
-    assert not {"CP", "EP", "ETP"} & set(heads)
-    heads, rows = configuration_cells([plain, experts])
-    assert "EP" in heads and not {"CP", "ETP"} & set(heads)
-    assert [row[heads.index("EP")] for row in rows] == ["1", "4"]
-    assert configuration_cells([])[1] == []
+    assert not {"VPP", "CP", "EP", "ETP"} & set(heads(plain))
+    assert "EP" in heads(plain, experts) and not {"CP", "ETP"} & set(heads(plain, experts))
+    (column,) = [column for column in configuration_columns([plain, experts]) if column.head == "EP"]
+    assert column.cells == ("1", "4")
 
 
 def test_the_arithmetic_names_experts() -> None:
     assert "EP 4" in arithmetic(ParallelConfig(data_parallel_size=8, expert_parallel_size=4))
     assert "EP" not in arithmetic(ParallelConfig(data_parallel_size=8))
+
+
+@pytest.mark.parametrize("width", shown.WIDTHS)
+def test_screens_look_as_they_did(width: int) -> None:
+    """Where a change is meant: `python -m tests.cli.shown`, and read the difference."""
+    text = shown.rendered(width)
+    assert text == (shown.FOLDER / f"{width}.txt").read_text(encoding="utf-8")
+    assert max(map(cell_len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", shown.WIDTHS)
+def test_every_screen_has_what_an_answer_is_trusted_by(width: int) -> None:
+    """The step with its interval in every row, which one is unchecked, and each row on one line."""
+    text = shown.rendered(width)
+    recommend = text.partition("$ recommend\n")[2].partition("$ tune")[0]
+    for rank, ends in ((1, "18.07-20.98"), (2, "18.20-21.14"), (3, "661.97-768.74*")):
+        (row,) = [line for line in recommend.splitlines() if line.lstrip().startswith(f"{rank} ")]
+        assert ends in row
+    assert "* unchecked: no published run has dualpipe-v" in " ".join(recommend.split())
+    assert width < 80 or "tokens/s/GPU" in recommend
+    assert "MFU" in text.partition("$ recommend")[0]
+
+
+def test_a_pipe_gets_every_column_and_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    tables.print_recommendations(shown.recommendations())
+    text = capsys.readouterr().out
+    assert "left out" not in text
+    head = next(line for line in text.splitlines() if line.startswith("rank"))
+    assert {"TP", "SP", "ZeRO", "step", "interval", "tokens", "MFU", "memory", "days"} <= set(head.split())
+    assert any(line.startswith("rejected: ") and line.endswith("memory 3,550") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"), [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)]
+)
+def test_no_color_means_none(variables: dict[str, str], coloured: bool) -> None:
+    code = "from hp_tool.cli.layout import make_console; make_console().print('[red]memory[/red]')"
+    printed = subprocess.run([sys.executable, "-c", code], env={**variables}, capture_output=True, text=True, check=True).stdout
+    assert ("\x1b[31m" in printed) is coloured
+
+
+def test_full_attention_shares_of_peak_stand_beside_the_causal_half(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.print_estimate(shown.estimate(19.43))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "MFU 54.6%, HFU 62.3% with attention counted in full; MFU 43.2%, HFU 47.3% with its causal half" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0123, "12.3 ms"), (19.43, "19.43 s"), (711.84, "711.8 s"), (6_840.0, "6,840 s"), (11_520.0, "3.2 h")],
+)
+def test_step_times_are_told_apart_in_seconds(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_column_has_one_unit() -> None:
+    step = training_figures([shown.estimate(0.8), shown.estimate(12.0)])[0]
+    assert (step.title, step.cells) == ("step, s", ("0.80", "12.00"))

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
+import hp_tool
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.cost.flops import step_tokens, token_flops
+from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import TrainingWorkload
 from tests.cost.korthikanti_models import MODELS, SEQUENCE, Published, published_estimate
 
@@ -39,6 +41,24 @@ def test_causal_counts_half_of_the_attention() -> None:
     half = token_flops(shape, dataclasses.replace(given, attention_mask_flops="causal"))
     assert half.attention == full.attention / 2
     assert (half.layers, half.logits) == (full.layers, full.logits)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "bert-large", "t5-11b"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_shares_of_peak_by_the_causal_half_are_those_of_that_convention(name: str, recompute: str) -> None:
+    def estimate(mask: str) -> Estimate:
+        answer = hp_tool.estimate(
+            model=name, gpu="h100-sxm-80gb", num_gpus=8, sequence_length=16384, global_batch_size=8,
+            training={"attention_mask_flops": mask}, parallel={"recompute": recompute},
+        )  # fmt: skip
+        assert isinstance(answer.estimate, Estimate)
+        return answer.estimate
+
+    full, half = estimate("full"), estimate("causal")
+    assert (full.mfu_causal, full.hfu_causal) == (pytest.approx(half.mfu), pytest.approx(half.hfu))
+    assert (half.mfu_causal, half.hfu_causal) == (half.mfu, half.hfu)
+    assert full.mfu is not None and half.mfu is not None
+    assert (full.mfu > half.mfu) is (name != "bert-large")
 
 
 @each_model

@@ -146,5 +146,5 @@ def same_work(one: TrainingSetup, other: TrainingSetup) -> None:
 
 
 def _config(config: ParallelConfig) -> Any:
-    """Without the dispatcher, which flags always name; the strategy has it."""
-    return schema.to_dict(replace(config, moe_token_dispatcher_type=None))
+    """Without what flags always name, and the strategy has."""
+    return schema.to_dict(replace(config, moe_token_dispatcher_type=None, context_parallel_communication=None))

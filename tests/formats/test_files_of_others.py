@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -21,15 +22,16 @@ from hp_tool.queries import schema
 from tests.formats.cases import llama, same_work, setup_of
 
 DEEPSPEED = """
-import json, os, sys
-os.environ["WORLD_SIZE"] = "1"
-from deepspeed.runtime.config import DeepSpeedConfig
-content = json.load(open(sys.argv[1]))
-content["train_batch_size"] = content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"]
-config = DeepSpeedConfig(content)
-print("read", config.zero_optimization_stage, config.gradient_accumulation_steps, config.bfloat16_config.enabled)
+import json, sys
+from deepspeed.runtime import config
+config.dist.get_rank = lambda: 0
+for path in sys.argv[1:]:
+    config.dist.get_world_size = lambda: int(path.split(".")[-2])
+    read = config.DeepSpeedConfig(json.load(open(path)))
+    print("read", read.zero_optimization_stage, read.world_size, read.train_batch_size, read.bfloat16_config.enabled)
 """
-"""On one process; the file's own batch is for all devices."""
+"""Each file as on as many processes as its name says: batch, micro-batches and accumulation have to agree."""
+WORLDS = (8, 64, 1024)
 
 
 def fsdp(**parallel: Any) -> dict[str, Any]:
@@ -63,21 +65,32 @@ def test_deepspeed_comes_back_the_same(zero: int, micro: int, precision: str, re
 
 def test_deepspeed_reads_it(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
-    path = tmp_path / "ds.json"
-    path.write_text(deepspeed.text(setup_of(llama(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=2))))
-    ran = subprocess.run([sys.executable, "-c", DEEPSPEED, str(path)], capture_output=True, text=True, check=False, timeout=180)
+    expected, paths = [], []
+    for zero, (world, micro) in itertools.product((0, 1, 2, 3), zip(WORLDS, (1, 4, 2), strict=True)):
+        query = llama(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=zero, micro_batch_size=micro)
+        query["cluster"]["num_gpus"], query["training"]["global_batch_size"] = world, 4096
+        paths.append(tmp_path / f"ds{zero}.{world}.json")
+        paths[-1].write_text(deepspeed.text(setup_of(query)), encoding="utf-8")
+        expected.append(f"read {zero} {world} 4096 True")
+    ran = subprocess.run([sys.executable, "-c", DEEPSPEED, *map(str, paths)], capture_output=True, text=True, timeout=180)
     assert ran.returncode == 0, ran.stderr
-    assert "read 2 2 True" in ran.stdout
+    assert [line for line in ran.stdout.splitlines() if line.startswith("read")] == expected
 
 
 def test_accelerate_reads_it(tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
+    from accelerate.parallelism_config import ParallelismConfig
+
     path = tmp_path / "fsdp.yaml"
-    path.write_text(accelerate.text(setup_of(fsdp())))
-    config = config_args.ClusterConfig.from_yaml_file(str(path))
-    assert config.num_processes == 16
-    assert config.fsdp_config["fsdp_reshard_after_forward"] is True
-    assert config.parallelism_config["parallelism_config_dp_shard_size"] == 16
+    layouts = ({}, {"data_parallel_shard_size": 8}, {"tensor_parallel_size": 2}, {"context_parallel_size": 2})
+    for world, layout in itertools.product((16, 64, 1024), layouts):
+        query = fsdp(**layout)
+        query["cluster"]["num_gpus"], query["training"]["global_batch_size"] = world, 1024
+        path.write_text(accelerate.text(setup_of(query)), encoding="utf-8")
+        config = config_args.ClusterConfig.from_yaml_file(str(path))
+        assert config.num_processes == world and config.fsdp_config["fsdp_reshard_after_forward"] is True
+        sizes = {name.removeprefix("parallelism_config_"): size for name, size in config.parallelism_config.items()}
+        assert ParallelismConfig(**sizes).total_size == world
 
 
 def test_bridge_overrides() -> None:

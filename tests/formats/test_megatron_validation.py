@@ -115,6 +115,8 @@ def test_what_a_configuration_needs_to_start_is_there() -> None:
 
 
 def test_what_nobody_here_knows_is_listed_and_marked_in_place() -> None:
+    older, _ = parsed(command(setup_of(queries("llama-30b", "h100-sxm-80gb")[0])))
+    assert older["rotary-base"] == ["10000"]  # it is none of Llama 3
     script = command(setup_of(queries("gpt-22b", "h100-sxm-80gb")[0] | {"model": "grok-1"}))
     at_the_top = script[: script.index("YOURS=(")]
     assert "--rotary-base" in at_the_top

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.exchange import assess, read_configuration
 from hp_tool.formats.imports import detect
 from hp_tool.formats.reading import ImportRefusedError, Reading
@@ -52,7 +55,7 @@ def value_at(query: dict[str, Any], dotted: str) -> Any:
 
 
 def test_there_are_sixty_and_more() -> None:
-    assert len(FILES) >= 70
+    assert len(FILES) >= 84
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -81,6 +84,22 @@ def test_a_public_file_is_read_right_or_refused_by_name(name: str) -> None:
             assert reading.num_gpus == value
         elif key not in FACTS:
             assert value_at(reading.query, key) == value, key
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    place=st.integers(0, 10_000),
+    word=st.sampled_from(("auto", "two", "", "-1", "9" * 5_000, "null", "[1,2]", "{}", "$X", '"', "nan", "1.5", "\0")),
+)
+def test_a_wrong_value_anywhere_is_read_or_refused(name: str, place: int, word: str) -> None:
+    expected, text = FILES[name]
+    words = list(re.finditer(r"[^\s=:,\"']+", text))
+    wrong = words[place % len(words)]
+    with contextlib.suppress(HpToolError):
+        reading, refusal = read_as(expected, text[: wrong.start()] + word + text[wrong.end() :])
+        if refusal is None:
+            schema.parse_query(reading.query)
 
 
 def test_one_message_names_all_that_is_missing() -> None:

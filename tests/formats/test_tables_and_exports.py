@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import export, export_for, read_query
-from hp_tool.formats import accelerate, names, nanotron, verl
+from hp_tool.exchange import TRAINING, assess, export, export_for, read_configuration, read_query
+from hp_tool.formats import names, nanotron, verl
 from hp_tool.formats.imports import _READERS
 from hp_tool.formats.megatron_lm import scripts
 from hp_tool.formats.reading import table
@@ -98,49 +100,152 @@ SERVING = {
 }  # fmt: skip
 
 
+TOLD = {
+    "accelerate": (
+        "model",
+        "training.sequence_length",
+        "training.global_batch_size",
+        "parallel.micro_batch_size",
+        "training.attention",
+        "training.dropout",
+        "training.optimizer",
+    ),
+    "deepspeed": ("model", "training.sequence_length", "training.attention", "training.dropout", "training.cross_entropy"),
+}
+"""What a script has to be told beside the file, as the importer asks for it."""
+FRAMEWORK = {"nanotron": ("nanotron",), "accelerate": ("torch-fsdp",), "torchtitan": ("torch-fsdp",),
+             "verl": ("megatron-core", "torch-fsdp")}  # fmt: skip
+
+
+@st.composite
+def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
+    """A configuration of a catalogue's model that this format's tool runs, and sometimes a key that it has no word for."""
+    framework = draw(st.sampled_from(FRAMEWORK.get(format, ("megatron-core",))))
+    fsdp, alone = framework == "torch-fsdp", format == "deepspeed" or (format == "verl" and framework == "torch-fsdp")
+    t, p, d = (1 if alone else draw(st.sampled_from((1, 2, 4))) for _ in range(3))
+    d = draw(st.sampled_from((2, 4))) if alone else d
+    p = 1 if format == "accelerate" else p
+    parallel: dict[str, Any] = {
+        "tensor_parallel_size": t,
+        "pipeline_parallel_size": p,
+        "virtual_pipeline_parallel_size": 2 if p > 1 and framework != "nanotron" and draw(st.booleans()) else 1,
+        "context_parallel_size": 1 if alone or framework == "nanotron" else draw(st.sampled_from((1, 2))),
+        "micro_batch_size": draw(st.sampled_from((1, 2))),
+        "sequence_parallel": t > 1 and (fsdp or draw(st.booleans())),
+        "recompute": draw(st.sampled_from(("none", "per_layer") if fsdp else ("none", "full"))),
+        "zero_stage": draw(st.sampled_from((2, 3) if fsdp else (0, 1))),
+    }
+    if format == "verl" and not fsdp and draw(st.booleans()):
+        parallel["recompute"] = draw(
+            st.sampled_from(("selective", {"granularity": "selective", "modules": ["core_attn", "layernorm"]}))
+        )
+    training = {"sequence_length": 4096, "global_batch_size": 64, "framework": framework}
+    unsaid: tuple[tuple[str, Any], ...] = (
+        ("attention", "unfused"), ("dropout", 0.1), ("optimizer", "sgd"), ("gradient_precision", "bf16"), ("precision", "fp16"),
+        ("precision", "fp8"), ("cross_entropy", "fused"), ("offload", "optimizer"),
+    )  # fmt: skip
+    training |= dict(draw(st.lists(st.sampled_from(unsaid), max_size=1)))
+    model = draw(st.sampled_from(("llama-3-8b", "llama-2-70b", "qwen3-8b", "mixtral-8x7b")))
+    gpus = t * p * d * parallel["context_parallel_size"]
+    return {"kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus}, "training": training,
+            "parallel": parallel}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"sequence_parallel": False}, {"recompute": "full", "zero_stage": 0}, {"pipeline_parallel_size": 1}]
+    "format", ["megatron-lm", "slurm", "kubernetes", "nanotron", "verl", "accelerate", "deepspeed", "torchtitan"]
 )
-def test_nanotron_comes_back_the_same(changes: dict[str, Any]) -> None:
-    parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 1} | changes
-    query = llama(**parallel) | {"model": "llama-3-8b"}
+@settings(max_examples=25)
+@given(data=st.data())
+def test_what_is_exported_comes_back_the_same_in_every_field(format: str, data: st.DataObject) -> None:
+    """A key that the tool has no word for is refused by name, never dropped."""
+    query = data.draw(asked(format))
+    try:
+        setup = setup_of(query)
+        text = TRAINING[format](setup)
+    except UnsupportedError as error:
+        assert error.field
+        return
+    if format == "kubernetes":
+        text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    told = {path: query[path.split(".")[0]] if path == "model" else query[path.split(".")[0]].get(path.split(".")[1])
+            for path in TOLD.get(format, ())}  # fmt: skip
+    overrides = {path: value for path, value in told.items() if value is not None} | {"cluster.gpu": "h100-sxm-80gb"}
+    same_work(setup_of(read_query(text, num_gpus=query["cluster"]["num_gpus"], overrides=overrides)), setup)
+
+
+@pytest.mark.parametrize(("format", "count"), [("nanotron", 6), ("verl", 3), ("megatron-lm", 4)])
+def test_what_is_left_to_fill_in_is_listed_and_marked_in_place(format: str, count: int) -> None:
+    query = llama(pipeline_parallel_size=2, zero_stage=1) | {"model": "llama-3-8b"}
+    query["training"]["framework"] = FRAMEWORK.get(format, ("megatron-core",))[0]
+    text = TRAINING[format](setup_of(query))
+    for number in range(1, count + 1):
+        assert f"#   {number}. " in text and f"# FILL IN {number}" in text
+    assert f"FILL IN {count + 1}" not in text
+
+
+def test_nanotron_is_told_the_rotary_base_and_starts_on_random_tokens() -> None:
+    query = llama(pipeline_parallel_size=2, zero_stage=1) | {"model": "llama-3-8b"}
     query["training"]["framework"] = "nanotron"
-    setup = setup_of(query)
-    same_work(setup_of(read_query(nanotron.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
+    content = nanotron.config(setup_of(query))
+    assert (content["model"]["model_config"]["rope_theta"], content["model"]["model_config"]["rms_norm_eps"]) == (5e5, 1e-5)
+    assert content["data_stages"][0]["data"]["dataset"] is None
+    wide = llama(pipeline_parallel_size=2, zero_stage=1) | {"model": "qwen3-4b"}  # its heads are wider than hidden / heads
+    wide["training"]["framework"] = "nanotron"
+    with pytest.raises(UnsupportedError):
+        nanotron.config(setup_of(wide))
 
 
-@pytest.mark.parametrize(
-    ("framework", "parallel"),
-    [
-        ("megatron-core", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2,
-        "recompute": "full"}),
-        ("megatron-core", {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 2,
-        "zero_stage": 0}),
-        ("torch-fsdp", {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 3, "recompute": "per_layer"}),
-        ("torch-fsdp", {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 2,
-        "data_parallel_shard_size": 8}),
-    ],
-)  # fmt: skip
-def test_verl_comes_back_the_same(framework: str, parallel: dict[str, Any]) -> None:
-    query = llama(**parallel) | {"model": "qwen3-8b"}
-    query["training"]["framework"] = framework
-    setup = setup_of(query)
+def test_verl_starts_megatron_by_its_own_configuration() -> None:
+    text = verl.text(setup_of(llama() | {"model": "qwen3-8b"}))
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text
+    assert "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml" in text
+    offloaded = llama() | {"model": "qwen3-8b"}
+    offloaded["training"] |= {"offload": "optimizer", "offload_fraction": 0.5}
+    setup = setup_of(offloaded)
     same_work(setup_of(read_query(verl.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
+    waits = verl.text(setup_of(llama() | {"model": "qwen3-8b"})).replace(
+        "OVERRIDES=(", "OVERRIDES=(actor_rollout_ref.actor.megatron.optimizer_offload=True"
+    )
+    assert "offload" not in read_query(waits, overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]  # back for the update
+    uneven = llama(pipeline_parallel_size=16, tensor_parallel_size=8, recompute="full") | {"model": "llama-3.1-405b"}
+    uneven["cluster"]["num_gpus"] = 128
+    assert "override_transformer_config.account_for_loss_in_pipeline_split=True" in verl.text(setup_of(uneven))
 
 
-@pytest.mark.parametrize(
-    "parallel", [{"zero_stage": 3}, {"zero_stage": 2, "recompute": "per_layer"}, {"zero_stage": 3, "context_parallel_size": 2}]
-)
-def test_accelerate_comes_back_with_what_its_script_is_told(parallel: dict[str, Any]) -> None:
-    query = llama(**({"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": "none"} | parallel))
-    query["training"]["framework"] = "torch-fsdp"
-    setup = setup_of(query)
-    told = {
-        "cluster.gpu": "h100-sxm-80gb", "model": "llama-3-70b", "training.sequence_length": 8192,
-        "training.global_batch_size": 128,
-        "parallel.micro_batch_size": 1,
-    }  # fmt: skip
-    same_work(setup_of(read_query(accelerate.text(setup), overrides=told)), setup)
+def test_a_layout_of_a_row_is_written_or_refused_never_dropped() -> None:
+    query = llama(pipeline_parallel_size=16, tensor_parallel_size=8, recompute="full") | {"model": "llama-3.1-405b"}
+    query["cluster"]["num_gpus"] = 128
+    layout = "Ettttttttt|(tttttttt|)*13ttttttt|ttttttL"
+    row = schema.to_dict(setup_of(query).parallel) | {"pipeline_layout": layout}
+    result = {"query": query, "recommendations": [{"parallel": row}]}
+    assert f"--pipeline-model-parallel-layout '{layout}'" in export(result=result, format="megatron-lm")
+    for format in ("nemo", "verl"):
+        with pytest.raises(UnsupportedError, match="pipeline_layout"):
+            export(result=result, format=format)
+    row["virtual_pipeline_parallel_size"] = 2
+    with pytest.raises(InputError, match="16 chunks, not 32"):
+        export(result=result, format="megatron-lm")
+
+
+@pytest.mark.parametrize("name", ["--trust-remote-code", "evil\nevil", "evil\0"])
+def test_a_name_that_a_program_would_read_otherwise_is_refused(name: str) -> None:
+    model = schema.to_dict(setup_of(llama()).model) | {"name": name}
+    for format in ("vllm", "sglang", "trtllm"):  # a model that nobody published is asked for, whatever its name
+        text = export(result=SERVING | {"model": model}, format=format)
+        assert "\0" not in text
+        assert all(line.startswith("#") for line in text.splitlines() if "evil" in line or "trust" in line)
+    with pytest.raises(InputError, match="begins with a dash"):
+        export(result=llama() | {"model": model}, format="verl")
+
+
+def test_a_better_configuration_is_one_that_the_tool_can_be_told() -> None:
+    text = json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
+                       "bf16": {"enabled": True}})  # fmt: skip
+    said = {"cluster.gpu": "b200-sxm-180gb", "model": "llama-3-8b", "training.sequence_length": 4096}
+    reading = read_configuration(text, num_gpus=8, overrides=said)
+    assessment = assess(schema.parse_query(reading.query), reading=reading)
+    assert assessment.better is not None and assessment.better.parallel.tensor_parallel_size == 1
+    assert "zero_optimization.stage" in {change["flag"] for change in assessment.changes}
 
 
 def test_kubernetes_takes_the_manifest() -> None:

@@ -23,9 +23,18 @@ package = types.ModuleType("torchtitan")
 package.__path__ = [sys.argv[1]]  # its __init__ wants a GPU compiler; the configuration does not
 sys.modules["torchtitan"] = package
 from torchtitan.config.manager import ConfigManager
-config = ConfigManager().parse_args([f"--job.config_file={sys.argv[2]}"])
-print(config.parallelism.tensor_parallel_degree, config.training.local_batch_size, config.activation_checkpoint.mode)
+from torchtitan.distributed.parallel_dims import ParallelDims
+for path in sys.argv[2:]:
+    config = ConfigManager().parse_args([f"--job.config_file={path}"])
+    split = config.parallelism
+    dims = ParallelDims(
+        dp_replicate=split.data_parallel_replicate_degree, dp_shard=split.data_parallel_shard_degree,
+        cp=split.context_parallel_degree, tp=split.tensor_parallel_degree, pp=split.pipeline_parallel_degree,
+        ep=split.expert_parallel_degree, etp=split.expert_tensor_parallel_degree, world_size=int(path.split(".")[-2]),
+    )
+    print("read", dims.world_size, dims.tp, config.training.local_batch_size, config.activation_checkpoint.mode)
 """
+"""Each file as on as many processes as its name says."""
 
 
 @st.composite
@@ -79,13 +88,15 @@ def test_torchtitan_reads_it(tmp_path: Path) -> None:
         "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2,
                      "micro_batch_size": 1, "recompute": "per_layer", "zero_stage": 3},
     }  # fmt: skip
-    path = tmp_path / "train.toml"
-    path.write_text(torchtitan.toml(setup_of(query)))
-    ran = subprocess.run(
-        [sys.executable, "-c", LOAD, str(root), str(path)], capture_output=True, text=True, check=False, timeout=120
-    )
+    expected, paths = [], []
+    for world in (8, 64, 1024):
+        query["cluster"]["num_gpus"], query["training"]["global_batch_size"] = world, 2 * world
+        paths.append(tmp_path / f"train.{world}.toml")
+        paths[-1].write_text(torchtitan.toml(setup_of(query)), encoding="utf-8")
+        expected.append(f"read {world} 2 16 full")
+    ran = subprocess.run([sys.executable, "-c", LOAD, str(root), *map(str, paths)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split()[-3:] == ["2", "16", "full"]
+    assert [line for line in ran.stdout.splitlines() if line.startswith("read")] == expected
 
 
 def test_defaults_of_a_short_file() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,19 +30,25 @@ def write(content: dict[str, Any]) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
+def job_of(workload: dict[str, Any]) -> dict[str, Any]:
+    """The specification of a Job, or of the one in a JobSet."""
+    spec = workload["spec"]
+    return spec["replicatedJobs"][0]["template"]["spec"] if workload["kind"] == "JobSet" else spec
+
+
 def start_pods(job: dict[str, Any]) -> None:
     """As soon as the ConfigMap that they mount is there."""
     name = job["metadata"]["name"]
     config = read("configmap", name)
-    if config is None or (ROOT / f"pods.{name}").exists() or job["spec"].get("suspend"):
+    if config is None or (ROOT / f"pods.{name}").exists() or job["metadata"].get("deletionTimestamp"):
         return
     pods = ROOT / f"pods.{name}"
     pods.mkdir()
     for file, text in config["data"].items():
         (pods / file).write_text(text)
-    container = job["spec"]["template"]["spec"]["containers"][0]
+    container = job_of(job)["template"]["spec"]["containers"][0]
     mount = container["volumeMounts"][0]["mountPath"]
-    for index in range(job["spec"]["completions"]):
+    for index in range(job_of(job)["completions"]):
         values = {each["name"]: each.get("value", str(index)) for each in container["env"]} | {"PET_MASTER_ADDR": "127.0.0.1"}
         command = [word.replace(mount, str(pods)) for word in container["command"]]
         log = (pods / f"log.{index}").open("wb")
@@ -60,16 +67,26 @@ def end_pods(name: str) -> None:
                 os.kill(int(pid), signal.SIGTERM)
 
 
-def with_status(job: dict[str, Any]) -> dict[str, Any]:
+def with_status(job: dict[str, Any]) -> dict[str, Any] | None:
+    """None of a job that was deleted, once its pods have ended."""
     pods = ROOT / f"pods.{job['metadata']['name']}"
     codes = [int(path.read_text() or 0) for path in pods.glob("code.*") if path.read_text()]
-    active = job["spec"].get("completions", 1) - len(codes) if pods.exists() else 0
+    active = job_of(job)["completions"] - len(codes) if pods.exists() else 0
+    if job["metadata"].get("deletionTimestamp"):
+        if active:
+            return job
+        shutil.rmtree(pods, ignore_errors=True)
+        (ROOT / f"{job['kind'].lower()}.{job['metadata']['name']}.json").unlink(missing_ok=True)
+        return None
+    jobset = job["kind"] == "JobSet"
     status: dict[str, Any] = {"active": active, "ready": active}
+    if jobset:
+        status = {"replicatedJobsStatus": [{"ready": int(active > 0)}]}
     if active:
         status["startTime"] = datetime.fromtimestamp(pods.stat().st_ctime, UTC).isoformat()
     if codes and all(code == 0 for code in codes) and not active:
-        status["conditions"] = [{"type": "Complete", "status": "True"}]
-    elif any(codes) and not job["spec"].get("suspend"):
+        status["conditions"] = [{"type": "Completed" if jobset else "Complete", "status": "True"}]
+    elif any(codes):
         status["conditions"] = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
         end_pods(job["metadata"]["name"])
     return {**job, "status": status}
@@ -78,17 +95,24 @@ def with_status(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     words = [word for word in sys.argv[1:] if not word.startswith("--namespace")]
     match words:
-        case ["get", "job", name, "--ignore-not-found", "-o", "json"]:
-            job = read("job", name)
-            print(json.dumps(with_status(job)) if job else "")
-        case ["get", "jobs", "--selector=hp-tool/job", "-o", "json"]:
-            print(json.dumps({"items": [with_status(json.loads(path.read_text())) for path in ROOT.glob("job.*.json")]}))
+        case ["get", ("job" | "jobset") as kind, name, "--ignore-not-found", "-o", "json"]:
+            job = read(kind, name)
+            shown = with_status(job) if job else None
+            print(json.dumps(shown) if shown else "")
+        case ["get", "configmap", name, "--ignore-not-found", "-o", "json"]:
+            found = read("configmap", name)
+            print(json.dumps(found) if found else "")
+        case ["get", ("jobs" | "jobsets") as kinds, "--selector=hp-tool/job", "-o", "json"]:
+            jobs = [with_status(json.loads(path.read_text())) for path in ROOT.glob(f"{kinds[:-1]}.*.json")]
+            print(json.dumps({"items": [job for job in jobs if job]}))
+        case ["get", "configmaps", "--selector=hp-tool/cancelled", "-o", "json"]:
+            print(json.dumps({"items": [json.loads(path.read_text()) for path in ROOT.glob("configmap.*-ended.json")]}))
         case ["create", "-f", "-", "-o", "json"]:
             job = json.load(sys.stdin)
-            if read("job", job["metadata"]["name"]):
+            if read(job["kind"].lower(), job["metadata"]["name"]):
                 print("Error from server (AlreadyExists)", file=sys.stderr)
                 return 1
-            job["metadata"]["uid"] = "uid-1"
+            job["metadata"] |= {"uid": "uid-1", "creationTimestamp": datetime.now(UTC).isoformat()}
             write(job)
             print(json.dumps(job))
         case ["create", "--dry-run=server", "-f", "-"]:
@@ -96,25 +120,32 @@ def main() -> int:
             if (ROOT / "no-admission").exists():
                 print(f"Error from server (Forbidden): jobs {job['metadata']['name']} is forbidden: no quota", file=sys.stderr)
                 return 1
-        case ["auth", "can-i", "create", kind]:  # kubectl fails with its no
-            allowed = not (ROOT / f"forbidden.{kind}").exists()
+        case ["auth", "can-i", verb, kind]:  # kubectl fails with its no
+            allowed = not ((ROOT / f"forbidden.{kind}").exists() or (ROOT / f"forbidden.{verb}").exists())
             print("yes" if allowed else "no")
             return 0 if allowed else 1
         case ["apply", "-f", "-"]:
             content = json.load(sys.stdin)
             assert content["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
             write(content)
-            job = read("job", content["metadata"]["name"])
-            assert job is not None
-            start_pods(job)
-        case ["patch", "job", name, "--type=merge", "--patch", patch]:
-            job = read("job", name)
-            assert job is not None
+            job = read("job", content["metadata"]["name"]) or read("jobset", content["metadata"]["name"])
+            if job is not None:  # else it was deleted meanwhile, and what belongs to it goes
+                start_pods(job)
+        case ["patch", "configmap", name, "--type=merge", "--patch", patch]:
+            kept = read("configmap", name)
+            assert kept is not None
             said = json.loads(patch)
-            job["metadata"].setdefault("annotations", {}).update(said["metadata"]["annotations"])
-            job["spec"] |= said["spec"]
-            write(job)
-            end_pods(name)
+            kept["metadata"].setdefault("annotations", {}).update(said["metadata"]["annotations"])
+            kept["data"] |= said["data"]
+            write(kept)
+        case ["delete", ("job" | "jobset") as kind, name, "--cascade=foreground", "--wait=false", "--ignore-not-found"]:
+            job = read(kind, name)
+            if job is not None:
+                job["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat()
+                write(job)
+                end_pods(name)
+        case ["delete", "configmap", name, "--ignore-not-found"]:
+            (ROOT / f"configmap.{name}.json").unlink(missing_ok=True)
         case ["get", "pods", "--selector=hp-tool/job", "-o", "json"]:
             print(json.dumps({"items": [json.loads(path.read_text()) for path in ROOT.glob("waiting.*.json")]}))
         case ["get", "pods", selector, "-o", "json"] if waiting := list(ROOT.glob("waiting.*.json")):

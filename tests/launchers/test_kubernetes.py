@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hp_tool.domain.ports import JobState, Launcher, Queueing, Waiting
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state
+from hp_tool.launchers.kubernetes_patch import merged
 from hp_tool.launchers.options import KubernetesOptions
 from tests.launchers.contract import GOOD, LauncherContract, plan, wait
+from tests.launchers.slurm_cluster import until
 from tests.profiler.requests import request
 
+GOOD_ON_TWO = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
 STAND_IN = Path(__file__).with_name("kubectl_stand_in.py")
 OPTIONS: dict[str, Any] = {"image": "registry.example/hp-tool:1", "gpu": "h100-sxm-80gb", "gpus_per_node": 8, "max_nodes": 4}
 FULL: dict[str, Any] = {
@@ -37,20 +42,55 @@ FULL: dict[str, Any] = {
 }
 
 
+def over_the_stand_in(folder: Path, **changes: Any) -> Callable[[], Launcher]:
+    kubectl = folder / "kubectl"
+    shutil.copy(STAND_IN, kubectl)
+    kubectl.chmod(0o755)
+    given = {"gpu": "cpu", "gpus_per_node": 1, "max_nodes": 2, "poll_s": 0.05, "python": sys.executable, **changes}
+    return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
+
+
 class TestKubernetesLauncher(LauncherContract):
     @pytest.fixture
     def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:
-        kubectl = tmp_path / "kubectl"
-        shutil.copy(STAND_IN, kubectl)
-        kubectl.chmod(0o755)
-        given = {"gpu": "cpu", "gpus_per_node": 1, "max_nodes": 2, "poll_s": 0.05, "python": sys.executable}
-        return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
+        return over_the_stand_in(tmp_path)
+
+    def test_a_cancelled_job_is_deleted_and_its_log_stays(self, launcher: Launcher, tmp_path: Path) -> None:
+        handle = launcher.submit(plan("print('half-way', flush=True)\nimport time; time.sleep(300)"))
+        until(lambda: "half-way" in launcher.output(handle))
+        launcher.cancel("job-1")
+        assert wait(launcher, handle, until={JobState.CANCELLED}) is JobState.CANCELLED
+        assert not (tmp_path / f"job.{handle}.json").exists()
+        assert "half-way" in launcher.output(handle)
+        measurement = launcher.fetch(handle)
+        assert measurement.wall_s is not None and measurement.hardware is not None and measurement.hardware.num_gpus == 1
+        left = tmp_path / f"configmap.{handle}-ended.json"
+        record = json.loads(left.read_text())
+        record["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        left.write_text(json.dumps(record))
+        launcher.submit(plan("import time; time.sleep(300)", job_name="job-2"))
+        launcher.cancel("job-2")  # and what was cancelled long ago is tidied up
+        assert not left.exists()
+
+    def test_a_rendezvous_that_never_filled_is_no_time_limit(self, launcher: Launcher, tmp_path: Path) -> None:
+        """One node's supervisor counts down while the other waits for devices: its output is all there is."""
+        handle = launcher.submit(replace(plan("import time; time.sleep(300)", timeout_s=2.0), num_gpus=2))
+        until(lambda: (tmp_path / f"pods.{handle}" / "log.1").exists())
+        wait(launcher, handle, until={JobState.FINISHED})
+        assert launcher.fetch(handle).status == "timeout"  # both nodes began
+        (tmp_path / f"pods.{handle}" / "log.1").write_text("")
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, measurement.cause) == ("preempted", "the rendezvous never filled: 1 of 2 nodes began")
 
     def test_a_user_who_may_not_create_jobs_is_told(self, launcher: Launcher, tmp_path: Path) -> None:
         (tmp_path / "forbidden.configmaps").touch()
         with pytest.raises(LauncherError, match="may not create configmaps in the namespace default"):
             launcher.answers()
         (tmp_path / "forbidden.configmaps").unlink()
+        (tmp_path / "forbidden.delete").touch()
+        with pytest.raises(LauncherError, match=r"may not delete jobs\.batch"):
+            launcher.answers()
+        (tmp_path / "forbidden.delete").unlink()
         (tmp_path / "no-admission").touch()
         with pytest.raises(LauncherError, match="no quota"):
             launcher.answers()
@@ -86,8 +126,7 @@ class TestKubernetesLauncher(LauncherContract):
         launcher.cancel("job-1")
 
     def test_a_job_over_two_pods(self, launcher: Launcher) -> None:
-        script = "import os, time\nif os.environ['PET_NODE_RANK'] == '1': time.sleep(0.3); raise SystemExit\n" + GOOD
-        handle = launcher.submit(replace(plan(script), num_gpus=2))
+        handle = launcher.submit(replace(plan(GOOD_ON_TWO), num_gpus=2))
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         assert launcher.fetch(handle).status == "ok"
 
@@ -104,6 +143,99 @@ class TestKubernetesLauncher(LauncherContract):
         assert launcher.fetch(handle).status == "ok"
 
 
+def test_a_job_set_runs_is_cancelled_and_is_one_job_of_pods(tmp_path: Path) -> None:
+    launcher = over_the_stand_in(tmp_path, workload="jobset")()
+    assert "JobSets may be created" in launcher.answers()
+    handle = launcher.submit(replace(plan(GOOD_ON_TWO), num_gpus=2))
+    assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+    assert launcher.fetch(handle).status == "ok"
+    other = launcher.submit(plan("import time; time.sleep(300)", job_name="job-2"))
+    wait(launcher, other, until={JobState.RUNNING})
+    launcher.cancel("job-2")
+    assert wait(launcher, other, until={JobState.CANCELLED}) is JobState.CANCELLED
+    (made,) = tmp_path.glob("jobset.*.json")
+    job = json.loads(made.read_text())
+    (template,) = (each["template"] for each in job["spec"]["replicatedJobs"])
+    environment = template["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert environment[0]["value"] == f"{handle}-node-0-0.{handle}"
+
+
+SITES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
+def test_the_sites_of_the_examples_get_manifests_that_kubernetes_takes(path: Path) -> None:
+    import kubernetes_validate
+
+    options = KubernetesOptions.parse(yaml.safe_load(path.read_text()), origin=str(path))
+    asked = replace(plan(GOOD, job_name="job-1"), num_gpus=2 * options.gpus_per_node, search="0123", owner="Ada <ada@x>")
+    *others, workload = kubernetes.manifest(options, plan=asked)["items"]
+    inner = workload
+    if workload["kind"] == "JobSet":
+        inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": workload["metadata"]}
+        inner["spec"] = workload["spec"]["replicatedJobs"][0]["template"]["spec"]
+    for each in (*others, inner):
+        kubernetes_validate.validate(each, "1.33", strict=True)
+    assert "Ada-ada-x" in json.dumps(workload["metadata"])
+    (run,) = (each for each in inner["spec"]["template"]["spec"]["containers"] if each["name"] == "run")
+    assert run["resources"]["limits"]["nvidia.com/gpu"] == str(options.gpus_per_node)
+    assert run["volumeMounts"][0]["mountPath"] == "/hp-tool"  # whatever the patch adds
+
+
+POD: dict[str, Any] = {
+    "metadata": {"labels": {"a": "1"}},
+    "spec": {
+        "restartPolicy": "Never",
+        "containers": [{"name": "run", "image": "x", "env": [{"name": "A", "value": "1"}], "command": ["a", "b"]}],
+        "tolerations": [{"key": "old"}],
+        "nodeSelector": {"pool": "x"},
+        "volumes": [{"name": "v", "emptyDir": {}}, {"name": "w", "emptyDir": {}}],
+    },
+}
+PATCHES: dict[str, dict[str, Any]] = {
+    "sidecar": {
+        "metadata": {"labels": {"b": "2"}, "annotations": {"c": "3"}},
+        "spec": {
+            "containers": [
+                {"name": "run", "env": [{"name": "B", "value": "2"}], "securityContext": {"privileged": True}},
+                {"name": "sidecar", "image": "y"},
+            ],
+            "tolerations": [{"key": "new"}],
+            "imagePullSecrets": [{"name": "s"}],
+            "priorityClassName": "high",
+        },
+    },
+    "other values": {"spec": {"nodeSelector": {"pool": None, "kind": "y"}, "containers": [{"name": "run", "command": ["c"]}]}},
+    "deleted": {"spec": {"volumes": [{"name": "v", "$patch": "delete"}, {"name": "z", "emptyDir": {}}]}},
+    "replaced": {
+        "spec": {"volumes": [{"name": "z", "emptyDir": {}}, {"$patch": "replace"}], "nodeSelector": {"$patch": "replace"}}
+    },
+}
+
+
+def in_order(value: Any) -> Any:
+    """Lists of named things by name: a merge promises no order."""
+    if isinstance(value, dict):
+        return {key: in_order(each) for key, each in value.items()}
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return sorted(map(in_order, value), key=lambda each: str(each.get("name")))
+    return value
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_strategic_merge_patch_is_kubectls(name: str, tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl")
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": POD}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    patch = json.dumps({"spec": {"template": PATCHES[name]}})
+    command = ("kubectl", "patch", "--local", "-f", "job.json", "--type=strategic", "-p", patch, "-o", "json")
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    theirs, ours = json.loads(printed)["spec"]["template"], merged(POD, PATCHES[name])
+    assert in_order(ours) == in_order(theirs)
+    assert merged(POD, {}) == POD
+
+
 @pytest.mark.parametrize("options", [OPTIONS, FULL, {**OPTIONS, "gpu": "cpu"}], ids=["plain", "full", "cpu"])
 @pytest.mark.parametrize("version", ["1.30", "1.33"])
 def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: str) -> None:
@@ -115,7 +247,7 @@ def test_manifests_are_what_kubernetes_takes(options: dict[str, Any], version: s
     for each in items:
         kubernetes_validate.validate(each, version, strict=True)
     assert [each["kind"] for each in items] == ["ConfigMap", "Service", "Job"]
-    kubernetes_validate.validate(kubernetes.cancelled_job(asked, job_name="a"), version, strict=True)
+    kubernetes_validate.validate(kubernetes.ended_object(asked, handle="a"), version, strict=True)
     job = items[-1]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**job, "spec": {**job["spec"], "paralelism": 2}}, version, strict=True)
@@ -127,7 +259,7 @@ def test_the_manifest_of_a_profile_run() -> None:
     given = launcher.plan(asked, job_name="a")
     assert given.command[1:5] == ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1")
     assert "PYTHONPATH" not in given.environment
-    job = kubernetes.job_object(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
+    job = kubernetes.workload_object(KubernetesOptions.parse({**FULL, "gpus_per_node": 1}, origin="test"), plan=given)
     assert (job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (2, 0)
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "512Gi", "rdma/hca": "8"}
@@ -140,7 +272,7 @@ def test_names_are_kubernetes_names_and_stay_apart() -> None:
     made = [kubernetes.object_name(name) for name in names]
     assert len(set(made)) == len(names) and made[0] == "a"
     for name in made:
-        assert len(name) <= 52 and name == name.lower() and name[0].isalpha() and name.replace("-", "").isalnum()
+        assert len(name) <= 45 and name == name.lower() and name[0].isalpha() and name.replace("-", "").isalnum()
 
 
 @pytest.mark.parametrize(
@@ -190,8 +322,10 @@ def pod(**status: Any) -> dict[str, Any]:
         (job(conditions=[{"type": "Complete", "status": "True"}]), JobState.FINISHED),
         (job(conditions=[{"type": "Failed", "status": "False"}], active=1, ready=1), JobState.RUNNING),
         (failed("BackoffLimitExceeded"), JobState.FINISHED),
-        ({"metadata": {"annotations": {"hp-tool/cancelled": "true"}}, "status": {"active": 1}}, JobState.RUNNING),
-        ({"metadata": {"annotations": {"hp-tool/cancelled": "true"}}}, JobState.CANCELLED),
+        (job(replicatedJobsStatus=[{"name": "node", "ready": 1}]), JobState.RUNNING),
+        (job(conditions=[{"type": "Completed", "status": "True"}]), JobState.FINISHED),
+        ({"metadata": {"deletionTimestamp": "2026-11-21T10:00:00Z"}}, JobState.RUNNING),
+        ({"kind": "ConfigMap", "metadata": {}}, JobState.CANCELLED),
     ],
 )
 def test_states(known: dict[str, Any], state: JobState) -> None:
@@ -230,6 +364,21 @@ def test_waiting_for_nodes_and_images_is_not_the_runs_time() -> None:
     assert ending(failed("BackoffLimitExceeded"), pods=[ran]).wall_s == 30.0
     still = container(running={"startedAt": "2026-11-21T10:01:10Z"})
     assert ending(failed("BackoffLimitExceeded"), pods=[ran, still]).wall_s == 40.0
+
+
+def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = create("kubernetes", options={**OPTIONS, "poll_s": 0.0})
+    two = job(ready=1, active=2) | {"kind": "Job", "spec": {"parallelism": 2}}
+    late = container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
+    late["metadata"]["labels"] = {"hp-tool/job": "a"}
+    listed = {"jobs": [two], "pods": [late]}
+    monkeypatch.setattr(launcher, "_items", lambda kind, selector: listed[kind])
+    assert launcher.poll(["a"]) == {"a": JobState.FINISHED}
+    listed["pods"] = []
+    assert launcher.poll(["a"]) == {"a": JobState.RUNNING}
+    listed["jobs"] = [job() | {"kind": "Job", "spec": {"parallelism": 2, "suspend": True}}]
+    assert launcher.poll(["a"]) == {"a": JobState.QUEUED}
+    assert isinstance(launcher, Queueing) and "queue has not admitted it" in str(launcher.waiting("a"))
 
 
 def test_what_is_printed_for_people_is_json() -> None:

@@ -35,6 +35,12 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             "preempted",
             "exit code 1 without a result: OSError: [Errno 28] No space left on device",
         ),
+        (
+            Ending(reason="exited", exit_code=1),
+            "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
+            "preempted",
+            "the rendezvous never filled: Timed out after 901 seconds waiting for clients",
+        ),
         (Ending(reason="timeout"), "step 1", "timeout", "not done after 30 s"),
         (Ending(reason="cancelled"), "step 1", "preempted", "cancelled on request"),
         (Ending(reason="lost"), "", "preempted", "the machine was shut down or the job's supervisor killed"),

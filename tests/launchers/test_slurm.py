@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hp_tool.domain.ports import JobState, Launcher
@@ -85,6 +88,38 @@ class TestSlurmLauncher(LauncherContract):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("crashed", "Slurm will not run the job: PartitionTimeLimit")
         assert (measurement.refused, measurement.wall_s) == (True, 0.0)
+
+    def test_a_job_by_way_of_a_login_node(self, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """ssh stands for itself: a shell of its own, which knows the cluster where this process does not."""
+        (tmp_path / "bin").mkdir()
+        ssh = tmp_path / "bin" / "ssh"
+        configuration = slurm.environment()["SLURM_CONF"]
+        ssh.write_text(f'#!/bin/bash\nshift 4\nexec env -i PATH=$PATH HOME=/root SLURM_CONF={configuration} bash -c "$*"\n')
+        ssh.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
+        launcher = slurm.launcher(root=tmp_path / "runs", ssh="me@login1", comment="hp {search}")
+        assert "would be taken" in launcher.answers()
+        script = GOOD.replace('"ok"', '"ok", "versions": {"mark": os.environ["MARK_OF_TEST"]}')
+        handle = launcher.submit(replace(plan(script), search="0123"))
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.LOST}) is JobState.FINISHED
+        assert launcher.fetch(handle).versions == {"mark": "job-1"}
+        assert "Comment=hp 0123" in slurm.run("scontrol", "show", "job", slurm.job_id(tmp_path / "runs" / "job-1"))
+        other = launcher.submit(plan("import time; time.sleep(300)", job_name="job-2"))
+        launcher.cancel("job-2")
+        assert wait(launcher, other, until={JobState.CANCELLED, JobState.LOST}) is JobState.CANCELLED
+
+    @pytest.mark.parametrize(("gpu", "status"), [("cpu", "oom"), ("h100-sxm-80gb", "crashed")])
+    def test_host_memory_that_runs_out_is_not_the_gpus(
+        self, slurm: SlurmCluster, tmp_path: Path, gpu: str, status: str
+    ) -> None:
+        launcher = slurm.launcher(root=tmp_path, gpu=gpu, exclusive=False, sbatch_arguments=["--mem=200M"])
+        script = "import time\nprint('filling', flush=True)\nkept = bytearray(500 * 2**20)\nkept[::4096] = b'x' * 128000\n"
+        handle = launcher.submit(plan(script + "time.sleep(300)"))
+        assert wait(launcher, handle, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
+        measurement = launcher.fetch(handle)
+        assert (measurement.status, "lack of host memory" in (measurement.cause or "")) == (status, True), measurement
+        assert measurement.wall_s is not None and measurement.wall_s < 60.0
 
     def test_a_set_up_that_fails_ends_the_job_with_its_words(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path, setup=["source /no/such/environment"])
@@ -307,6 +342,10 @@ class TestOutages:
         assert launcher.poll([done]) == {done: JobState.FINISHED}
         assert launcher.fetch(done).status == "ok"
         assert launcher.fetch(gone).status == "preempted"
+        for process in processes(gone):  # nobody else remembers them
+            with contextlib.suppress(psutil.Error):  # one ends with the other
+                process.kill()
+        until(lambda: processes(gone) == [])
 
 
 class _urgent_job:  # noqa: N801 - a context manager

@@ -29,7 +29,10 @@ _TRICKS = (
     "\n#SBATCH --uid=0\ntouch pwned",
 )
 HOSTILE = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40) | st.sampled_from(_TRICKS)
-_OPTIONS = ("account", "partition", "qos", "gres", "modules", "sbatch_arguments", "image", "mounts")
+_OPTIONS = (
+    *("account", "comment", "partition", "qos", "gres", "modules", "sbatch_arguments", "srun_arguments", "image", "mounts"),
+    *("name", "env"),
+)
 
 
 def _plan(*command: str, num_gpus: int = 1, timeout_s: float = 300.0) -> LaunchPlan:
@@ -158,9 +161,9 @@ def test_the_program_gets_its_arguments_byte_for_byte(arguments: list[str]) -> N
     name=st.sampled_from(_OPTIONS),
 )
 def test_an_option_is_a_plain_word_or_refused(value: str, name: str) -> None:
-    changes: dict[str, Any] = {name: (value,) if name in ("modules", "sbatch_arguments") else value}
-    if name in ("image", "mounts"):
-        changes = {"container": {"image": "x", "mounts": ()} | {name: value if name == "image" else (value,)}}
+    changes: dict[str, Any] = {name: (value,) if name in ("modules", "sbatch_arguments", "srun_arguments") else value}
+    if name in ("image", "mounts", "name", "env"):
+        changes = {"container": {"image": "x"} | {name: value if name in ("image", "name") else (value,)}}
     try:
         options = SlurmOptions.parse({"gpu": "h100-sxm-80gb", "gpus_per_node": 8, **changes}, origin="test")
     except InputError:
@@ -169,7 +172,7 @@ def test_an_option_is_a_plain_word_or_refused(value: str, name: str) -> None:
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert len(script.splitlines()) <= 35
-    assert not set(value) & set("$`\"'\\\n\r ;<>") or name == "sbatch_arguments"
+    assert not set(value) & set("$`\"'\\\n\r;<>") or name.endswith("_arguments")
 
 
 @given(command=st.lists(HOSTILE, min_size=1, max_size=3), text=HOSTILE)
@@ -184,6 +187,50 @@ def test_files_that_travel_in_the_script_arrive_as_they_were(command: list[str],
     files = json.loads(arrived)
     assert files["f"] == text
     assert json.loads(files["job.json"])["command"] == command and json.loads(files["job.json"])["environment"] == {"A": text}
+
+
+def test_the_sites_books_name_the_search_and_its_owner() -> None:
+    options = SlurmOptions(
+        gpu="cpu",
+        gpus_per_node=1,
+        account="llm-{owner}",
+        comment="hp search {search} of {owner}",
+        sbatch_arguments=("--mail-user=a@b", "--reservation=my nodes"),
+        srun_arguments=("--mpi=pmix", "--container-remap-root"),
+    )
+    plan = replace(_plan("train"), search="0123abc", owner="Ada L. <ada@x>\n#SBATCH --uid=0")
+    script = render(options, plan=plan)
+    assert {"--account=llm-Ada-L.-ada-x-SBATCH---uid-0", '--reservation="my nodes"'} <= set(_header(script))
+    assert '--comment="hp search 0123abc of Ada-L.-ada-x-SBATCH---uid-0"' in _header(script)
+    (srun,) = (line for line in script.splitlines() if line.startswith("timeout"))
+    assert srun.endswith("--mpi=none --input=none --mpi=pmix --container-remap-root \\")
+    assert "--account=llm-nobody" in _header(render(options, plan=_plan("train")))
+    with pytest.raises(InputError, match="comment: must be letters"):
+        SlurmOptions.parse({"gpu": "cpu", "gpus_per_node": 1, "comment": "{user}"}, origin="test")
+
+
+def test_containers_of_both_kinds() -> None:
+    image = {"image": "/images/my torch.sqsh", "mounts": ["/my data:/data"], "env": ["NCCL_DEBUG"], "writable": True}
+    asked = {"gpu": "h100-sxm-80gb", "gpus_per_node": 8}
+    pyxis = SlurmOptions.parse({**asked, "container": {**image, "name": "torch", "mount_home": True}}, origin="test")
+    (srun,) = (line for line in render(pyxis, plan=_plan("train")).splitlines() if line.startswith("timeout"))
+    words = shlex.split(srun.rstrip("\\"))
+    for word in ("image=/images/my torch.sqsh", "mounts=$PWD:$PWD,/my data:/data", "name=torch", "env=NCCL_DEBUG", "writable"):
+        assert f"--container-{word}" in words
+    assert "--container-mount-home" in words
+    other = {**image, "runtime": "apptainer", "mount_home": False}
+    apptainer = SlurmOptions.parse({**asked, "container": other}, origin="test")
+    script = render(apptainer, plan=_plan("train", "--it's"))
+    assert "--container" not in script and "timeout --kill-after=60 2100 srun" in script
+    (line,) = (line for line in script.splitlines() if "apptainer exec" in line)
+    words = shlex.split(line.rstrip("\\"))
+    assert words[:9] == ["apptainer", "exec", "--nv", "--bind", "$PWD:$PWD", "--pwd", "$PWD", "--bind", "/my data:/data"]
+    assert words[9:14] == ["--env", "NCCL_DEBUG=$NCCL_DEBUG", "--writable-tmpfs", "--no-home", "/images/my torch.sqsh"]
+    assert words[14:] == ["timeout", "--kill-after=60", "300", "train", "--it's"]
+    logs = replace(apptainer, logs=Logs(folder="/far/logs"))
+    assert "  apptainer exec --nv --bind" in render(logs, plan=_plan("train"))
+    with pytest.raises(InputError, match="name is pyxis'"):
+        SlurmOptions.parse({**asked, "container": {"image": "x", "name": "y", "runtime": "apptainer"}}, origin="test")
 
 
 def test_a_job_whose_folder_is_not_shared_names_only_its_logs(tmp_path: Path) -> None:

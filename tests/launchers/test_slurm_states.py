@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,13 @@ from hp_tool.launchers.slurm_controller import (
     NEVER_STARTS,
     Controller,
     ControllerAway,
+    Site,
     job_state,
     parse_accounting,
     parse_queue,
     seconds,
 )
+from hp_tool.launchers.slurm_controller import controller as shared_controller
 
 OUTPUT = Path(__file__).parent / "slurm_output"
 QUEUE = (OUTPUT / "squeue-22.05.txt").read_text()
@@ -86,12 +91,13 @@ class Programs:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.error: LauncherError | None = None
+        self.answer = QUEUE
 
     def __call__(self, command: list[str], **_: Any) -> str:
         self.asked.append(command)
         if self.error is not None:
             raise self.error
-        return QUEUE
+        return self.answer
 
 
 @pytest.fixture
@@ -106,8 +112,63 @@ def test_many_questions_are_one_query(programs: Programs) -> None:
     for _ in range(100):
         assert len(controller.jobs()) == 18
     assert len(programs.asked) == 1
+
+
+def test_a_fresh_answer_waits_until_it_is_due(programs: Programs) -> None:
+    controller = Controller(poll_s=0.2)
+    controller.jobs()
+    before = time.time()
     controller.jobs(fresh=True)
-    assert len(programs.asked) == 2
+    assert len(programs.asked) == 2 and controller.asked_at >= before
+
+
+def test_threads_and_processes_share_a_poller(programs: Programs, tmp_path: Path) -> None:
+    """The launchers of one process have one; another process's finds its answer in the folder of the runs."""
+    site = Site()
+    one, same = (shared_controller(poll_s=60.0, site=site, folder=tmp_path / "runs") for _ in range(2))
+    assert one is same
+    with ThreadPoolExecutor(8) as pool:
+        assert all(len(answer) == 18 for answer in pool.map(lambda _: one.jobs(), range(50)))
+    (file,) = (tmp_path / "runs").iterdir()
+    elsewhere = Controller(poll_s=60.0, shared=file)
+    assert elsewhere.jobs() == one.jobs() and elsewhere.asked_at == one.asked_at
+    assert len(programs.asked) == 1
+    file.write_text("[1.0, ")  # cut off by a crash
+    assert len(Controller(poll_s=60.0, shared=file).jobs()) == 18
+    assert len(programs.asked) == 2 and json.loads(file.read_text())[1] == QUEUE
+
+
+def test_clusters_of_a_federation_are_named_to_every_program(programs: Programs, tmp_path: Path) -> None:
+    programs.answer = "CLUSTER: east\n7|RUNNING|None|0:01|n1|N/A|/runs/a\nCLUSTER: west\n8|PENDING|Priority|0:00||N/A|/runs/b\n"
+    controller = Controller(poll_s=60.0, site=Site(clusters=("east", "west")))
+    assert [(job.id, job.cluster) for job in controller.jobs()] == [(7, "east"), (8, "west")]
+    controller.cancel(controller.jobs())
+    programs.answer = "9;east\n"
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n")
+    assert controller.submit(tmp_path / "job.sbatch", environment={}) == 9
+    queue, east, west, _ = programs.asked
+    assert queue[:2] == ["squeue", "--clusters=east,west"]
+    assert (east, west) == (["scancel", "--clusters=east", "7"], ["scancel", "--clusters=west", "8"])
+
+
+def test_programs_run_on_a_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh stands for itself by running what it is told, in a shell as the login node's would be."""
+    (tmp_path / "ssh").write_text('#!/bin/bash\necho "$@" >> "$(dirname "$0")/asked"\nshift 4\nexec bash -c "$*"\n')
+    (tmp_path / "sbatch").write_text('#!/bin/bash\necho "$A|$(cat)|$*" > "$(dirname "$0")/seen"; echo 12\n')
+    for name in ("ssh", "sbatch"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "my runs").mkdir()
+    script = tmp_path / "my runs" / "job.sbatch"
+    script.write_text("#!/bin/bash\ntrue")
+    controller = Controller(poll_s=1.0, site=Site(ssh="me@login1"))
+    assert controller.submit(script, environment={"A": "b $(c) 'd'", "PATH": "/of/the/worker"}) == 12
+    assert (tmp_path / "seen").read_text() == f"b $(c) 'd'|#!/bin/bash\ntrue|--parsable --chdir={script.parent}\n"
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("-oBatchMode=yes -oConnectTimeout=10 me@login1 -- env LC_ALL") and "/of/the/worker" not in asked
+    (tmp_path / "ssh").write_text("#!/bin/bash\necho 'Permission denied (publickey).' >&2; exit 255\n")
+    with pytest.raises(ControllerAway, match="Permission denied"):
+        controller.submit(script, environment={})
 
 
 def test_a_controller_that_is_away_is_asked_less_and_less(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

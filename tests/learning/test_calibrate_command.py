@@ -50,9 +50,9 @@ def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that
     answer = estimate(hp_tool, OTHER_MODEL)
     truth = true_step_s(OTHER_MODEL)
     before, after = answer["estimate"]["time"]["step_s"], answer["calibrated_estimate"]["time"]["step_s"]
-    assert abs(after / truth - 1) < abs(before / truth - 1), "one model's runs say less of another, but say something"
+    assert abs(after / truth - 1) < 0.1 < abs(before / truth - 1)
     low, high = answer["calibrated_estimate"]["intervals"]["step_s"]
-    assert low < after < high
+    assert low < truth < high
     known = answer["calibrated_estimate"]["provenance"]["calibration"]
     assert (known["version"], known["measurements"]) == (1, len(CONFIGURATIONS))
 

@@ -10,13 +10,14 @@ from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_impr
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
 
-def next_proposal(table, observations, *, coverage_runs=0, seed=0):
+def next_proposal(table, observations, *, coverage_runs=0, seed=0, stored=()):
     return propose(
         table=table,
         calibration=fit_calibration(prior=GPU_PRIOR),
         observations=observations,
         coverage_runs=coverage_runs,
         rng=np.random.default_rng(seed),
+        stored=stored,
     )
 
 
@@ -38,6 +39,25 @@ def test_the_first_proposal_is_the_fastest_for_its_chance_to_fit():
     assert proposal.reason == "analytic_best"
     assert fits[proposal.row]
     assert predicted[proposal.row] / chance[proposal.row] == pytest.approx((predicted / chance)[fits].min(), rel=1e-6)
+
+
+def test_a_stored_measurement_goes_first_among_those_nearly_as_good():
+    table = make_table()
+    best = next_proposal(table, Observations()).row
+    predicted = np.sum(list(table.parts_s.values()), axis=0)
+    runner_up = next_proposal(table, Observations(broken=frozenset({best}))).row
+    slow = int(np.argmax(predicted))
+    assert next_proposal(table, Observations(), stored={slow}).row == best
+    nearly = predicted[runner_up] <= 1.05 * predicted[best]
+    assert next_proposal(table, Observations(), stored={runner_up}).row == (runner_up if nearly else best)
+
+    after = Observations(step_s={best: predicted[best]})
+    usual = next_proposal(table, after)
+    for row in range(len(table)):
+        chosen = next_proposal(table, after, stored={row})
+        assert chosen.row in (usual.row, row)
+        assert chosen.expected_gain >= 0.5 * usual.expected_gain * 0.999
+    assert any(next_proposal(table, after, stored={row}).row != usual.row for row in range(len(table)))
 
 
 def test_what_was_tried_or_is_pending_is_not_proposed_and_the_end_is_told():

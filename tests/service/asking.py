@@ -155,7 +155,7 @@ def _form(place: str, value: str) -> Iterator[Json]:
 
 
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
-    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches"), _query),
+    **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans"), _query),
     "/v1/batch": _lines,
     "/v1/measurements": _report,
     "/v1/measurements/bulk": _report,

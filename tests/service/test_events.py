@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import Head, SearchState
 from hp_tool.errors import InputError, StoreError
 from hp_tool.store import SqlStore
 from service import keys
@@ -24,6 +27,7 @@ from service.async_client import AsyncClient
 from service.client import Client, EventStream, Lines
 from service.retries import ReconnectPolicy
 from service.settings import Settings
+from service.watch import Watch
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import free_port, served, wait_for
 
@@ -158,3 +162,52 @@ def test_lines_end_where_lines_end(server: str, query: Query) -> None:
     assert [event.payload for event in events] == [{"x": "é\u2028"}]
     assert stream.ended
     assert Lines().feed(b"a") == []
+
+
+def test_however_many_wait_the_database_is_looked_at_once(
+    store: SqlStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = store.create_search(query=query).id
+    seen, looked = Head(SearchState.QUEUED, 1), []
+
+    def heads(search_ids: Collection[str]) -> dict[str, Head]:
+        looked.append(search_ids)
+        return store.heads(search_ids)
+
+    async def hundreds() -> None:
+        watch = Watch(heads=heads, poll_s=0.02)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(300):
+                group.create_task(watch.news(search, seen=seen, limit_s=30))
+            idle = group.create_task(watch.news(search, seen=Head(SearchState.QUEUED, 9), limit_s=0.1))
+            await idle  # no news: its time is up
+            assert 1 <= len(looked) <= 6
+            assert set(map(len, looked)) == {1}
+            await run_in_threadpool(claim, store, search)
+        await watch.news("none", seen=seen, limit_s=30)  # who waits for a search that is gone is told at once
+        assert watch._waiting == {}
+
+    asyncio.run(hundreds())
+
+
+def test_who_waits_is_told_that_the_database_is_away() -> None:
+    def heads(search_ids: Collection[str]) -> dict[str, Head]:
+        raise StoreError("away")
+
+    async def wait() -> None:
+        await Watch(heads=heads, poll_s=0.01).news("s", seen=Head(SearchState.QUEUED, 1), limit_s=30)
+
+    with pytest.raises(StoreError, match="away"):
+        asyncio.run(wait())
+
+
+def test_who_leaves_a_stream_leaves_nothing_in_the_log(
+    server: str, store: SqlStore, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = store.create_search(query=query).id
+    for _ in range(3):
+        read_ids(server, search, last=None, until=lambda ids: len(ids) >= 1)
+    claim(store, search)  # the next event has nobody to go to
+    read_ids(server, search, last=1, until=lambda ids: len(ids) >= 1)
+    time.sleep(0.3)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

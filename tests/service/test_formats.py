@@ -35,6 +35,34 @@ def test_a_recommendation_becomes_a_command_and_comes_back(server: str) -> None:
     assert answer["logged"]["step_s"] == pytest.approx(4.0)
 
 
+def test_what_a_tool_cannot_run_is_ranked_again_for_it(server: str) -> None:
+    fixed = QUERY | {"parallel": {"tensor_parallel_size": 2, "zero_stage": 1}}
+    body = {"result": fixed, "format": "torchtitan"}
+    assert httpx.post(f"{server}/v1/exports", json=body, timeout=60).status_code == 422
+    answer = httpx.post(f"{server}/v1/exports", json=body | {"rerank": True}, timeout=60).json()
+    assert answer["framework"] == "torch-fsdp" and answer["parallel"]["zero_stage"] in (2, 3)
+    assert answer["cost_fraction"] == pytest.approx(answer["step_s"] / answer["best_step_s"] - 1.0)
+    assert "[parallelism]" in answer["text"]
+
+
+def test_registered_names_are_known_both_ways(server: str) -> None:
+    model = {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 51200}
+    lab = {"gpu": "a100-sxm-80gb", "gpus_per_node": 4, "num_gpus": 8, "fabric": "1 x 200 Gb/s",
+           "inter_node_bandwidth_bytes_per_second": 25e9}  # fmt: skip
+    for kind, name, spec in (("models", "mine", model), ("clusters", "lab", lab)):
+        assert httpx.post(f"{server}/v1/{kind}", json={"name": name, "spec": spec}).status_code == 201
+    query = QUERY | {"model": "mine", "cluster": "lab", "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1}}
+    exported = httpx.post(f"{server}/v1/exports", json={"result": query, "format": "megatron-lm"}, timeout=60).json()
+    assert "--num-layers 24" in exported["text"] and "--nproc-per-node 4" in exported["text"]
+    deepspeed = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'
+    told = {"model": "mine", "cluster": "lab", "training.sequence_length": 2048}
+    imported = httpx.post(f"{server}/v1/imports", json={"command": deepspeed, "overrides": told}, timeout=60).json()
+    assert imported["query"]["model"]["num_hidden_layers"] == 24
+    assert (
+        imported["query"]["cluster"]["gpu"] == "a100-sxm-80gb" and imported["estimate"]["parallel"]["data_parallel_size"] == 8
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [

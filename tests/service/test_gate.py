@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
@@ -147,7 +148,28 @@ def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
         assert caught.value.field == "HP_API_KEY_FILE"
 
 
+@pytest.mark.parametrize(("key", "why"), [("", "empty"), ("secret", "fewer than 8")])
+def test_a_key_that_guards_nothing_is_refused(key: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        from_environment({"HP_API_KEY": key})
+    assert caught.value.field == "HP_API_KEY" and "secret" not in caught.value.message.replace("secrets", "")
+
+
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "inf", "many"])
 def test_ceilings_are_amounts(amount: str) -> None:
     with pytest.raises(InputError, match=r"(?i)max_gpu_seconds_per_day"):
         from_environment({"HP_MAX_GPU_SECONDS_PER_DAY": amount})
+
+
+def test_head_is_answered_as_get_without_the_body(server: str) -> None:
+    for path, status in (("/healthz", 200), ("/v1/gpus", 200), ("/searches", 200), ("/v1/models/none", 404), ("/nowhere", 404)):
+        asked, got = httpx.head(server + path, timeout=30), httpx.get(server + path, timeout=30)
+        assert (asked.status_code, asked.content) == (status, b"")
+        assert asked.headers.get("content-type") == got.headers["content-type"], path
+    assert httpx.head(f"{server}/v1/searches/none/events", timeout=30).status_code == 405  # it would never end
+
+
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_it_has(server: str) -> None:
+    for path, methods in (("bulk", "POST"), ("some", "DELETE, GET, PATCH")):
+        answer = httpx.put(f"{server}/v1/measurements/{path}", timeout=30)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)

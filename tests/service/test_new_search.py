@@ -59,7 +59,7 @@ def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
 
 
 def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
-    texts = {"model", "cluster", "cluster.gpu", "inference.engine"}
+    texts = {"model", "cluster", "cluster.gpu", "inference.engine", "trainer"}
     texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
         page = http.get(f"/searches/new?kind={kind}").text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,17 @@ def test_log_lines_are_json_and_know_request_and_search() -> None:
     forged = logging.makeLogRecord({"msg": "a\n2026 INFO forged"})
     assert "\n" not in logs.JsonLines().format(forged)
     assert "request_id" not in json.loads(logs.JsonLines().format(record))
+
+
+def test_nothing_in_a_message_forges_a_line_of_text() -> None:
+    for made in ("a\n2026 INFO forged", "a\r\x1b[2Kforged", "a\u202egnp.exe", "a\u2028forged"):
+        line = logs.Text().format(logging.makeLogRecord({"msg": "GET %s", "args": (made,)}))
+        assert line.isprintable() and "GET a\\" in line
+    try:
+        raise ValueError("inside")
+    except ValueError:
+        failed = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    assert len(logs.Text().format(failed).splitlines()) > 3  # a traceback keeps its lines
 
 
 def test_metrics_tell_of_requests_queue_runs_and_prediction_error(

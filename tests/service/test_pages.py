@@ -104,6 +104,9 @@ def test_the_best_configuration_in_another_tools_words(http: TestClient, store: 
     file = http.get(f"/searches/{search}/export", params={"format": "megatron-lm", "download": "true"})
     assert file.headers["content-disposition"] == f'attachment; filename="{search}-megatron-lm.txt"'
     assert http.get(f"/searches/{search}/export", params={"format": '"; x="'}).json()["field"] == "format"
+    again = http.get(f"/searches/{search}/export", params={"format": "accelerate", "rerank": "true"})
+    assert "fsdp_config" in again.text and again.headers["export-note"].startswith("ranked for accelerate (torch-fsdp)")
+    assert 'name="rerank"' in http.get(f"/searches/{search}").text
 
 
 def test_time_left_is_bounded_by_the_budget_that_runs_out_first(http: TestClient, store: Store, query: Query) -> None:

@@ -185,7 +185,7 @@ def test_a_message_is_small_whatever_went_wrong(store: SqlStore, query: dict[str
         "http://example.com/", "ftp://example.com/", "https://", "https://user:pass@example.com/", "https://example.com/#part",
         "https://127.0.0.1/", "https://10.1.2.3/", "https://169.254.169.254/latest/meta-data", "https://[::1]/", "https://0.0.0.0/",
         "https://[::ffff:10.0.0.1]/", "https://[64:ff9b::a00:1]/", "https://[2002:a00:1::]/", "https://100.64.0.1/",
-        "https://224.0.0.1/", "http://127.0.0.1/", "http://localhost/", "x", "https://a\nb/",
+        "https://224.0.0.1/", "https://[::a00:1]/", "https://[::ffff:0:a00:1]/", "http://127.0.0.1/", "http://localhost/", "x", "https://a\nb/",
     ],
 )  # fmt: skip
 def test_what_only_insiders_reach_is_refused(url: str) -> None:
@@ -219,6 +219,50 @@ def test_a_name_for_a_private_address_is_not_connected_to(
     with pytest.raises(DeliveryError, match="public addresses"):
         post(PUBLIC.check(f"https://rebound.example:{port}/"), settings=PUBLIC, body=b"{}", headers={})
     assert receiver.came == []
+
+
+def test_a_name_that_nobody_answers_for_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: [] if asked.wait(30) else [])
+    began = time.monotonic()
+    with pytest.raises(DeliveryError, match="not found in time"):
+        post(PUBLIC.check("https://silent.example/"), settings=PUBLIC, body=b"{}", headers={}, limit_s=0.2)
+    assert time.monotonic() - began < 5
+    asked.set()
+
+
+def test_silent_receivers_of_one_owner_hold_up_nobody_else(store: SqlStore, query: dict[str, Any], receiver: Receiver) -> None:
+    searches = [(store.create_search(query=query, owner="ada", webhook="https://silent.example/"), "ada") for _ in range(12)]
+    searches.append((store.create_search(query=query, owner="bob", webhook=receiver.url), "bob"))
+    for search, _ in searches:
+        store.request_cancel(search_id=search.id)
+    silence, sending = threading.Semaphore(0), []
+
+    def send(url: Any, **message: Any) -> None:
+        if url.host == "silent.example":
+            sending.append(url)
+            silence.acquire()
+            sending.remove(url)
+            raise DeliveryError("silent")
+        post(url, **message)
+
+    stopping = threading.Event()
+    deliveries = Deliveries(store=store, settings=HERE, stopping=stopping, poll_s=0.02, send=send)
+    worker = threading.Thread(target=deliveries.run)
+    worker.start()
+    try:
+        wait_for(lambda: store.get_webhook(search_id=searches[-1][0].id).state == "delivered", timeout_s=20)
+        assert len(sending) == 2  # of the twelve
+        for _ in range(12):
+            silence.release()
+        wait_for(
+            lambda: all(store.get_webhook(search_id=search.id).attempts == 1 for search, _ in searches) and not sending,
+            timeout_s=20,
+        )
+    finally:
+        stopping.set()
+        silence.release(100)
+        worker.join()
 
 
 def test_a_receiver_that_drips_ends_with_the_deadline() -> None:

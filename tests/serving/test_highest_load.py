@@ -169,12 +169,27 @@ def test_a_miss_names_the_nearest_and_the_load_it_bears() -> None:
     assert late.nearest_misses[0].estimate.reasons[0].code == "overloaded" and late.nearest_misses[0].estimate.highest_load
 
 
+def test_pools_carry_the_highest_load_too() -> None:
+    sizes = {"prefill_tensor_parallel_size": [1, 2], "decode_tensor_parallel_size": 2}
+    bounds = {"tpot_s": 0.02, "ttft_s": 3.0}
+    found = answers.recommend_answer(query(inference=UNKNOWN | {"disaggregated": sizes}, targets=bounds), top=3).disaggregated
+    assert found
+    for row in found[:2]:
+        one = {"prefill_replicas": row.prefill.replicas, "decode_replicas": row.decode.replicas,
+               "prefill_tensor_parallel_size": row.prefill.tensor_parallel_size, "decode_tensor_parallel_size": 2}  # fmt: skip
+        load = row.estimate.concurrency
+        for concurrency, meets in ((load, True), (load + 1, False)):
+            again = query(inference={"concurrency": concurrency, "disaggregated": one}, targets=bounds)
+            assert bool(answers.recommend_answer(again, top=1).disaggregated) == meets
+        assert row.estimate.users == load
+
+
 @pytest.mark.parametrize(
     ("inference", "field"),
     [
         ({"request_rate_per_second": 3.0}, "inference.concurrency"),
         ({"concurrency": {"min": 9, "max": 3}}, "inference.concurrency"),
-        (UNKNOWN | {"disaggregated": {}}, "inference.concurrency"),
+        (UNKNOWN | {"disaggregated": {}, "load": {"arrival": "poisson"}}, "inference.request_rate_per_second"),
         ({"concurrency": []}, "inference.concurrency"),
     ],
 )

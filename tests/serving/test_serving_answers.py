@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from typing import Any
 
 import pytest
 
 from hp_tool import answers, serving
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.queries import schema
+from hp_tool.serving.estimates import ratio_log_sd
+from hp_tool.serving.problem import resolve_serving
 
 CONTRACT = {
     "feasible", "reasons", "memory", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu",
@@ -204,3 +209,20 @@ def test_experts_split_over_attention_groups_cost_more_traffic_than_experts_that
     )
     assert split.feasible and whole.feasible
     assert whole.request_latency_s < split.request_latency_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("objective", ["throughput_per_gpu", "ttft", "tpot"])
+def test_rows_of_one_group_cannot_be_told_apart_from_its_first(objective: str) -> None:
+    asked = query(objective=objective, inference={"concurrency": 128})
+    rows, problem = serving.recommend(query=asked, top=50).recommendations, resolve_serving(asked)
+    figure, name = ("throughput", "output_tokens_per_second_per_gpu") if "gpu" in objective else (objective, f"{objective}_s")
+    bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
+    groups = [row.group for row in rows]
+    assert groups[0] == 1 and len(set(groups)) > 1 and groups == sorted(groups)  # type: ignore[type-var]
+    first: dict[int | None, float] = {}
+    for row in rows:
+        value = getattr(row.estimate, name)
+        apart = abs(math.log(value / first.setdefault(row.group, value)))
+        assert apart <= bound
+    starts = list(first.values())
+    assert all(abs(math.log(b / a)) > bound for a, b in itertools.pairwise(starts))

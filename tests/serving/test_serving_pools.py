@@ -78,7 +78,8 @@ def test_at_a_rate_the_queue_grows_until_the_pools_no_longer_keep_up() -> None:
 
 
 def test_an_answer_ranks_pools_beside_shared_replicas() -> None:
-    asked = query(inference={"disaggregated": {}, "concurrency": 256}, targets={"tpot_s": 0.03, "ttft_s": 5.0})
+    load = {"disaggregated": {}, "concurrency": 256, "kv_cache_precision": "fp8"}
+    asked = query(inference=load, targets={"tpot_s": 0.03, "ttft_s": 5.0})
     answer = json.loads(schema.to_json(answers.recommend_answer(asked, top=5)))
     rows = answer["disaggregated"]
     assert answer["recommendations"] and len(rows) == 5

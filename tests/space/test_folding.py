@@ -15,11 +15,17 @@ from pathlib import Path
 import pytest
 
 from hp_tool.catalog import cluster
+from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.cost.candidates import DISPATCHERS, Candidates
+from hp_tool.cost.parameters import entries, expert_matrices
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, TokenDispatcher
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.serving.problem import serving_case
 from hp_tool.space import default_axes, legal_chunks
 from tests.conftest import skip_or_fail
 from tests.cost.cases import case_of
@@ -34,7 +40,7 @@ MODEL = ModelSpec(
 )  # fmt: skip
 WORDS = {
     "num_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "ffn_hidden_size": 96, "moe_ffn_hidden_size": 96,
-    "num_moe_experts": 8, "moe_router_topk": 2,
+    "moe_router_topk": 2,
 }  # fmt: skip
 
 
@@ -46,22 +52,57 @@ def candidates(gpu: str, *, model: ModelSpec = MODEL, release: str | None = None
     return Candidates.concatenate([chunk.candidates for chunk in chunks])
 
 
-@pytest.mark.slow
-def test_every_folding_that_megatron_accepts_is_in_the_space_and_no_other() -> None:
+CASES = random.Random(7).sample(list(itertools.product(*SIZES)), 200)
+REPLICATED = [(10, 2), (12, 4), (16, 8)]
+"""(8 experts and second copies of some, ranks that share them)."""
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[tuple[int, ...], int]:
+    """Parameters of a rank's experts by Megatron Core; 0 where it refuses."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
-    cases = random.Random(7).sample(list(itertools.product(*SIZES)), 200)
+    cases = [(8, *case) for case in CASES] + [(slots, 1, 1, 1, ranks, 1) for slots, ranks in REPLICATED]
     done = subprocess.run(
         [sys.executable, "-m", "tests.space.megatron_folding", json.dumps([WORDS, RANKS, cases])],
         capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    accepted = dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
-    assert 30 < sum(accepted.values()) < 170
+    return dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.slow
+def test_every_folding_that_megatron_accepts_is_in_the_space_and_no_other(counted: dict[tuple[int, ...], int]) -> None:
+    accepted = {case for case in CASES if counted[8, *case]}
+    assert 30 < len(accepted) < 170
     axes = {f"{name}_parallel_size": values for name, values in zip(NAMES, SIZES, strict=True)}
     found = candidates("h100-sxm-80gb", **axes, virtual_pipeline_parallel_size=1, moe_token_dispatcher_type="alltoall")
     legal = set(zip(*(getattr(found, axis).tolist() for axis in axes), strict=True))
-    assert {case for case in cases if case in legal} == {case for case, taken in accepted.items() if taken}
+    assert {case for case in CASES if case in legal} == accepted
+
+
+@pytest.mark.slow
+def test_a_rank_holds_the_experts_that_megatron_gives_it(counted: dict[tuple[int, ...], int]) -> None:
+    for case in CASES:
+        *_, ep, etp = case
+        if size := counted[8, *case]:
+            assert entries(expert_matrices(MODEL, expert=ep, expert_tensor=etp)) == size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "ranks"), REPLICATED)
+def test_second_copies_of_experts_take_the_memory_of_experts(
+    counted: dict[tuple[int, ...], int], slots: int, ranks: int
+) -> None:
+    """A serving rank with redundant experts against Megatron's with as many experts as there are slots."""
+    load = InferenceWorkload(input_length=16, output_length=16, concurrency=1, precision="bf16", engine="sglang")
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=RANKS))
+    case = serving_case(model=MODEL, cluster=machine, workload=load, engine=engine_efficiency(engine="sglang", version=None))
+    config = ServingConfig(
+        attention_data_parallel_size=ranks, expert_parallel_size=ranks, redundant_experts=slots - 8, data_parallel_size=RANKS
+    )
+    held = counted[slots, 1, 1, 1, ranks, 1]
+    assert expert_weights(case, ServingCandidates.from_configs([config], concurrency=[1])) == held > 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,15 @@ def test_nothing_is_written_into_a_file_that_was_taken_away(tmp_path: Path, repl
     (tmp_path / "elsewhere.sqlite3").rename(path)  # put back, it is as before
     assert store.list_searches(limit=1).items == ()
     store.close()
+
+
+def test_a_new_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
+    earlier = os.umask(0o022)
+    try:
+        store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
+        store.add_audit(owner="ada", api_key_id=None, action="POST", resource="/", outcome="202")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(earlier)
+    assert modes == dict.fromkeys(("hp.sqlite3", "hp.sqlite3-wal", "hp.sqlite3-shm"), 0o600)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hp_tool.catalog import library, records
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import ProfileRequest, Program
+from hp_tool.domain.measurement import Fidelity, Measurement, ProfileRequest, Program
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.query import TrainerCommand
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.domain.query import SearchSettings, TrainerCommand
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.launchers.jobs import REQUEST_JSON
 from hp_tool.queries.schema import parse_query
-from hp_tool.trainers import NAMES, check_trainer, check_varied, program, program_name
-from hp_tool.training.problem import resolve_training
+from hp_tool.trainers import NAMES, TrainerLauncher, check_trainer, check_varied, program, program_name, trainer_of
+from hp_tool.training.problem import TrainingProblem, resolve_training
+
+ROOT = Path(__file__).parents[2]
 
 CONFIG = ParallelConfig(
     tensor_parallel_size=4, pipeline_parallel_size=2, data_parallel_size=2, micro_batch_size=2, sequence_parallel=True
@@ -35,20 +42,32 @@ def trainer(*command: str, **changes: Any) -> TrainerCommand:
     return TrainerCommand(command=command, **{"reader": "megatron-lm", **changes})
 
 
-def run(given: TrainerCommand, *, config: ParallelConfig = CONFIG, **training: Any) -> Program:
+def run(
+    given: TrainerCommand,
+    *,
+    config: ParallelConfig = CONFIG,
+    layers: int | None = None,
+    batch: int | None = None,
+    **training: Any,
+) -> Program:
     problem = resolve_training(parse_query({**QUERY, "training": {**QUERY["training"], **training}}))
-    request = ProfileRequest(
+    return program(given, request=asked_of(problem, config, layers=layers, batch=batch), problem=problem)
+
+
+def asked_of(problem: TrainingProblem, config: ParallelConfig, *, layers: int | None, batch: int | None) -> ProfileRequest:
+    """The request of a run, with fewer layers or a smaller batch where they are given."""
+    return ProfileRequest(
         run_id="run-1",
-        model=problem.model,
-        training=problem.workload,
+        model=problem.model if layers is None else replace(problem.model, num_hidden_layers=layers),
+        training=problem.workload if batch is None else replace(problem.workload, global_batch_size=batch),
         parallel=config,
-        num_gpus=16,
+        num_gpus=8 * config.data_parallel_size,
         gpu="h100-sxm-80gb",
         steps=5,
         warmup_steps=2,
         timeout_s=60.0,
+        fidelity=Fidelity(num_hidden_layers=layers),
     )
-    return program(given, request=request, problem=problem)
 
 
 def test_values_stand_where_their_names_stood() -> None:
@@ -93,6 +112,91 @@ def test_all_flags_of_megatron() -> None:
     assert "--sequence-parallel" in words and words[words.index("--global-batch-size") + 1] == "64"
 
 
+def words_of(name: str, **changes: Any) -> tuple[str, ...]:
+    """The command of one of the trainers that the documentation registers."""
+    return run(records.build(TrainerCommand, documented()[name], field="trainer"), **changes).command
+
+
+def documented() -> dict[str, Any]:
+    text = (ROOT / "docs" / "trainers.md").read_text()
+    (entries,) = re.findall(r"```yaml\n(# my-catalogue/.*?)```", text, re.DOTALL)
+    return dict(yaml.safe_load(entries)["entries"])
+
+
+def test_the_documented_recipes_say_the_configuration_in_their_own_words() -> None:
+    megatron = words_of("megatron-lm")
+    assert megatron[megatron.index("--pipeline-model-parallel-size") + 1] == "2" and "--mock-data" in megatron
+    bridge = words_of("megatron-bridge")
+    assert bridge[0].endswith("run_script.py") and "model.tensor_model_parallel_size=4" in bridge
+    assert "train.micro_batch_size=2" in bridge and "train.train_iters=7" in bridge
+    assert not any(word.startswith("model.num_layers") for word in bridge)  # the recipe says it
+    titan = words_of("torchtitan", config=replace(CONFIG, zero_stage=3), framework="torch-fsdp")
+    assert titan[:2] == ("-m", "torchtitan.train") and "torchtitan.toml" in titan
+    actor = words_of("verl")
+    assert actor[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4" in actor
+    for name, entry in documented().items():
+        assert entry["reader"] == name
+        check_trainer(records.build(TrainerCommand, entry, field="trainer"))
+
+
+def test_a_reduced_run_is_smaller_in_every_word() -> None:
+    given = trainer("run_script.py", "{flags:megatron-bridge}", "{num_gpus}", "{num_nodes}", reducible=("layers", "replicas"))
+    check_trainer(given)
+    whole = run(given)
+    config = replace(CONFIG, data_parallel_size=1)
+    reduced = run(given, config=config, layers=16, batch=32)
+    assert whole.command[-2:] == ("16", "2") and reduced.command[-2:] == ("8", "1")
+    assert "train.global_batch_size=64" in whole.command and "train.global_batch_size=32" in reduced.command
+    assert "model.num_layers=16" in reduced.command and reduced.returns == ("request.json",)
+    assert not any(word.startswith("model.num_layers") for word in whole.command)
+    flags = run(trainer("pretrain_gpt.py", "{flags:megatron-lm}"), config=config, layers=16, batch=32).command
+    assert flags[flags.index("--num-layers") + 1] == "16"
+
+
+def test_what_a_reduced_run_measured_is_of_its_own_batch() -> None:
+    problem = resolve_training(parse_query(QUERY))
+    given = trainer("train.py", "{global_batch_size}", reader="json", reducible=("replicas",))
+
+    class Engine:
+        name = "memory"
+        log = "\n".join(json.dumps({"step": n, "samples_per_second": 16.0}) for n in range(1, 8))
+        request = ""
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+        def fetch(self, handle: str) -> Measurement:
+            return Measurement(status="crashed", exit_code=0)
+
+        def output(self, handle: str, *, name: str | None = None) -> str:
+            return self.request if name == "request.json" else self.log
+
+    engine = Engine()
+    launcher = TrainerLauncher(engine, trainer=given, problem=problem, settings=SearchSettings())  # type: ignore[arg-type]
+    assert launcher.fetch("job").status == "crashed"  # nobody knows what ran
+    small = replace(CONFIG, data_parallel_size=1)
+    engine.request = REQUEST_JSON.dump_json(asked_of(problem, small, layers=None, batch=32)).decode()
+    found = launcher.fetch("job")
+    assert (found.status, found.step_s) == ("ok", 2.0)  # 32 sequences, not 64
+    assert found.tokens_per_second_per_gpu == pytest.approx(32 * 8192 / 2.0 / 8)
+
+
+def test_a_registered_trainer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "ours.yaml").write_text("command: [/opt/train.py, '{flags:megatron-lm}']\nreader: megatron-lm\n")
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
+    library.clear_cache()
+    try:
+        named = trainer_of(parse_query({**QUERY, "trainer": "ours"}))
+        assert named == trainer("/opt/train.py", "{flags:megatron-lm}")
+        with pytest.raises(NotFoundError, match=r"no trainer is called 'theirs'.*ours") as unknown:
+            trainer_of(parse_query({**QUERY, "trainer": "theirs"}))
+        assert unknown.value.field == "trainer"
+    finally:
+        library.clear_cache()
+
+
 def test_a_configuration_as_a_file() -> None:
     given = trainer("-m", "torchtitan.train", "--job.config_file", "{file:torchtitan}", reader="torchtitan")
     made = run(given, config=replace(CONFIG, zero_stage=3), framework="torch-fsdp")
@@ -119,6 +223,9 @@ def test_a_configuration_as_a_file() -> None:
         (trainer("train", environment={"A B": "1"}), "trainer.environment", "A B"),
         (trainer("train", metrics_file="../x"), "trainer.metrics_file", "letters"),
         (trainer("train", metrics_file="result.json"), "trainer.metrics_file", "not one of ours"),
+        (trainer("train", "{seed}", reducible=("layers",)), "trainer.reducible", r"fewer layers: name \{num_hidden_layers\}"),
+        (trainer("train", "{flags:verl}", reducible=("layers",)), "trainer.reducible", "fewer layers"),  # its model is a folder
+        (trainer("train", "{seed}", reducible=("replicas",)), "trainer.reducible", r"name \{global_batch_size\}"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import pytest
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.formats.logs import read_log
+from hp_tool.formats.logs import READERS, read_log
 from hp_tool.trainers import measurement
 from hp_tool.units import MIB
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_taken_away_says_nothing() -> None:
     assert read(megatron(9, 8, 5, 4, 6), ended=taken) == taken
 
 
-@pytest.mark.parametrize("reader", ["megatron-lm", "torchtitan", "deepspeed", "json"])
+@pytest.mark.parametrize("reader", sorted(READERS))
 def test_hostile_logs_are_read_in_time(reader: str) -> None:
     long = "9" * 1_000_000
     lines = [

@@ -29,7 +29,7 @@ from hp_tool.queries.registered import checked_registration
 from hp_tool.store import open_store
 from hp_tool.tuning import create_launcher, tune, within_limits
 from hp_tool.tuning.clusters import launcher_name
-from hp_tool.tuning.run import describe_plan
+from hp_tool.tuning.plan import bill, plan_search
 from tests.tuning.cpu_engine import CpuEngine
 
 NODE = {"gpus_per_node": 2, "inter_node_bandwidth_bytes_per_second": 1e9, "fabric": "ethernet"}
@@ -104,14 +104,45 @@ def test_a_query_that_names_a_cluster_runs_on_its_launcher_with_its_options() ->
 def test_a_plan_is_shown_and_nothing_submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
     big = {"sequence_length": 1024, "global_batch_size": 16}
-    script = describe_plan(replace(query("two-nodes"), training=TrainingWorkload(**big)))
+    script = plan_search(replace(query("two-nodes"), training=TrainingWorkload(**big))).job
+    assert script is not None
     assert script.startswith("#!/bin/bash") and "#SBATCH --partition=gpu" in script and "torch.distributed.run" in script
     trainer = TrainerCommand(command=("train.py", "{flags:megatron-lm}"), reader="json")
-    local = json.loads(describe_plan(replace(query("silent"), trainer=trainer)))
+    local = json.loads(plan_search(replace(query("silent"), trainer=trainer)).job or "")
     assert "train.py" in local["command"] and "--micro-batch-size" in local["command"]
-    pods = json.loads(describe_plan(query("by-kubernetes")))
+    pods = json.loads(plan_search(query("by-kubernetes")).job or "")
     assert pods["items"][-1]["spec"]["completions"] == 2
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_is_the_bill_of_the_whole_search(store) -> None:
+    dear = {"node_type": "dgx-h100", "num_gpus": 256, "price_per_gpu_hour": 3.6}
+    asked = schema.parse_query(
+        {
+            "kind": "training",
+            "model": "llama-3-70b",
+            "cluster": dear,
+            "training": {"sequence_length": 8192, "global_batch_size": 512},
+            "search": {"launcher": "slurm"},
+        }
+    )
+    plan = bill(asked, store=store).plan
+    first, proof = plan.first, plan.confirmation
+    assert proof is not None and not first.fidelity.is_whole and proof.fidelity.is_whole
+    assert (first.num_gpus, first.num_nodes, proof.num_gpus, proof.num_nodes) == (32, 4, 256, 32)
+    assert first.wall_s == pytest.approx(180.0 + 7 * first.step_s) and proof.wall_s < proof.time_limit_s
+    assert (plan.runs, plan.stopped_by) == (8, "budget_runs")
+    assert plan.gpu_seconds == pytest.approx(7 * 32 * first.wall_s + 256 * proof.wall_s)
+    assert plan.cost == pytest.approx(plan.gpu_seconds / 1000.0) and plan.wall_s == pytest.approx(
+        7 * first.wall_s + proof.wall_s
+    )
+    assert plan.most_gpu_seconds == pytest.approx(7 * 32 * first.time_limit_s + 256 * proof.time_limit_s)
+    # A budget in GPU-seconds pays for fewer runs, and for no proof that it cannot afford; whole runs need none.
+    tight = bill(replace(asked, search=replace(asked.search, budget_gpu_seconds=20_000.0))).plan
+    assert (tight.runs, tight.stopped_by, tight.confirmation) == (int(20_000 // first.gpu_seconds), "budget_gpu_seconds", None)
+    whole = bill(replace(asked, search=replace(asked.search, fidelity="full", parallel_runs=2))).plan
+    assert whole.confirmation is None and whole.wall_s == pytest.approx(4 * whole.first.wall_s)
+    assert whole.first.step_s == pytest.approx(proof.step_s)
 
 
 def test_what_a_query_says_goes_first_and_this_host_last() -> None:

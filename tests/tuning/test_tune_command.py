@@ -122,6 +122,17 @@ def test_a_server_gives_the_same_kind_of_answer(engine, monkeypatch):
     assert done.stderr.count("measured") == 4
 
 
+def test_a_plan_prints_the_bill_and_the_job_and_runs_nothing(engine):
+    engine.describe = lambda plan: "#!/bin/bash"
+    done = run(QUICKSTART, "--plan")
+    assert done.exit_code == 0
+    assert "first run" in done.stdout and "at most 6 runs (budget_runs)" in done.stdout
+    assert done.stdout.endswith("\n\n#!/bin/bash\n")
+    answer = json.loads(run(QUICKSTART, "--plan", "--json").stdout)
+    assert answer["plan"]["first"]["num_nodes"] == 1 and answer["job"] == "#!/bin/bash"
+    assert engine.requests == {}
+
+
 def test_exit_codes(engine):
     too_large = run(QUICKSTART, "--set", "model=gpt3-175b")
     assert too_large.exit_code == 3

@@ -13,6 +13,7 @@ LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embeddin
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
 """No biases, whatever the file says."""
 LLAMA = Family(fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias"))
+QWEN2 = PLAIN.but(fixed={**QKV_BIAS, "attention_bias": True})
 QWEN3 = LLAMA.but(fixed={"query_key_norm": "head", "mlp_bias": False}, defaults={"head_dim": 128})
 GEMMA = LLAMA.but(defaults={**TIED, "head_dim": 256}, fixed={"mlp_bias": False})
 LATENT = PLAIN.but(
@@ -110,7 +111,11 @@ FAMILIES: dict[str, Family] = {
     "exaone4": PLAIN.but(fixed={"query_key_norm": "head"}, full_attention_every=4),
     "gemma": GEMMA,
     "gemma2": GEMMA.but(fixed={"norms_per_layer": 4}, full_attention_every=2),
-    "gemma3_text": GEMMA.but(fixed={"norms_per_layer": 4, "query_key_norm": "head"}, full_attention_every=6),
+    "gemma3_text": GEMMA.but(
+        fixed={"norms_per_layer": 4, "query_key_norm": "head"},
+        defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},  # multimodal files leave them out
+        full_attention_every=6,
+    ),
     "vaultgemma": GEMMA.but(full_attention_every=2),
     "glm": _GLM,
     "glm4": _GLM.but(fixed={"norms_per_layer": 4}),
@@ -135,8 +140,11 @@ FAMILIES: dict[str, Family] = {
         defaults=UNTIED,
         derive=_phi,
     ),
-    "qwen2": PLAIN.but(fixed={**QKV_BIAS, "attention_bias": True}),
+    "qwen2": QWEN2,
+    "qwen2_vl_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
+    "qwen3_vl_text": QWEN3,
     "seed_oss": LLAMA.but(keys={"attention_output_bias": "attention_out_bias"}, defaults={"attention_bias": True}),
     "smollm3": LLAMA.but(defaults=TIED),
     "stablelm": LLAMA.but(

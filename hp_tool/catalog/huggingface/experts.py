@@ -50,6 +50,7 @@ def _dbrx(config: Config) -> dict[str, Any]:
 
 
 _DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
+_QWEN3 = QWEN3.but(keys={**_LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense)
 _GRANITE = LLAMA.but(keys=_LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
@@ -62,8 +63,14 @@ FAMILIES: dict[str, Family] = {
         fixed={**QKV_BIAS, "shared_expert_gate": True},
         derive=_qwen2,
     ),
-    "qwen3_moe": QWEN3.but(
-        keys={**_LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense
+    "qwen3_moe": _QWEN3,
+    "qwen3_vl_moe_text": _QWEN3,
+    "llama4_text": PLAIN.but(
+        keys={**_LOCAL, "moe_intermediate_size": "intermediate_size"},
+        required={"interleave_moe_layer_step": (1, _DENSE_BETWEEN)},
+        fixed={"num_shared_experts": 1},
+        defaults={"num_experts": 16, "num_experts_per_tok": 1},
+        full_attention_every=4,
     ),
     "gpt_oss": Family(
         keys={**_LOCAL, **same("attention_bias")},

@@ -49,7 +49,8 @@ def refuse(config: Config, key: str, *, unless: Any, why: str) -> None:
         raise UnsupportedError(f"{key} {config[key]!r}: {why}", field=f"model.{key}")
 
 
-_KINDS = {"full_attention", "sliding_attention"}
+_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Chunks (Llama 4) count as a window as wide as a chunk, which sees up to twice the keys; the same up to one chunk."""
 
 
 def sliding_window(config: Config, *, layers: int, full_attention_every: int | None) -> dict[str, Any]:
@@ -61,12 +62,12 @@ def sliding_window(config: Config, *, layers: int, full_attention_every: int | N
     kinds = config.get("layer_types") or []
     if foreign := set(kinds) - _KINDS:
         raise UnsupportedError(f"layer_types {', '.join(sorted(foreign))} are not modelled", field="model.layer_types")
-    window = config.get("sliding_window")
+    window = config.get("sliding_window") or config.get("attention_chunk_size")
     if not window or not config.get("use_sliding_window", True):
         return {}
     every = config.get("sliding_window_pattern", full_attention_every)
     if kinds:
-        windowed = kinds[:layers].count("sliding_attention")
+        windowed = layers - kinds[:layers].count("full_attention")
     elif config.get("use_sliding_window"):  # Qwen: the first max_window_layers see all keys
         windowed = max(layers - config.get("max_window_layers", 0), 0)
     else:

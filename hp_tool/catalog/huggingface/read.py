@@ -1,5 +1,8 @@
 """Reads a Hugging Face config.json into a ModelSpec, by tables of what each architecture calls and fixes things."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from hp_tool.catalog.huggingface import decoders, encoders, experts
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
 from hp_tool.catalog.records import build, nearest
@@ -24,6 +27,7 @@ def read_config(config: Config) -> ModelSpec:
     UnsupportedError names a model_type or layout that cannot be read, with the reason or the known types; InputError names a
     value that is missing or of the wrong type.
     """
+    config, left_out = _language_model(config)
     model_type = _model_type(config)
     family = FAMILIES[model_type]
     given = {key: value for key, value in config.items() if value is not None}
@@ -36,7 +40,38 @@ def read_config(config: Config) -> ModelSpec:
     if isinstance(layers := known.get("num_hidden_layers"), int):
         windows = sliding_window(given, layers=layers, full_attention_every=family.full_attention_every)
         known = windows | known
+    if left_out:
+        known["left_out"] = left_out
     return build(ModelSpec, known, field="model")
+
+
+_TEXT = ("text_config", "llm_config", "language_config")
+
+
+def _language_model(config: Config) -> tuple[Config, str]:
+    """The language model's part of a file that wraps one, and what else the file holds in words; of others itself and ''."""
+    key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
+    if key is None or config.get("is_encoder_decoder"):
+        return config, ""
+    inner = dict(config[key])
+    for shared in ("name", "_name_or_path", "tie_word_embeddings"):  # where the class of the whole reads them
+        if config.get(shared) is not None:
+            inner.setdefault(shared, config[shared])
+    if not inner.get("_name_or_path"):
+        inner.setdefault("name", config.get("model_type"))
+    towers = (
+        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
+        for name, tower in config.items()
+        if name != key and name.endswith("_config") and isinstance(tower, Mapping) and _depth(tower)
+    )
+    return inner, ", ".join((*towers, f"all else of {config.get('model_type') or 'the file'} but its {key}"))
+
+
+def _depth(tower: Mapping[str, Any]) -> str:
+    """`27 layers of 1152`; empty where a mapping describes no layers."""
+    layers = next((tower[key] for key in ("num_hidden_layers", "depth", "encoder_layers") if key in tower), None)
+    width = next((tower[key] for key in ("hidden_size", "embed_dim", "d_model") if key in tower), None)
+    return f"{layers} layers of {width}" if isinstance(layers, int) and isinstance(width, int) else ""
 
 
 def _model_type(config: Config) -> str:
@@ -59,7 +94,8 @@ def _model_type(config: Config) -> str:
 
 
 _RECURRENT = "its layers are recurrent, state-space or convolutional in part"
-_TOWERS = "it joins a language model with vision or audio towers; give the language model's text_config alone"
+_TOWERS = "it joins a language model with vision or audio towers, and the file has no text_config to read"
+_CROSS = "layers of cross-attention to images stand between its own, or inputs by layer"
 _SPARSE = "its attention sees blocks, buckets or random keys"
 _POSITIONS = "its relative positions have matrices of their own in attention"
 _EXPERTS = "dense and MoE layers alternate, or experts differ from layer to layer"
@@ -72,11 +108,12 @@ REFUSED: dict[str, str] = {
         _RECURRENT: "mamba mamba2 falcon_mamba bamba jamba zamba zamba2 nemotron_h granitemoehybrid falcon_h1 recurrent_gemma "
         "rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text kimi_linear minimax olmo_hybrid "
         "bailing_hybrid convbert fnet",
+        _CROSS: "mllama_text_model gemma3n_text gemma4_text",
         _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl qwen2_5_vl qwen3_vl "
         "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip vit git fuyu moshi musicgen",
         _SPARSE: "longformer led big_bird bigbird_pegasus longt5 reformer deepseek_v32 glm_moe_dsa nystromformer yoso mra",
         _POSITIONS: "deberta deberta-v2 xlnet mpnet funnel roformer esm",
-        _EXPERTS: "llama4_text switch_transformers nllb-moe jetmoe",
+        _EXPERTS: "switch_transformers nllb-moe jetmoe",
         _SHARED: "albert",
         _NORMS: "bitnet apertus diffllama",
         "it is two models joined; give one of them": "encoder-decoder",

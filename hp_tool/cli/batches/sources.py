@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal
 
-from hp_tool.api import SHORT_KEYS
 from hp_tool.cli.queries import read_yaml
 from hp_tool.errors import InputError
+from hp_tool.queries.short_names import COLUMNS
 
 MAX_LINE_BYTES = 1_000_000
 """Limit of one query, in any of the formats."""
@@ -87,24 +87,6 @@ def _document(lines: list[bytes], size: int) -> Iterator[Item]:
         yield InputError(f"the query has a value that JSON does not support: {error}", code="syntax")
 
 
-SHORT = {
-    "tp": "parallel.tensor_parallel_size",
-    "pp": "parallel.pipeline_parallel_size",
-    "vpp": "parallel.virtual_pipeline_parallel_size",
-    "cp": "parallel.context_parallel_size",
-    "ep": "parallel.expert_parallel_size",
-    "etp": "parallel.expert_tensor_parallel_size",
-    "dp": "parallel.data_parallel_size",
-    "mbs": "parallel.micro_batch_size",
-    "sp": "parallel.sequence_parallel",
-    "recompute": "parallel.recompute",
-    "zero": "parallel.zero_stage",
-    "gpus_per_node": "cluster.gpus_per_node",
-    **SHORT_KEYS,
-}
-"""Column names other than dotted paths: abbreviations of the sizes, and the flags of `hp-tool estimate`."""
-
-
 def grid_lines(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
     """A JSON line for every combination of every row, the last column varying fastest.
 
@@ -137,11 +119,11 @@ def _paths(columns: Sequence[str]) -> list[str]:
     from hp_tool.domain.query import Query
 
     first = {*Query.__slots__}
-    paths = [SHORT.get(column, column) for column in columns]
+    paths = [COLUMNS.get(column, column) for column in columns]
     for column, path in zip(columns, paths, strict=True):
         if path.partition(".")[0] not in first:
-            near = difflib.get_close_matches(column, [*SHORT, *first], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"use a query's dotted path or one of {', '.join(SHORT)}"
+            near = difflib.get_close_matches(column, [*COLUMNS, *first], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use a query's dotted path or one of {', '.join(COLUMNS)}"
             raise InputError(f"unknown column {column!r}; {hint}", field=column or None, code="unknown_key")
         if paths.count(path) > 1:
             raise InputError(f"{path} occurs in more than one column", field=column)

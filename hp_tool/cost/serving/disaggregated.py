@@ -164,7 +164,7 @@ def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[Fl
     if case.model.num_experts is None:
         return alone, alone
     many = np.maximum(seconds(together) / together, engine.request_overhead_s) / groups
-    return alone + case.experts.first_token_s, many
+    return alone + case.engine.first_token_s, many
 
 
 def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:

@@ -133,8 +133,9 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     served = np.hypot(busy, front_end)
     waiting = served - busy
     early = waiting * _before_first_token(engine, output)
-    queue = served * (in_flight - running) / running
-    apart = case.experts.first_token_s if case.model.num_experts else engine.first_token_s
+    apart = engine.first_token_s
+    # Whoever is on the way takes no place: those who find none wait as much less.
+    queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
     return ServingCosts(

@@ -108,7 +108,7 @@ class _Scheduler:
         while self.coming and self.coming[0][0] <= self.now:
             at, request = heapq.heappop(self.coming)
             self.front = max(self.front, at) + self.table.request_s
-            self.entering.append((self.front, request))
+            self.entering.append((self.front + self.table.first_token_s, request))
         while self.entering and self.entering[0][0] <= self.now:
             self.waiting.append(self.entering.popleft()[1])
 

@@ -153,7 +153,9 @@ def costs_at_rate(
 
 def without_front_end(case: ServingCase) -> ServingCase:
     """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
-    engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0, prefill_group=math.inf)
+    engine = replace(
+        case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0, wave_share=0.0, prefill_group=math.inf
+    )
     return replace(case, engine=engine)
 
 

@@ -40,6 +40,8 @@ class PassTable:
     """Front end's serial work per request."""
     stream_s: float
     """The same per streamed token."""
+    first_token_s: float
+    """Seconds before a first token in which device and front end are free."""
     cache_tokens: float
     """Room for keys and values."""
     max_num_seqs: int
@@ -96,6 +98,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         prompt_s=prompt_overhead(case) / stages,
         request_s=engine.request_overhead_s,
         stream_s=engine.stream_overhead_s,
+        first_token_s=case.experts.first_token_s if case.model.num_experts else engine.first_token_s,
         cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),

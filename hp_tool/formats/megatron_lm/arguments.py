@@ -1,12 +1,13 @@
 """Arguments of Megatron-LM with typed access, and the model that they describe."""
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.megatron_lm import words
-from hp_tool.formats.reading import Reading, Setting, table
+from hp_tool.formats.reading import Reading, Setting, table, whole_number
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
@@ -152,7 +153,7 @@ class Arguments:
         if not self.on("window-size"):
             return {}
         left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
-        if not left.lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?\d{1,18}", left):
             raise InputError(f"--window-size takes two numbers, got {self.text('window-size', '')}", field="--window-size")
         if int(left) < 0:
             return {}
@@ -171,14 +172,15 @@ class Arguments:
         if setting.unknown or not (text := setting.values[0] if setting.values else "").isdecimal():
             self.lack("num-experts", f"--num-experts is {' '.join(setting.values)}")
             return 0
-        return int(text) if int(text) > 1 or not self.older else 0
+        count = whole_number(text, "--num-experts")
+        return count if count > 1 or not self.older else 0
 
     def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
         """One number a layer of a flag that takes N or a list expression such as ([0]*3+[1]*58); None where it is not given."""
         if not self.on(name):
             return None
         text = self.text(name, "1").replace(" ", "")
-        if text.isdecimal() and int(text) > 0:
+        if re.fullmatch(r"0*[1-9]\d{,17}", text):
             return list(every(int(text)))
         try:
             pattern = number_list(ast.parse(text[:1_000], mode="eval").body)

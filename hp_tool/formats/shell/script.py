@@ -20,7 +20,7 @@ from hp_tool.formats.shell.statements import (
     Statements,
 )
 from hp_tool.formats.shell.sums import test
-from hp_tool.formats.shell.words import Value, Word, source_of
+from hp_tool.formats.shell.words import Value, Word, first, source_of
 
 _SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_PER_NODE": "gpus-per-node",
           "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
@@ -76,11 +76,14 @@ class _Runner(Statements):
                 self.statement(child)
             elif child.type == "command_name":
                 words += self.filler.words(child.children[0])
-            elif child.type == "herestring_redirect" or not child.is_named:
+            elif child.type == "herestring_redirect":
+                self.stdin = self.filler.text(child.children[-1]).text
+            elif not child.is_named:
                 continue
             elif child.type != "comment" and not child.type.endswith("redirect"):
                 words += self.filler.words(child)
         done = self._called(words, node) if words else True
+        self.stdin = None
         if words:
             for name, old in own.items():
                 self.filler.variables.pop(name, None)
@@ -95,8 +98,16 @@ class _Runner(Statements):
             return self._function(name, rest)
         if builtin is not None:
             return builtin(rest, node)
+        if PurePosixPath(name).name == "ssh" and len(rest) > 1 and " " in rest[-1].text:
+            self._nested(rest[-1].text, (), line=rest[-1].line)
+            return True
         for number, word in enumerate(words):
             program = PurePosixPath(word.text).name
+            if name == "sbatch" and word.text.startswith("--wrap"):
+                _, separator, script = word.text.partition("=")
+                others = [*words[:number], *words[number + (1 if separator else 2) :]]
+                self._nested(script if separator else words[-1].text, others, line=word.line)
+                return True
             after = words[number + 1 :]
             if program in SHELLS and after:
                 return self._shell(after, before=words[:number], node=node)
@@ -174,7 +185,7 @@ class _Runner(Statements):
         return True
 
     def _do_shift(self, words: list[Word], node: Node) -> bool:
-        count = int(words[0].text) if words and words[0].text.isdecimal() else 1
+        count = int(words[0].text[:9]) if words and words[0].text.isdecimal() else 1
         had = len(self.filler.arguments) >= count
         self.filler.arguments = self.filler.arguments[count:]
         return had
@@ -193,10 +204,33 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        for word in words:
-            if re.fullmatch(r"[A-Za-z_]\w*", word.text):
-                self.filler.variables[word.text] = Word(self.filler.mark(f"$({source_of(node)})"))
-        return False
+        """`read`, which splits what a heredoc or a here-string feeds it; of anything else only running would tell."""
+        given, options, names, rest = self.stdin, "", [], iter(words)
+        for word in rest:
+            if not word.text.startswith("-"):
+                names.append(word.text)
+            elif word.text[-1:] in "dinNptu":
+                options += word.text + ("0" if not next(rest, Word("")).text else "")
+            else:
+                options += word.text
+        self.stdin = None
+        for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
+            if given is None:
+                self.filler.variables[name] = Word(self.filler.mark(f"$({source_of(node)})"))
+        if given is None or not names:
+            return False
+        whole, line = "0" in options, self.filler.line(node)
+        text = given.strip() if whole else given.split("\n", 1)[0]
+        separators = first(self.filler.variables.get("IFS") or Word(" ")).text.strip()
+        between = f"[{re.escape(separators)}]" if separators else r"\s+"
+        alone = "a" not in options and len(names) == 1
+        parts = [text] if alone else re.split(between, text.strip(), maxsplit=0 if "a" in options else len(names) - 1)
+        found = [Word(part, line) for part in parts]
+        if "a" in options:
+            self.filler.variables[names[-1]] = list(found)
+        else:
+            self.filler.variables |= dict(zip(names, [*found, *[Word("")] * len(names)], strict=False))
+        return not whole
 
 
 _BUILTIN = {

@@ -61,6 +61,8 @@ class Statements:
     prefix: tuple[Word, ...] = ()
     """Words before a script within the script: `srun -N 4 bash -c '...'`."""
     nesting: int = 0
+    stdin: str | None = None
+    """What a heredoc or a here-string feeds the command that is followed."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
 
     def run(self, text: str, *, first_line: int) -> None:
@@ -320,6 +322,7 @@ class Statements:
             elif child.type == "herestring_redirect":
                 stdin = self.filler.text(child.children[-1]).text
         inner = node.children[0]
+        self.stdin = stdin if inner.type == "command" else None
         before = len(self.commands)
         done = self.statement(inner) if inner.is_named and not inner.type.endswith("_redirect") else True
         if stdin is not None and len(self.commands) == before + 1:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from hp_tool.errors import InputError
+from hp_tool.formats.shell.grammar import parse_script
 from hp_tool.formats.shell.sums import SumError, calculate
 
 MAX_STEPS = 200_000
@@ -152,6 +153,10 @@ class Filler:
             yield from self._expansion(node, quoted=quoted)
         elif kind == "arithmetic_expansion":
             yield Piece(self.sum_text(node), True, line)
+        elif source.startswith("$((") and source.endswith("))"):  # in a heredoc the grammar takes a sum for a command
+            inner = [child for each in parse_script(f"x={source}").children for child in each.children]
+            sums = [child for child in inner if child.type == "arithmetic_expansion"]
+            yield Piece(self.sum_text(sums[0]) if sums else self.mark(source), True, line)
         elif kind in ("command_substitution", "process_substitution"):
             yield Piece(self.mark(source.strip()), True, line)
         elif kind == "brace_expression":
@@ -230,8 +235,9 @@ class Filler:
             return
         target, rest = children[0], children[1:]
         value, listed = self._target(target)
-        if prefix == "!" and value is not None and not listed:
-            value = self.value(first(value).text)
+        if prefix == "!" and value is not None:
+            keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else (0,)
+            value = [Word(str(key), line) for key in keys] if listed else self.value(first(value).text)
         if prefix == "#":
             length = (
                 len(value) if isinstance(value, list | dict) and listed else None if value is None else len(first(value).text)

@@ -19,6 +19,7 @@ document.addEventListener("submit", async (event) => {
   const text = response ? await response.text() : "";
   place.textContent = response?.ok ? text : problem(text);
   place.hidden = false;
+  document.querySelector(form.dataset.note).textContent = response?.headers.get("Export-Note") ?? "";
   form.querySelector("[data-copy]").hidden = !response?.ok;
 });
 

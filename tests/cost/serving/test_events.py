@@ -28,6 +28,7 @@ TABLE = PassTable(
     prompt_s=1e-4,
     request_s=0.0,
     stream_s=0.0,
+    first_token_s=0.0,
     cache_tokens=1e9,
     max_num_seqs=64,
     max_num_batched_tokens=512,
@@ -172,7 +173,7 @@ def test_requests_in_step_are_the_closed_form(load: int) -> None:
     """Equal requests whose prompts fit one pass together stay together: nothing is approximate but a pass's rounding."""
     setup = serving(input_length=128, output_length=256)
     engine = replace(setup.case.engine, prefill_group=float(load), wave_share=0.0, schedule="prefill_first",
-                     request_overhead_s=0.0, stream_overhead_s=0.0)  # fmt: skip
+                     request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)  # fmt: skip
     case = replace(setup.case, engine=engine)
     closed = serving_costs(case=case, candidates=row(setup, load))
     table = pass_table(case=case, candidates=row(setup, load))

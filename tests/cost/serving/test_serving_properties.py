@@ -100,7 +100,8 @@ def ideal(engine: EngineEfficiency) -> EngineEfficiency:
     """An engine that adds nothing to the kernels."""
     return replace(
         engine, matmul_slowdown=1.0, attention_slowdown=1.0, layer_overhead_s=0.0, iteration_overhead_s=0.0,
-        sequence_overhead_s=0.0, prompt_layer_overhead_s=0.0, request_overhead_s=0.0, stream_overhead_s=0.0, wave_share=0.0,
+        sequence_overhead_s=0.0, prompt_layer_overhead_s=0.0, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0,
+        wave_share=0.0,
     )  # fmt: skip
 
 

@@ -1,0 +1,91 @@
+"""Tables that fit the screen: one line a row, columns left out where it is narrow, and a legend of the letters below."""
+
+import os
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from hp_tool.render.columns import Column
+
+PIPE_WIDTH = 10_000
+"""Characters per line of a file or a pipe: programs and editors wrap for themselves."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Standard output or error. A file or a pipe gets every column and unbroken lines, unless COLUMNS says how wide it is.
+
+    NO_COLOR, FORCE_COLOR and TERM are rich's: https://rich.readthedocs.io/en/stable/console.html#environment-variables.
+    """
+    console = Console(stderr=stderr)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=PIPE_WIDTH)
+
+
+def print_columns(
+    console: Console, columns: Sequence[Column], *, title: str | None = None, bold_first: bool = False, legend: bool = True
+) -> None:
+    """A table of the columns that fit. Where not all do, those whose rows agree become one line; then columns are left out.
+
+    `legend`: explain the letters of the heads; False where the same table was printed just before.
+    """
+    shown, agreed, dropped = list(columns), [], []
+    gap = 2 if _fits(console, shown, gap=2) else 1
+    while not _fits(console, shown, gap=gap):
+        if constant := [column for column in shown if column.constant and column.meaning]:
+            agreed.append(constant[-1])
+            shown.remove(constant[-1])
+        elif droppable := [column for column in shown if column.drop]:
+            last = max(droppable, key=lambda column: column.drop)
+            dropped.append(last)
+            shown.remove(last)
+        else:
+            break
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(_table(shown, gap=gap, bold_first=bold_first))
+    if agreed:
+        console.print(
+            "every row: " + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(agreed)), highlight=False
+        )
+    if dropped:
+        console.print(f"left out on a narrow screen: {', '.join(c.head for c in dropped)}", style="dim", highlight=False)
+    if legend and (letters := [f"{c.head}: {c.meaning}" for c in columns if c.meaning and c not in dropped]):
+        console.print("; ".join(letters), style="dim", highlight=False)
+
+
+def print_table(
+    console: Console,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: int = 0,
+    wrap: bool = False,
+) -> None:
+    """A table whose first `left` columns are text. On a narrow screen the last columns go first; with `wrap` all stay."""
+    cells = list(zip(*rows, strict=True)) or [()] * len(heads)
+    columns = [
+        Column(head=head, cells=tuple(column), left=number < left, drop=0 if wrap else number)
+        for number, (head, column) in enumerate(zip(heads, cells, strict=True))
+    ]
+    print_columns(console, columns, title=title)
+
+
+def _fits(console: Console, columns: Sequence[Column], *, gap: int) -> bool:
+    options = console.options.update(width=PIPE_WIDTH)
+    return Measurement.get(console, options, _table(columns, gap=gap)).maximum <= console.width
+
+
+def _table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:
+    two_lines = any(column.unit for column in columns)  # a rule below them; the lines of a list are names for other programs
+    lines, padding = (box.SIMPLE_HEAD, gap - 1) if two_lines else (None, gap)
+    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    for column in columns:
+        head = f"{column.head}\n{column.unit}" if two_lines else column.head
+        table.add_column(Text(head), justify="left" if column.left else "right", no_wrap=not column.left, overflow="fold")
+    for number, row in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        table.add_row(*map(Text, row), style="bold" if bold_first and number == 0 else None)
+    return table

@@ -1,0 +1,192 @@
+"""Results of serving as tables for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from hp_tool.answers import RecommendAnswer
+from hp_tool.cli.layout import make_console, print_columns
+from hp_tool.cli.tables import (
+    print_fixes,
+    print_groups,
+    print_memory_parts,
+    print_nearest,
+    print_reasons,
+    print_rejections,
+    print_space,
+    rank_column,
+)
+from hp_tool.domain.serving import InferenceEstimate, PoolConfig, PoolRecommendation, ServingRecommendation
+from hp_tool.render.columns import (
+    ABSENT,
+    Column,
+    counts,
+    decimals,
+    duration_column,
+    gibs,
+    percents,
+    scaled,
+    serving_columns,
+    serving_figures,
+    tokens_column,
+)
+from hp_tool.render.words import serving_arithmetic
+from hp_tool.units import gib
+
+POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
+LATENCIES = ("ttft_s", "tpot_s", "request_latency_s")
+
+
+def print_inference_estimate(estimate: InferenceEstimate) -> None:
+    """One configuration: memory by part, why it is infeasible with how to fix it, and latencies with intervals and tails."""
+    console = make_console()
+    if estimate.parallel is not None:
+        console.print(serving_arithmetic(estimate.parallel, replicas=estimate.replicas))
+    print_reasons(console, estimate.reasons)
+    if estimate.highest_load is not None:
+        console.print(f"it bears a load of {estimate.highest_load:,.4g}", highlight=False)
+    if estimate.memory is not None:
+        memory = estimate.memory
+        console.print(f"memory on the fullest device: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}")
+        print_memory_parts(console, memory.parts_bytes)
+    if not estimate.feasible:
+        _print_fixes(console, estimate)
+    if estimate.tails is None or estimate.intervals is None:
+        return
+    _print_latencies(console, estimate)
+    limit = "limited by the KV cache" if estimate.kv_cache_limited else "all that are in flight"
+    low, high = estimate.intervals.output_tokens_per_second_per_gpu
+    console.print(
+        f"{estimate.output_tokens_per_second_per_gpu:,.0f} output tokens/s/GPU, between {low:,.0f} and {high:,.0f} with "
+        f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} requests running ({limit}), at most "
+        f"{estimate.max_concurrency:,}; never preempted up to {estimate.max_concurrency_without_preemption:,}"
+    )
+    console.print(
+        f"{estimate.concurrency:,.4g} requests in flight, {estimate.request_rate_per_second:,.3g} a second, of "
+        f"{estimate.users:,} people with one at a time"
+    )
+    if estimate.goodput is not None:
+        goodput = estimate.goodput
+        rate = f"{goodput.requests_per_second_per_gpu:,.3g} requests/s/GPU"
+        console.print(f"goodput: {rate} within the targets, {goodput.fraction:.0%} of all")
+    if estimate.cost_per_million_output_tokens is not None:
+        prices = estimate.cost_per_million_tokens
+        apart = "" if prices is None else f"; apart, ${prices.input:,.2f} of input and ${prices.output:,.2f} of output"
+        console.print(f"${estimate.cost_per_million_output_tokens:,.2f} per million output tokens{apart}")
+
+
+def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
+    fixes = estimate.mends
+    changes = [fix.throughput_change_fraction for fix in fixes]
+    columns = [
+        duration_column("TTFT", [fix.ttft_s for fix in fixes], meaning="time to first token"),
+        duration_column("TPOT", [fix.tpot_s for fix in fixes], meaning="time per output token"),
+        duration_column("request", [fix.request_latency_s for fix in fixes], drop=3),
+        tokens_column((fix.output_tokens_per_second_per_gpu for fix in fixes), meaning="output tokens/s/GPU", drop=1),
+        Column(head="more", unit="%", cells=tuple(ABSENT if x is None else f"{100 * x:+.1f}" for x in changes), drop=4),
+        Column(head="memory", unit="GiB", cells=gibs(fix.memory_total_bytes for fix in fixes), drop=2),
+    ]
+    print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
+
+
+def _print_latencies(console: Console, estimate: InferenceEstimate) -> None:
+    """A line for each latency, each in milliseconds: mean, interval, and tails over the requests."""
+    tails, intervals = estimate.tails, estimate.intervals
+    between = ["-".join(scaled(ends, 1e-3)) if (ends := getattr(intervals, name, None)) else ABSENT for name in LATENCIES]
+    columns = [
+        Column(head="latency", cells=("time to first token", "time per output token", "request"), left=True),
+        Column(head="mean", unit="ms", cells=tuple(_ms(getattr(estimate, name)) for name in LATENCIES)),
+        Column(head="interval", unit="90%, ms", cells=tuple(between)),
+        *(
+            Column(head=p, unit="ms", cells=tuple(_ms(getattr(getattr(tails, name), p)) for name in LATENCIES), drop=drop)
+            for p, drop in (("p50", 2), ("p90", 1), ("p99", 0))
+        ),
+    ]
+    print_columns(console, columns)
+
+
+def _ms(seconds: float | None) -> str:
+    return scaled([seconds], 1e-3)[0]
+
+
+def print_serving_recommendations(answer: RecommendAnswer) -> None:
+    """The ranked configurations, and how many each rule rejected."""
+    console = make_console()
+    ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
+    if ranked:
+        columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
+        print_columns(console, columns, title="best serving configurations by the cost model")
+    print_space(console, answer)
+    print_groups(console, ranked)
+    print_nearest(console, answer.nearest_misses)
+    print_rejections(console, answer)
+    if answer.disaggregated:
+        _print_pools(console, answer.disaggregated)
+    if answer.throughput_front:
+        _print_pareto(console, answer.throughput_front)
+
+
+def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None:
+    estimates = [row.estimate for row in ranked]
+    mixed = len({pool.gpu for row in ranked for pool in (row.prefill, row.decode)}) > 1
+    prefill, decode = zip(*((_pool(row.prefill, mixed), _pool(row.decode, mixed)) for row in ranked), strict=True)
+    columns = [
+        Column(head="rank", cells=tuple(str(row.rank) for row in ranked)),
+        Column(head="prefill", cells=prefill, left=True, meaning=POOL),
+        Column(head="decode", cells=decode, left=True),
+        duration_column("TTFT", [e.ttft_s for e in estimates], meaning="time to first token"),
+        duration_column("TPOT", [e.tpot_s for e in estimates], meaning="time per output token"),
+        duration_column("request", [e.request_latency_s for e in estimates], drop=4),
+        tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
+        Column(head="in flight", cells=counts(round(e.concurrency) for e in estimates), drop=1),
+        Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
+        Column(
+            head="busy",
+            unit="%",
+            cells=percents(e.prefill_busy for e in estimates),
+            meaning="of the time that prefill replicas work",
+            drop=3,
+        ),
+    ]
+    print_columns(console, columns, title="separate pools for prefill and decoding")
+
+
+def _pool(pool: PoolConfig, mixed: bool) -> str:
+    """`2 x TP 4 ADP 4 EP 16` and, among several kinds, the GPU."""
+    sizes = {"ADP": pool.attention_data_parallel_size, "EP": pool.expert_parallel_size, "spare": pool.redundant_experts}
+    used = "".join(f" {name} {size}" for name, size in sizes.items() if size > int(name != "spare"))
+    return f"{pool.replicas} x TP {pool.tensor_parallel_size}{used}" + (f" {pool.gpu}" if mixed else "")
+
+
+def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) -> None:
+    estimates = [row.estimate for row in optimal]
+    columns = [
+        *serving_columns(optimal),
+        Column(head="load", cells=tuple(str(e.provenance["load"]).split(", ")[1] for e in estimates), left=True, drop=1),
+        Column(head="tokens", unit="/s/user", cells=decimals(e.output_tokens_per_second_per_user for e in estimates)),
+        *(column for column in serving_figures(estimates) if column.head in ("tokens", "TTFT", "TPOT")),
+    ]
+    print_columns(console, columns, title="Pareto-optimal configurations: throughput per user and per GPU")
+
+
+def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
+    """Latencies predicted before the runs, and predicted or measured after them."""
+    before = [row.estimate for row in ranked]
+    after = [row.calibrated_estimate or row.estimate for row in ranked]
+    columns = [
+        rank_column(ranked),
+        *serving_columns(ranked),
+        Column(head="batch", cells=counts(row.parallel.max_num_seqs for row in ranked), meaning="requests at once"),
+        duration_column("TTFT before", [e.ttft_s for e in before], drop=2),
+        duration_column("TTFT", [e.ttft_s for e in after], meaning="time to first token"),
+        duration_column("TPOT before", [e.tpot_s for e in before], drop=1),
+        duration_column("TPOT", [e.tpot_s for e in after], meaning="time per output token"),
+        tokens_column((e.output_tokens_per_second_per_gpu for e in after), meaning="output tokens/s/GPU", drop=0),
+        Column(head="source", cells=tuple("run" if row.measurement else "prediction" for row in ranked), left=True, drop=3),
+    ]
+    title = "latency under the whole load, before and after the runs"
+    print_columns(console, columns, title=title, bold_first=ranked[0].rank == 1)
+    best = ranked[0]
+    source = "measured" if best.measurement else "predicted, not measured"
+    layout = serving_arithmetic(best.parallel, replicas=best.estimate.replicas)
+    console.print(f"best: {layout}, {best.parallel.max_num_seqs} requests at once ({source})", style="bold", highlight=False)

@@ -1,0 +1,72 @@
+"""Short names of a query's keys: the arguments and flags that stand for a path, the columns of a grid, and what people write
+who come from other tools.
+"""
+
+COMMON = {
+    "model": "model",
+    "gpu": "cluster.gpu",
+    "num_gpus": "cluster.num_gpus",
+    "sequence_length": "training.sequence_length",
+    "global_batch_size": "training.global_batch_size",
+    "precision": "training.precision",
+    "total_tokens": "training.total_tokens",
+}
+"""Common enough to be given without their path: as arguments of the Python API, as flags, as columns."""
+
+COLUMNS = {
+    "tp": "parallel.tensor_parallel_size",
+    "pp": "parallel.pipeline_parallel_size",
+    "vpp": "parallel.virtual_pipeline_parallel_size",
+    "cp": "parallel.context_parallel_size",
+    "ep": "parallel.expert_parallel_size",
+    "etp": "parallel.expert_tensor_parallel_size",
+    "dp": "parallel.data_parallel_size",
+    "mbs": "parallel.micro_batch_size",
+    "sp": "parallel.sequence_parallel",
+    "recompute": "parallel.recompute",
+    "zero": "parallel.zero_stage",
+    "gpus_per_node": "cluster.gpus_per_node",
+    **COMMON,
+}
+"""Columns of a grid."""
+
+FOREIGN = {
+    "gbs": "training.global_batch_size",
+    "batch_size": "training.global_batch_size",
+    "train_batch_size": "training.global_batch_size",
+    "per_device_train_batch_size": "parallel.micro_batch_size",
+    "micro_batch": "parallel.micro_batch_size",
+    "seq_length": "training.sequence_length",
+    "seq_len": "training.sequence_length",
+    "max_seq_len": "training.sequence_length",
+    "max_length": "training.sequence_length",
+    "context_length": "training.sequence_length",
+    "dtype": "training.precision",
+    "train_tokens": "training.total_tokens",
+    "gpus": "cluster.num_gpus",
+    "n_gpus": "cluster.num_gpus",
+    "ngpus": "cluster.num_gpus",
+    "world_size": "cluster.num_gpus",
+    "gpu_type": "cluster.gpu",
+    "adp": "parallel.attention_data_parallel_size",
+    "fsdp": "parallel.zero_stage",
+    "zero_level": "parallel.zero_stage",
+    "activation_checkpointing": "parallel.recompute",
+    "gradient_checkpointing": "parallel.recompute",
+    "recomputation": "parallel.recompute",
+    "checkpointing": "parallel.recompute",
+    "isl": "inference.input_length",
+    "osl": "inference.output_length",
+    "max_concurrency": "inference.concurrency",
+    "qps": "inference.request_rate_per_second",
+    "ttft": "targets.ttft_s",
+    "tpot": "targets.tpot_s",
+    "itl": "targets.tpot_s",
+}
+"""What others call a key: suggested, not taken."""
+
+
+def meant(key: str) -> str | None:
+    """The dotted path of the key that a name stands for elsewhere, whatever its case and dashes."""
+    name = key.lower().replace("-", "_")
+    return COLUMNS.get(name) or FOREIGN.get(name)

@@ -1,0 +1,209 @@
+"""Columns of answers for people: a unit once in the head, letters explained once, and what a narrow screen may leave out."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.units import GIB
+
+ABSENT = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    head: str
+    unit: str = ""
+    """Of all its cells."""
+    cells: tuple[str, ...]
+    meaning: str = ""
+    """What the letters of the head stand for; empty if they are words."""
+    drop: int = 0
+    """0: always shown; of the others the highest is left out first where the screen is narrow."""
+    left: bool = False
+    """Aligned left, as text is."""
+
+    @property
+    def title(self) -> str:
+        """`step, s`: head and unit on one line."""
+        return f"{self.head}, {self.unit}" if self.unit else self.head
+
+    @property
+    def constant(self) -> bool:
+        """Whether several rows agree."""
+        return len(self.cells) > 1 and len(set(self.cells)) == 1
+
+
+def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
+    """What decides between rows: groups, expected steps against the first row's, chances of running out of memory."""
+    first = rows[0].expected_step_s if rows else None
+    wins = [None if row.expected_step_s is None or not first else row.expected_step_s / first - 1.0 for row in rows]
+    risks = [row.out_of_memory_probability for row in rows]
+    return [
+        Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=2),
+        Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=1),
+        Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=1),
+    ]
+
+
+def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
+    """The columns that tell training configurations apart; those that no configuration uses are left out."""
+    columns: tuple[tuple[str, str, Iterable[object], int], ...] = (
+        ("TP", "tensor parallel ranks", (c.tensor_parallel_size for c in configs), 0),
+        ("PP", "pipeline stages", (c.pipeline_parallel_size for c in configs), 0),
+        ("VPP", "chunks per stage", (c.virtual_pipeline_parallel_size for c in configs), 0),
+        ("CP", "context parallel ranks", (c.context_parallel_size for c in configs), 0),
+        ("EP", "expert parallel ranks", (c.expert_parallel_size for c in configs), 0),
+        ("ETP", "tensor parallel ranks per expert", (c.expert_tensor_parallel_size for c in configs), 0),
+        ("DP", "data parallel replicas", (c.data_parallel_size for c in configs), 5),
+        ("schedule", "", (c.pipeline_schedule or ABSENT for c in configs), 0),
+        ("dispatcher", "", (c.moe_token_dispatcher_type or ABSENT for c in configs), 0),
+        ("MBS", "micro-batch size", (c.micro_batch_size for c in configs), 0),
+        ("SP", "sequence parallelism", ("yes" if c.sequence_parallel else "no" for c in configs), 2),
+        ("recompute", "", (recompute_name(c.recompute) for c in configs), 0),
+        ("ZeRO", "stage of sharding", (c.zero_stage for c in configs), 3),
+        ("shards", "ranks that ZeRO shards over", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
+    )
+    idle = {"VPP": {"1"}, "CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {ABSENT}, "dispatcher": {ABSENT}}
+    shown = [
+        Column(head=head, meaning=meaning, cells=tuple(map(str, values)), drop=drop)
+        for head, meaning, values, drop in columns
+        if head != "shards" or any(c.data_parallel_shard_size for c in configs)
+    ]
+    return [column for column in shown if set(column.cells) != idle.get(column.head)]
+
+
+def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
+    """The columns that tell serving configurations apart; those that no configuration uses are left out."""
+    configs = [row.parallel for row in rows]
+    columns: tuple[tuple[str, str, Iterable[object], str], ...] = (
+        ("TP", "tensor parallel ranks", (c.tensor_parallel_size for c in configs), ""),
+        ("PP", "pipeline stages", (c.pipeline_parallel_size for c in configs), "1"),
+        ("ADP", "attention data parallel groups", (c.attention_data_parallel_size for c in configs), "1"),
+        ("EP", "expert parallel ranks", (c.expert_parallel_size for c in configs), "1"),
+        ("spare", "redundant experts", (c.redundant_experts for c in configs), "0"),
+        ("replicas", "", (row.estimate.replicas or ABSENT for row in rows), ABSENT),
+    )
+    shown = [Column(head=head, meaning=meaning, cells=tuple(map(str, values))) for head, meaning, values, _ in columns]
+    return [column for column, (*_, idle) in zip(shown, columns, strict=True) if set(column.cells) != {idle}]
+
+
+def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
+    """Step time with its interval, throughput, MFU, memory and days of estimates that have them."""
+    assert all(e.time is not None and e.memory is not None for e in estimates)
+    steps = [e.time.step_s if e.time else None for e in estimates]
+    unit, size = duration_unit(steps)
+    days = [e.calendar_days for e in estimates]
+    columns = [
+        Column(head="step", unit=unit, cells=scaled(steps, size)),
+        interval_column(estimates, unit=unit, size=size),
+        tokens_column(e.tokens_per_second_per_gpu for e in estimates),
+        Column(head="MFU", unit="%", meaning=MFU, cells=percents(e.mfu for e in estimates), drop=7),
+        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=2),
+        Column(head="days", cells=decimals(days), drop=6),
+    ]
+    return columns if any(day is not None for day in days) else columns[:-1]
+
+
+def tokens_column(rates: Iterable[float | None], *, meaning: str = "tokens/s/GPU", drop: int = 4) -> Column:
+    """Tokens per second and device."""
+    return Column(head="tokens", unit="/s/GPU", meaning=meaning, cells=counts(rates), drop=drop)
+
+
+MFU = "model FLOPs over peak, attention in full"
+
+
+def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: float) -> Column:
+    """The interval of the step time in a unit of `size` seconds; * marks one that is wider because nobody measured its kind."""
+    intervals = [e.intervals if e is not None else None for e in estimates]
+    ends = iter(scaled([end for i in intervals if i is not None for end in i.step_s], size))
+    marks = ["*" if e is not None and unchecked(e) else "" for e in estimates]
+    confidence = next((i.confidence for i in intervals if i is not None), 0.9)
+    cells = tuple(ABSENT if i is None else f"{next(ends)}-{next(ends)}{mark}" for i, mark in zip(intervals, marks, strict=True))
+    return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
+
+
+def unchecked(estimate: Estimate) -> list[str]:
+    """What of a configuration no published run covers."""
+    names = estimate.provenance.get("unchecked", [])
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
+    """Latencies, throughput, requests that run at once, and memory."""
+    names = {
+        "TTFT": ("ttft_s", "time to first token"),
+        "TPOT": ("tpot_s", "time per output token"),
+        "request": ("request_latency_s", ""),
+    }
+    columns = [
+        duration_column(head, [getattr(e, name) for e in estimates], meaning=meaning, drop=6 if head == "request" else 0)
+        for head, (name, meaning) in names.items()
+    ]
+    ranges = [e.intervals.output_tokens_per_second_per_gpu if e.intervals else None for e in estimates]
+    between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
+    each = [e.cost_per_million_tokens for e in estimates]
+    prices = [
+        (side, tuple(ABSENT if price is None else f"{getattr(price, side):,.2f}" for price in each))
+        for side in ("input", "output")
+    ]
+    return [
+        *columns,
+        tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
+        Column(head="interval", unit="90%", meaning="of output tokens/s/GPU", cells=tuple(between), drop=3),
+        Column(head="in flight", cells=counts(e.concurrency for e in estimates), drop=5),
+        Column(head="users", cells=counts(e.users for e in estimates), meaning="people with one request at a time", drop=8),
+        *(Column(head=head, unit="$/M", cells=price, drop=9) for head, price in prices if set(price) != {ABSENT}),
+        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=4),
+    ]
+
+
+def duration_column(head: str, seconds: Sequence[float | None], *, meaning: str = "", drop: int = 0) -> Column:
+    """Durations in the unit of the longest."""
+    unit, size = duration_unit(seconds)
+    return Column(head=head, unit=unit, cells=scaled(seconds, size), meaning=meaning, drop=drop)
+
+
+def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
+    """The unit that durations of one column share, and its seconds: that of the longest."""
+    longest = max((each for each in seconds if each is not None), default=1.0)
+    return next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6))
+
+
+def scaled(values: Sequence[float | None], size: float) -> tuple[str, ...]:
+    """Values in a unit of `size`, all with as many decimals as give the smallest four digits: at most 2, or 3 below 10."""
+    figures = [None if value is None else value / size for value in values]
+    sizes = [abs(figure) for figure in figures if figure] or [1.0]
+    places = min(max(3 - math.floor(math.log10(min(sizes))), 0), 3 if max(sizes) < 10.0 else 2)
+    return tuple(ABSENT if figure is None else f"{figure:,.{places}f}" for figure in figures)
+
+
+def counts(values: Iterable[float | None]) -> tuple[str, ...]:
+    """Whole numbers."""
+    return tuple(ABSENT if value is None else f"{value:,.0f}" for value in values)
+
+
+def decimals(values: Iterable[float | None]) -> tuple[str, ...]:
+    """Numbers with one decimal."""
+    return tuple(ABSENT if value is None else f"{value:,.1f}" for value in values)
+
+
+def percents(fractions: Iterable[float | None]) -> tuple[str, ...]:
+    """Shares in per cent."""
+    return decimals(None if each is None else 100.0 * each for each in fractions)
+
+
+def gibs(sizes: Iterable[float | None]) -> tuple[str, ...]:
+    """Bytes in GiB."""
+    return decimals(None if size is None else size / GIB for size in sizes)
+
+
+def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
+    """Parts of a whole by name, their figures and their shares."""
+    total = sum(parts.values()) or 1.0
+    names = Column(head="part", cells=tuple(name.replace("_", " ") for name in parts), left=True)
+    return [names, figures, Column(head="share", unit="%", cells=percents(value / total for value in parts.values()))]

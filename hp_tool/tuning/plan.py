@@ -1,0 +1,195 @@
+"""What a search would cost before anything runs: its first run, the proof of its leader, and all of it at its budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from hp_tool.domain.measurement import Fidelity, Hardware
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Launcher, Store
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import RunRecord, RunState
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.queries.schema import parse_query, to_dict
+from hp_tool.search.account import run_gpu_seconds
+from hp_tool.search.fidelity import WHOLE, num_gpus
+from hp_tool.search.planner import CONFIRMATION, Nothing, Planner
+from hp_tool.training.problem import self_contained
+from hp_tool.training.rank import CostedSpace
+from hp_tool.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
+from hp_tool.tuning.evidence import earlier_evidence, known_startup_s
+from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
+from hp_tool.tuning.study import projection_of, study_storage
+from hp_tool.units import SECONDS_PER_HOUR
+
+_NAME = "planned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run to come, and what it would ask of the site."""
+
+    chosen_by: str
+    """Why it would be run; `confirmation`: the whole of a configuration that was only seen reduced."""
+    parallel: ParallelConfig
+    fidelity: Fidelity
+    """What is left out of it."""
+    num_gpus: int
+    num_nodes: int
+    step_s: float
+    """Predicted, of what is run."""
+    wall_s: float
+    """Start-up and all steps, as predicted; waiting for devices is not in it."""
+    time_limit_s: float
+    """After which it is cut off."""
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.num_gpus * self.wall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPlan:
+    """The bill of a search at its whole budget; one that ends early costs less."""
+
+    launcher: str
+    first: PlannedRun
+    confirmation: PlannedRun | None
+    """The whole run that would prove a leader that was only seen reduced; None where runs are whole, or nothing pays for it."""
+    runs: int
+    """Runs at most, the confirmation included."""
+    stopped_by: str
+    """The budget that ends the search: budget_runs, budget_gpu_seconds or space_exhausted."""
+    wall_s: float
+    """Of all runs, as predicted, without waiting for devices."""
+    gpu_seconds: float
+    gpu_hours: float
+    cost: float | None
+    """US dollars, where the price of a GPU-hour is known."""
+    most_gpu_seconds: float
+    """Where every run takes all of its time limit."""
+    most_cost: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """The answer to a plan's request."""
+
+    id: str | None
+    plan: SearchPlan
+    job: str | None = None
+    """The first run as its launcher hands it over; only where the search would run."""
+    status: str = field(default="ok")
+
+
+def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher | None = None) -> PlanAnswer:
+    """The bill of a search in this process, with its first job.
+
+    `store`: whose measurements the search would know. Raises what a search does for a query that cannot be run, and InputError
+    where nothing fits.
+    """
+    launcher = launcher or create_launcher(query)
+    plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
+    launcher = trained_by(query, launcher, problem=problem.training)
+    startup_s = problem.search.assumed_startup_s
+    job = launcher.describe(launcher.plan(problem.search.request(run, startup_s=startup_s), job_name=run.job_name))
+    return PlanAnswer(id=query.id, plan=plan, job=job)
+
+
+def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
+    """The same without a launcher, as if one job could have all of the cluster: for those who only ask."""
+    cluster = resolve_training_search(_a_training(query)).cluster
+    hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
+    plan, _, _ = _plan(query, hardware=hardware, store=store)
+    return PlanAnswer(id=query.id, plan=plan)
+
+
+def _a_training(query: Query) -> Query:
+    if query.kind != "training":
+        raise UnsupportedError("plans are shown of trainings; an inference run has none to show", field="kind")
+    return query
+
+
+def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[SearchPlan, TuningProblem, RunRecord]:
+    """The bill, the problem, and the first run as it would be stored."""
+    stored = within_limits(to_dict(self_contained(_a_training(query))))
+    query = replace(query, search=parse_query(stored).search)
+    problem = build_problem(query=query, query_json=stored, hardware=hardware)
+    if isinstance(problem, CostedSpace):
+        raise InputError("nothing that the query allows fits, so there is nothing to run", code="nothing_feasible")
+    if store is not None:
+        startup_s = known_startup_s(store=store, problem=problem.search)
+        problem = replace(problem, search=replace(problem.search, assumed_startup_s=startup_s))
+    evidence = None if store is None else earlier_evidence(store, problem)
+    projection = projection_of(problem, evidence=evidence, search_id=_NAME, storage=study_storage(None))
+    planner = Planner(problem=problem.search, projection=projection, available_gpus=hardware.num_gpus, reusable={})
+    decision = planner.decide([], projection.proposal())
+    assert not isinstance(decision, Nothing) and isinstance(decision.parallel, ParallelConfig)  # nothing has run yet
+    run = RunRecord(
+        id=_NAME,
+        search_id=_NAME,
+        number=0,
+        digest="",
+        attempt=0,
+        state=RunState.INTENDED,
+        parallel=decision.parallel,
+        fidelity=decision.fidelity,
+        predicted=decision.predicted,
+        job_name=_NAME,
+        token=0,
+        created_at=datetime.now(UTC),
+    )
+    first = _planned(run, problem, chosen_by=decision.predicted["chosen_by"])
+    proof = None
+    if not run.fidelity.is_whole and num_gpus(run.parallel) <= hardware.num_gpus:
+        of_whole = {name: value for name, value in run.predicted.items() if not name.startswith("reduced_")}
+        proof = _planned(replace(run, fidelity=WHOLE, predicted=of_whole), problem, chosen_by=CONFIRMATION)
+    return _sum(first, proof, problem=problem), problem, run
+
+
+def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> PlannedRun:
+    search, predicted = problem.search, run.predicted
+    startup_s, devices = search.assumed_startup_s, num_gpus(run.parallel, run.fidelity)
+    step_s: float = predicted.get("reduced_calibrated_step_s") or predicted["calibrated_step_s"]
+    assert isinstance(run.parallel, ParallelConfig)
+    return PlannedRun(
+        chosen_by=chosen_by,
+        parallel=run.parallel,
+        fidelity=run.fidelity,
+        num_gpus=devices,
+        num_nodes=-(-devices // search.cluster.gpus_per_node),
+        step_s=step_s,
+        wall_s=run_gpu_seconds(num_gpus=1, step_s=step_s, startup_s=startup_s, settings=search.settings),
+        time_limit_s=search.time_limit_s(run, startup_s=startup_s),
+    )
+
+
+def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
+    """All runs at the budget, each like the first, and the proof of the leader where it is affordable."""
+    settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
+    if proof is not None and (settings.budget_runs < 2 or first.gpu_seconds + proof.gpu_seconds > (budget or float("inf"))):
+        proof = None
+    proven = 0 if proof is None else 1
+    proof_gpu_seconds = 0.0 if proof is None else proof.gpu_seconds
+    by_space, by_runs = len(problem.search.table), settings.budget_runs - proven
+    affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // first.gpu_seconds), 1)
+    alike = min(by_runs, affordable, by_space)
+    stopped_by = "budget_runs" if alike == by_runs else "space_exhausted" if alike == by_space else "budget_gpu_seconds"
+    gpu_seconds = alike * first.gpu_seconds + proof_gpu_seconds
+    most = sum(count * run.num_gpus * run.time_limit_s for count, run in ((alike, first), (proven, proof)) if run is not None)
+    price = problem.search.cluster.price_per_gpu_hour
+    turns = -(-alike // settings.parallel_runs)
+    return SearchPlan(
+        launcher=launcher_name(problem.query),
+        first=first,
+        confirmation=proof,
+        runs=alike + proven,
+        stopped_by=stopped_by,
+        wall_s=turns * first.wall_s + (0.0 if proof is None else proof.wall_s),
+        gpu_seconds=gpu_seconds,
+        gpu_hours=gpu_seconds / SECONDS_PER_HOUR,
+        cost=None if price is None else price * gpu_seconds / SECONDS_PER_HOUR,
+        most_gpu_seconds=most,
+        most_cost=None if price is None else price * most / SECONDS_PER_HOUR,
+    )

@@ -1,0 +1,227 @@
+"""Answers as an agent reads them: few figures, each with its interval and what it rests on, and lists of bounded length."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+Answer = Mapping[str, Any]
+Basis = Literal["measured", "fitted", "extrapolated"]
+WITH_STEP = ("days", "effective_days", "gpu_hours", "cost")
+"""Figures in proportion to the step time."""
+AGAINST_STEP = ("tokens_per_second_per_gpu", "mfu")
+"""Figures in inverse proportion to it."""
+LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
+"""What serving bears: requests in flight as asked or found, people behind them, the most there is room for, the most within the
+targets."""
+IDLE = {
+    **dict.fromkeys(("virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"), 1),
+    "expert_tensor_parallel_size": 1,
+    "attention_data_parallel_size": 1,
+    "data_parallel_shard_size": 0,
+    "redundant_experts": 0,
+}
+"""Values of `parallel` that say nothing, and are what is assumed where they are left out."""
+MAX_ROWS = 20
+MAX_ITEMS = 40
+MAX_TEXT = 300
+
+
+def figure(value: float, interval: Sequence[float] | None, basis: Basis) -> dict[str, Any]:
+    """{value, interval, basis}, with four significant digits."""
+    bounds = None if interval is None else [_rounded(each) for each in interval]
+    return {"value": _rounded(value), "interval": bounds, "basis": basis}
+
+
+def predicted(answer: Answer) -> Answer:
+    """The estimate of an answer or row, corrected by what was measured where it can be."""
+    estimate: Answer = answer.get("calibrated_estimate") or answer["estimate"]
+    return estimate
+
+
+def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
+    """Whether the constants behind an estimate were fitted on runs like it, and if not, what no measurement covers."""
+    provenance = estimate.get("provenance") or {}
+    if "calibration" in provenance and "calibration_unused" not in provenance:
+        return "fitted", []
+    reasons = [
+        f"{what} on {provenance.get('gpu')}: none measured"
+        for key, what in (
+            ("gpu_efficiency_measured", "kernels"),
+            ("framework_efficiency_measured", "trainings under this framework"),
+            ("engine_efficiency_measured", "this release of the engine"),
+        )
+        if provenance.get(key) is False
+    ]
+    reasons += [f"{name}: in no measured run" for name in provenance.get("unchecked", ())]
+    return ("extrapolated" if reasons else "fitted"), reasons
+
+
+def estimate(answer: Answer) -> dict[str, Any]:
+    """An estimate of a training or of serving: configuration, figures, and where memory and time go."""
+    basis, because = basis_of(answer)
+    intervals, memory = answer.get("intervals") or {}, answer.get("memory") or {}
+    time = answer.get("time") or {}
+    parts = time.get("parts_s") or answer.get("parts_s") or {}
+    return _without_empty(
+        {
+            "feasible": answer["feasible"],
+            "reasons": bounded(each["message"] for each in answer.get("reasons", ())),
+            "parallel": parallel(answer.get("parallel") or {}),
+            "replicas": answer.get("replicas"),
+            "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
+            "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
+            "confidence": intervals.get("confidence"),
+            "extrapolated_because": because,
+            "memory_capacity_bytes": _rounded(memory["capacity_bytes"]) if "capacity_bytes" in memory else None,
+            "memory_parts_bytes": _parts(memory, suffix="_bytes"),
+            "time_parts_s": {name: _rounded(seconds) for name, seconds in parts.items() if seconds},
+            "assumed": (answer.get("provenance") or {}).get("assumed"),
+        }
+    )
+
+
+def recommendation(row: Answer) -> dict[str, Any]:
+    """One row of a ranking; a measured one has what its run measured."""
+    told = estimate(predicted(row))
+    keep = ("feasible", "reasons", "parallel", "replicas", "load", "figures", "extrapolated_because")
+    chosen = {name: told[name] for name in keep if name in told and (name != "feasible" or not told[name])}
+    places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability") if row.get(name) is not None}
+    return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})
+
+
+def measurement(row: Answer) -> dict[str, Any]:
+    """What a run measured; the step of a reduced run is what it implies for the whole configuration."""
+    if not row:
+        return {}
+    figures = {
+        name: figure(row[name], None, "measured")
+        for name in ("step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+        if row.get(name) is not None
+    }
+    if "step_s" in figures and (spread := row.get("step_s_spread")) is not None:
+        figures["step_s"]["interval"] = [_rounded(row["step_s"] - spread / 2), _rounded(row["step_s"] + spread / 2)]
+    if (implied := row.get("extrapolated_step_s")) is not None:
+        figures["whole_step_s"] = figure(implied, row.get("extrapolated_step_s_interval"), "extrapolated")
+    figures |= {name: figure(value, None, "measured") for name, value in (row.get("load") or {}).items() if _number(value)}
+    return _without_empty({"status": row.get("status"), "figures": figures, "cause": row.get("cause")})
+
+
+def run(trial: Answer) -> dict[str, Any]:
+    """A profile run: what was predicted before it, and what it measured."""
+    before = trial["predicted"]
+    step_s = before.get("calibrated_step_s", before.get("step_s"))
+    return _without_empty(
+        {
+            "number": trial["number"],
+            "state": trial["state"],
+            "parallel": parallel(trial["parallel"]),
+            "predicted_step_s": step_s and figure(step_s, before.get("calibrated_step_s_interval"), "fitted"),
+            "measured": measurement(trial["measurement"] or {}),
+            "cause": trial["cause"],
+        }
+    )
+
+
+def choice(row: Answer) -> dict[str, Any]:
+    """A value by a published rule; what other rules give stands beside it."""
+    given = [*(row.get("alternatives") or {}).values(), row["value"]]
+    spread = [min(given), max(given)] if len(given) > 1 and all(map(_number, given)) else None
+    basis: Basis = "extrapolated" if row["extrapolated"] else "fitted"
+    value = figure(row["value"], spread, basis) if _number(row["value"]) else {"value": row["value"], "basis": basis}
+    return {"name": row["name"], "unit": row["unit"], **value, "rule": row["rule"], "source": row["source"]}
+
+
+def parallel(config: Answer) -> dict[str, Any]:
+    """A configuration as valid input, without what says nothing."""
+    return {name: value for name, value in config.items() if value is not None and IDLE.get(name, ...) != value}
+
+
+def bounded(items: Iterable[Any], *, most: int = MAX_ITEMS) -> list[Any]:
+    """The first items, texts cut to a readable length; the last one says how many were left out."""
+    rows = [each if not isinstance(each, str) or len(each) <= MAX_TEXT else each[:MAX_TEXT] + " ..." for each in items]
+    return rows if len(rows) <= most else [*rows[:most], f"... and {len(rows) - most} more"]
+
+
+def sizing(answer: Answer) -> dict[str, Any]:
+    """A training that fits a budget: model, tokens and hyperparameters by published rules, and the days it takes."""
+    row = answer.get("recommendation")
+    estimate = predicted(row) if row else {}
+    ratios = [each / estimate["time"]["step_s"] for each in estimate["intervals"]["step_s"]] if estimate else None
+    names = ("feasible", "parameters", "active_parameters", "tokens", "tokens_per_parameter", "flops", "num_gpus")
+    days = {name: answer[name] for name in WITH_STEP if answer.get(name) is not None}
+    return _without_empty(
+        {
+            **{name: answer[name] for name in names if answer.get(name) is not None},
+            "reasons": [each["message"] for each in answer["reasons"]],
+            "model": {name: value for name, value in answer["model"].items() if value not in (None, False, 0)},
+            "figures": {
+                name: figure(value, ratios and [value * ratio for ratio in ratios], basis_of(estimate)[0])
+                for name, value in days.items()
+            },
+            "law": choice(answer["law"]),
+            "loss": choice(answer["loss"]),
+            "shape": [choice(each) for each in answer["shape"]],
+            "hyperparameters": [choice(each) for each in answer["hyperparameters"]],
+            "recommendation": recommendation(row) if row else None,
+            "query": answer.get("query"),
+        }
+    )
+
+
+def _training(answer: Answer, basis: Basis) -> dict[str, Any]:
+    time, memory, intervals = answer.get("time"), answer.get("memory"), answer.get("intervals") or {}
+    figures: dict[str, Any] = {}
+    if time:
+        step_s, bounds = time["step_s"], intervals.get("step_s")
+        figures["step_s"] = figure(step_s, bounds, basis)
+        slower = bounds and [bound / step_s for bound in bounds]
+        faster = bounds and [step_s / bound for bound in reversed(bounds)]
+        for names, ratios in ((WITH_STEP, slower), (AGAINST_STEP, faster)):
+            for name in names:
+                if (value := answer.get(name)) is not None:
+                    figures[name] = figure(value, ratios and [value * ratio for ratio in ratios], basis)
+    if memory:
+        figures["memory_total_bytes"] = figure(memory["total_bytes"], intervals.get("memory_total_bytes"), basis)
+    return figures
+
+
+def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
+    intervals = answer.get("intervals")
+    if not intervals:
+        return {}
+    bounds = {name: intervals[name] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")}
+    figures = {name: figure(answer[name], bounds[name], basis) for name in bounds if answer.get(name) is not None}
+    throughput, latency = answer.get("output_tokens_per_second_per_gpu"), answer.get("request_latency_s")
+    if throughput:
+        low, high = (each / throughput for each in bounds["output_tokens_per_second_per_gpu"])
+        if (rate := answer.get("request_rate_per_second")) is not None:
+            figures["request_rate_per_second"] = figure(rate, (rate * low, rate * high), basis)
+        for side, cost in (answer.get("cost_per_million_tokens") or {}).items():
+            figures[f"cost_per_million_{side}_tokens"] = figure(cost, (cost / high, cost / low), basis)
+    if latency is not None and answer.get("tpot_s"):
+        after = (latency - answer["ttft_s"]) / answer["tpot_s"]
+        ends = [first + after * each for first, each in zip(bounds["ttft_s"], bounds["tpot_s"], strict=True)]
+        figures["request_latency_s"] = figure(latency, ends, basis)
+    return figures
+
+
+def _parts(memory: Answer, *, suffix: str) -> dict[str, float]:
+    """The parts that sum to the total, without the sums themselves."""
+    sums = ("total", "capacity", "allocated", "reserved", "layer_activations", "host", "kv_cache_capacity")
+    names = {name: name.removesuffix(suffix) for name in memory if name.endswith(suffix)}
+    return {short: _rounded(memory[name]) for name, short in names.items() if short not in sums and memory[name]}
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits, and every digit of a count."""
+    if isinstance(value, int):
+        return value
+    short = float(f"{value:.4g}")
+    return int(short) if short.is_integer() and abs(short) < 2**63 else short
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, [], {}, "")}

@@ -1,0 +1,45 @@
+"""The service's route /mcp, which loads the protocol's SDK at the first request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.types import Receive, Scope, Send
+
+from service.agents import require_sdk
+
+if TYPE_CHECKING:
+    from service.agents.server import Mounted
+
+
+class AgentsRoute:
+    """The endpoint; it works within `open`. Raises MissingExtraError where the SDK is not installed."""
+
+    def __init__(self) -> None:
+        self._tasks: TaskGroup | None = None
+        self._mounted: Mounted | None = None
+        self._building = anyio.Lock()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """While the application runs."""
+        async with anyio.create_task_group() as self._tasks:
+            yield
+            self._mounted = None
+            self._tasks.cancel_scope.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        require_sdk()
+        async with self._building:
+            if self._mounted is None:
+                from service.agents.server import Mounted
+
+                assert self._tasks is not None  # requests come while it is open
+                mounted = Mounted()
+                await self._tasks.start(mounted.run)
+                self._mounted = mounted
+        await self._mounted.app(scope, receive, send)

@@ -1,0 +1,124 @@
+"""The MCP server: over standard streams for one's own agent, and mounted in the service at /mcp behind its keys."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+
+import anyio
+import httpx
+from anyio.abc import TaskStatus
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.resources import TextResource
+from mcp.server.mcpserver.tools import Tool
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.types import ToolAnnotations
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from hp_tool import __version__
+from service.agents import SKILL
+from service.agents.tools import Tools
+from service.app import create_app
+from service.async_client import AsyncClient
+from service.keys import token_of
+from service.settings import from_environment
+
+CHANGING = {"start_search": ToolAnnotations(destructive_hint=False), "cancel_search": ToolAnnotations(destructive_hint=True)}
+ASKING = ("estimate", "recommend", "why_not", "import_config", "export_config", "size", "follow_search", "search_result",
+          "catalogue", "query_keys")  # fmt: skip
+INSTRUCTIONS = """How to split a transformer's training or serving over GPUs. recommend ranks all configurations by a cost
+model; estimate predicts one; why_not says why one is infeasible or slow and how to fix it; import_config reads a script and
+says which flags to change; export_config writes one; size chooses model, tokens or devices for a budget; start_search spends
+GPU time on real runs. Figures are {value, interval (90 %), basis}: say the interval with the value, and call extrapolated
+what is. SI units stand in names (_s, _bytes). The resource hp-tool://skill says when to ask what."""
+
+
+def build(tools: Tools) -> MCPServer:
+    """The server of these tools; an argument that a tool does not know is an error."""
+    server: MCPServer = MCPServer(
+        "hp-tool",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        tools=[
+            *(_tool(tools, name, ToolAnnotations(read_only_hint=True)) for name in ASKING),
+            *(_tool(tools, name, annotations) for name, annotations in CHANGING.items()),
+        ],
+        log_level="WARNING",
+        subscriptions=False,
+    )
+    text = TextResource(uri="hp-tool://skill", name="skill", mime_type="text/markdown", text=SKILL.read_text(encoding="utf-8"))
+    server.add_resource(text)
+    return server
+
+
+def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
+    tool = Tool.from_function(getattr(tools, name), annotations=annotations)
+    arguments = tool.fn_metadata.arg_model
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    tool.parameters = arguments.model_json_schema()
+    tool.description = " ".join(tool.description.split())
+    return tool
+
+
+def run_stdio(*, server: str | None, database_url: str | None) -> None:
+    """Serve one agent over standard input and output, by the service `server`, or one within this process over the database."""
+
+    async def run() -> None:
+        reached = AsyncClient(server=server) if server else _own_service(database_url)
+        async with reached as client:
+            run_search = (lambda search_id: None) if server else _search_beside
+            tools = Tools(connect=lambda context: nullcontext(client), own_files=True, run=run_search)
+            await build(tools).run_stdio_async()
+
+    anyio.run(run)
+
+
+@asynccontextmanager
+async def _own_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
+    """A client of the whole service in this process, reached without a socket."""
+    settings = replace(from_environment(host="127.0.0.1", database_url=database_url), allowed_hosts=())
+    app = create_app(settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        AsyncClient(server="http://127.0.0.1", api_key=settings.api_key or "", transport=transport) as client,
+    ):
+        yield client
+
+
+def _search_beside(search_id: str) -> None:
+    """Run the search in a process of its own, which goes on when the agent's session ends."""
+    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "tune", "--resume", search_id, "--json"]
+    null = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+
+
+class Mounted:
+    """The server behind one route of the service. Tools ask the service itself, each with the key that its caller sent."""
+
+    def __init__(self) -> None:
+        server = build(Tools(connect=_as_caller))
+        # The gate checks Host and origin already; every request stands for itself, so that no session outlives its key.
+        security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        server.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
+        self._sessions = server.session_manager
+        self.app: ASGIApp = StreamableHTTPASGIApp(self._sessions)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Hold what requests need, until cancelled."""
+        async with self._sessions.run():
+            task_status.started()
+            await anyio.sleep_forever()
+
+
+def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
+    """A client with the key of the request that called the tool: keys, scopes, rates and ownership hold as on any route."""
+    request = context.request_context.request
+    assert isinstance(request, Request)  # the transport is HTTP
+    transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)
+    key = token_of(request.headers) or ""
+    return AsyncClient(server=f"http://{request.headers['host']}", api_key=key, transport=transport)

@@ -1,0 +1,66 @@
+"""The manifest for llm-d, against the fields of KServe's LLMInferenceService."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.exchange import export
+from tests.formats.test_files_of_others import SERVING
+
+
+def mapping(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+TEXT, SIZE = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1}
+WORDS = {"type": "array", "items": TEXT}
+CONTAINER = mapping(name={"const": "main"}, command=WORDS, args=WORDS, resources=mapping(limits={"additionalProperties": TEXT}))
+SPEC = mapping(
+    model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT),
+    replicas={"type": "integer", "minimum": 0},
+    parallelism=mapping(tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}),
+    template=mapping(containers={"type": "array", "items": CONTAINER}),
+    router=mapping(gateway={"type": "object"}, route={"type": "object"}, scheduler={"type": "object"}),
+)
+SCHEMA = mapping(
+    apiVersion={"const": "serving.kserve.io/v1alpha1"},
+    kind={"const": "LLMInferenceService"},
+    metadata=mapping(name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}),
+    spec=SPEC,
+)
+"""What the manifest may say: LLMInferenceServiceSpec, WorkloadSpec and ParallelismSpec of KServe's
+pkg/apis/serving/v1alpha1/llm_inference_service_types.go, and of a pod what it uses. A field of another name is an error."""
+
+
+def manifest(**change: Any) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(export(result=SERVING | change, format="llm-d"))
+    jsonschema.validate(found, SCHEMA)
+    return found
+
+
+@pytest.mark.parametrize("model", ["qwen3-32b", "llama-3.3-70b"])
+def test_a_deployment_is_a_manifest_with_all_its_replicas(model: str) -> None:
+    spec = manifest(model=model)["spec"]
+    (container,) = spec["template"]["containers"]
+    assert spec["replicas"] == 2 and spec["parallelism"] == {"tensor": 4, "expert": False}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"} and spec["model"]["uri"].startswith("hf://")
+    words = container["args"]
+    assert (
+        words[words.index("--tensor-parallel-size") + 1] == "4"
+        and "--max-num-seqs" in words
+        and "--kv-cache-dtype" not in words
+    )
+
+
+def test_experts_share_a_pod_and_a_replica_over_nodes_is_refused() -> None:
+    sizes = {"attention_data_parallel_size": 8, "expert_parallel_size": 8}
+    spec = manifest(model="qwen3-30b-a3b", parallel=sizes)["spec"]
+    assert spec["replicas"] == 1 and spec["parallelism"]["expert"]
+    wide = {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 16}, "model": "llama-3.1-405b"}
+    with pytest.raises(UnsupportedError, match="spans nodes"):
+        manifest(**wide, parallel={"tensor_parallel_size": 8, "pipeline_parallel_size": 2})

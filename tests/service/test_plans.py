@@ -1,0 +1,91 @@
+"""What a search would cost, and whose command it runs, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+import service.client
+from hp_tool.catalog import library
+from hp_tool.cli.main import build
+from hp_tool.domain.ports import Store
+
+Query = dict[str, Any]
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A trainer that the operator registered, under the name `ours`."""
+    (tmp_path / "trainers").mkdir()
+    entry = {"command": ["/opt/secret-train.py", "{flags:megatron-lm}"], "reader": "megatron-lm"}
+    (tmp_path / "trainers" / "ours.yaml").write_text(yaml.safe_dump(entry))
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
+    library.clear_cache()
+    yield "ours"
+    library.clear_cache()
+
+
+def test_a_plan_is_answered_and_nothing_is_queued(http: TestClient, store: Store, query: Query) -> None:
+    query["cluster"]["price_per_gpu_hour"] = 2.0
+    query["search"] = {"budget_runs": 3, "fidelity": "full"}
+    answer = http.post("/v1/plans", json=query)
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()["plan"]
+    assert (answer.json()["id"], answer.json()["job"], plan["runs"]) == ("small", None, 3)
+    assert plan["first"]["num_gpus"] == 2 and plan["confirmation"] is None
+    assert plan["cost"] == pytest.approx(2.0 * plan["gpu_hours"]) and plan["most_gpu_seconds"] > plan["gpu_seconds"]
+    assert not store.list_searches().items
+    too_large = http.post("/v1/plans", json=query | {"model": "gpt3-175b"})
+    assert (too_large.status_code, too_large.json()["code"]) == (422, "nothing_feasible")
+
+
+def test_the_command_line_asks_a_server(
+    http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Asking:
+        def __init__(self, *, server: str) -> None: ...
+
+        def __enter__(self) -> Asking:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def plan(self, *, query: Query) -> Query:
+            answer: Query = http.post("/v1/plans", json=query).json()
+            return answer
+
+    monkeypatch.setattr(service.client, "Client", Asking)
+    (tmp_path / "query.json").write_text(json.dumps(query | {"search": {"budget_runs": 3}}))
+    done = CliRunner().invoke(build(), ["tune", str(tmp_path / "query.json"), "--plan", "--server", "http://127.0.0.1:1"])
+    assert done.exit_code == 0, done.output
+    assert "at most 3 runs (budget_runs)" in done.stdout and "#!/bin" not in done.stdout
+
+
+def test_the_form_shows_the_bill(http: TestClient) -> None:
+    values = {"kind": "training", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
+    values |= {"training.sequence_length": "8192", "training.global_batch_size": "64", "search.budget_runs": "2"}
+    plan = http.post("/searches/new/preview.json", data=values).json()["plan"]
+    assert plan["runs"] == 2 and plan["cost"] > 0
+    page = http.post("/searches/new/preview", data=values).text
+    assert "What a search would cost" in page and f"${plan['cost']:.2f}".rstrip("0") in page
+    serving = {"kind": "inference", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
+    serving |= {"inference.input_length": "1000", "inference.output_length": "100", "inference.concurrency": "8"}
+    answer = http.post("/searches/new/preview.json", data=serving).json()
+    assert (answer["error"], answer["plan"]) == (None, None)
+
+
+def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, query: Query, registered: str) -> None:
+    made = http.post("/v1/searches", json=query | {"trainer": registered})
+    assert made.status_code == 202, made.text
+    stored = store.get_search(search_id=made.json()["id"]).query
+    assert stored["trainer"] == registered and "secret" not in made.text  # what it runs stays with the operator
+    assert http.post("/v1/plans", json=query | {"trainer": registered}).status_code == 200
+    unknown = http.post("/v1/searches", json=query | {"trainer": "theirs"})
+    assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (422, "not_found", "trainer")
+    assert f"<option>{registered}</option>" in http.get("/searches/new").text
