@@ -41,12 +41,14 @@ class Column:
 def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
     """What decides between rows: groups, expected steps against the first row's, chances of running out of memory."""
     first = rows[0].expected_step_s if rows else None
-    wins = [None if row.expected_step_s is None or not first else row.expected_step_s / first - 1.0 for row in rows]
+    if first is None:  # of results stored earlier
+        return []
+    wins = [None if row.expected_step_s is None else row.expected_step_s / first - 1.0 for row in rows]
     risks = [row.out_of_memory_probability for row in rows]
     return [
-        Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=2),
-        Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=1),
-        Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=1),
+        Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=9),
+        Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=9),
+        Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=9),
     ]
 
 
