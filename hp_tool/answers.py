@@ -12,6 +12,7 @@ from hp_tool import bounds, serving, training
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
 from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
@@ -67,6 +68,8 @@ class RecommendAnswer:
     space: SpaceSummary
     rejections: dict[str, int]
     """How many candidates each reason ruled out."""
+    groups: tuple[int, ...] = ()
+    """Trainings: how many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons."""
     pareto: tuple[Recommendation, ...] | None = None
@@ -74,6 +77,8 @@ class RecommendAnswer:
     throughput_front: tuple[ServingRecommendation, ...] | None = None
     """Inference, asked for as pareto "throughput" or under an unknown concurrency: what no other beats in tokens per second for
     a user and for a GPU."""
+    sensitivity: Sensitivity | None = None
+    """What the first row depends on: numbers of devices, axes, hardware; None unless asked for."""
     disaggregated: tuple[PoolRecommendation, ...] | None = None
     """Separate pools for prefill and decoding; None unless inference.disaggregated asks for them."""
     query: dict[str, Any] | None = None
@@ -118,13 +123,21 @@ def estimate_answer(
 
 
 def recommend_answer(
-    query: Query, *, top: int, with_query: bool = True, calibrations: Calibrations | None = None, pareto: Front | None = None
+    query: Query,
+    *,
+    top: int,
+    with_query: bool = True,
+    calibrations: Calibrations | None = None,
+    pareto: Front | None = None,
+    sensitivity: bool = False,
 ) -> RecommendAnswer:
     """The answer to a query of many configurations. Raises HpToolError.
 
     `pareto`: also the Pareto front of step time against memory or gpus; for serving that of tokens per second for a user and
-    for a GPU ("throughput").
+    for a GPU ("throughput"). `sensitivity`: also what the answer of a training depends on.
     """
+    if sensitivity and query.kind == "inference":
+        raise UnsupportedError("sensitivity belongs to training queries; leave it out", field="sensitivity")
     ranking: Ranking[Recommendation] | Ranking[ServingRecommendation]
     misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     front, throughput_front, pools = None, None, None
@@ -149,9 +162,11 @@ def recommend_answer(
         recommendations=ranking.recommendations,
         space=ranking.space,
         rejections=ranking.rejections,
+        groups=ranking.groups,
         nearest_misses=misses,
         pareto=front,
         throughput_front=throughput_front,
+        sensitivity=training.sensitivity(query, calibrations=calibrations) if sensitivity else None,
         disaggregated=pools,
         query=schema.query_mapping(query) if with_query else None,
     )

@@ -57,6 +57,7 @@ class QueryKeys(TypedDict, total=False):
     inference: Mapping[str, Any]
     parallel: Mapping[str, Any]
     objective: str
+    rank_by: Literal["expected", "mean"]
     constraints: Mapping[str, Any]
     targets: Mapping[str, Any]
 
@@ -95,18 +96,20 @@ def recommend(
     *,
     top: int = 10,
     pareto: Literal["memory", "gpus", "throughput"] | None = None,
+    sensitivity: bool = False,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
-    """The best `top` of all legal configurations that fit, fastest first; the axes that `parallel` leaves out vary.
+    """The best `top` of all legal configurations that fit, the one to try first; the axes that `parallel` leaves out vary.
 
     `pareto`: also those that no other beats in step time and memory, or number of devices; of serving, in tokens
-    per second for a user and for a GPU (throughput). `query` and `keys` as of `estimate`: model, gpu, num_gpus,
+    per second for a user and for a GPU (throughput). `sensitivity`: also how the fastest step follows the number of GPUs, each
+    axis, and better hardware. `query` and `keys` as of `estimate`: model, gpu, num_gpus,
     sequence_length, global_batch_size, precision, total_tokens, kind, cluster, training, inference, parallel, objective,
-    constraints, targets, id. In `parallel` a value or a list narrows an axis.
+    rank_by, constraints, targets, id. In `parallel` a value or a list narrows an axis.
     """
     from hp_tool.answers import recommend_answer
 
-    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto)
+    return recommend_answer(make_query(query, **keys), top=top, pareto=pareto, sensitivity=sensitivity)
 
 
 def size(query: Mapping[str, Any] | Path | None = None, /, **keys: Any) -> SizingAnswer:

@@ -154,7 +154,7 @@ class Prepared:
         model, workload = self.problem.model, self.problem.workload
         profile = with_scatter(dataclasses.replace(shipped, framework=constants), model=model, workload=workload)
         assert self.stated.parallel is not None
-        unchecked = unchecked_features(case=self.problem, config=self.stated.parallel)
+        unchecked = unchecked_features(case=self.problem, candidate=Candidates.alone(self.stated.parallel))
         return step_log_sd(case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked))
 
     def shipped(self) -> Comparison:

@@ -53,7 +53,7 @@ def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
     rows = _known_rows(folder)
     known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
-    found = [_case(row) for row in rows]
+    found = [recipe_case(row) for row in rows]
     for row in read(folder, "training_megatron_bridge.csv"):
         if (row["gpus"], float(row["tokens_per_s_gpu"])) in known or row["model"] not in MODELS_BRIDGE:
             continue
@@ -76,14 +76,15 @@ def _rate(case: Case) -> tuple[str, int]:
 
 def recipe_cases(folder: Path) -> list[Case]:
     """The rows that give their knobs."""
-    return [_case(row) for row in _known_rows(folder)]
+    return [recipe_case(row) for row in _known_rows(folder)]
 
 
 def _known_rows(folder: Path) -> list[Row]:
     return [row for row in read(folder, FILE) if row["model"] in MODELS and row["gpu"] in GPUS]
 
 
-def _case(row: Row) -> Case:
+def recipe_case(row: Row) -> Case:
+    """The row as a case."""
     precision, task = PRECISIONS[row["precision"]], TASKS[row["task"]]
     adapters, quantised = task == "lora", row["fp8_params"] == "1" and precision in ("fp8", "mxfp8")
     query = Query(
@@ -100,7 +101,7 @@ def _case(row: Row) -> Case:
             overlap=OverlapSpec(expert_parallel=True) if row["ep_overlap"] == "True" else None,
             cuda_graphs=_records_graphs(row) or None, cuda_graph_modules=_recorded(row),  # type: ignore[arg-type]
             offload="activations" if row["offload_layers"] else None,
-            offload_fraction=int(row["offload_layers"]) / 80 if row["offload_layers"] else None,  # of Llama 3 70B's layers
+            offload_fraction=min(int(row["offload_layers"]) / 80, 1.0) if row["offload_layers"] else None,  # Llama 3 70B's
         ),
         parallel=ParallelQuery(
             tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),

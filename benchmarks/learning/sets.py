@@ -88,7 +88,9 @@ def _of_cases(name: str, cases: Sequence[Case]) -> RunSet:
         problem, config = resolved.problem, resolved.config
         candidates = Candidates.from_configs([config])
         pieces.append(_evidence(f"{name} {number}", problem, candidates, np.array([case.step_s])))
-        doubts.append(step_log_sd(case=problem, unchecked=len(unchecked_features(case=problem, config=config))))
+        doubts.append(
+            step_log_sd(case=problem, unchecked=len(unchecked_features(case=problem, candidate=Candidates.alone(config))))
+        )
         labels.append(_labels(problem, name=case.name))
         cells.append((case.name, case.date, *labels[-1].values(), problem.workload.global_batch_size))
     return _run_set(name, pieces, doubts, labels, cells)

@@ -61,25 +61,34 @@ def recommend(
             help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in throughput per user and GPU."
         ),
     ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also step time over GPU counts, without each axis, and on better hardware.")
+    ] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture of time and memory by part: .html, .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A picture of time and memory by part, or of --sensitivity: .html, .png, .svg or .pdf."
+        ),
     ] = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Rank all legal configurations that fit, fastest first."""
+    """Rank all legal configurations that fit: first the one to try, then by expected step time."""
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
     from hp_tool.cli import serving_tables, tables
+    from hp_tool.cli.sensitivity_tables import print_sensitivity
     from hp_tool.queries import schema
     from hp_tool.render import plots
 
     if plot is not None:
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
-        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto)
-    if plot is not None and answer.recommendations:
+        answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
+    if plot is not None and answer.sensitivity is not None:
+        plots.write(plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot)
+    elif plot is not None and answer.recommendations:
         plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
     if as_json:
         typer.echo(schema.to_json(answer))
@@ -88,6 +97,8 @@ def recommend(
     else:
         tables.print_recommendations(answer)
         tables.print_pareto(answer)
+        if answer.sensitivity is not None:
+            print_sensitivity(answer.sensitivity)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
 

@@ -11,6 +11,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.render.columns import (
     ABSENT,
     Column,
+    choice_columns,
     configuration_columns,
     counts,
     duration_column,
@@ -50,10 +51,16 @@ def print_fixes(console: Console, columns: Sequence[Column], remaining: Mapping[
 def print_space(console: Console, answer: RecommendAnswer) -> None:
     """How many configurations there were, and how many each rule rejected."""
     s = answer.space
-    console.print(f"{s.legal:,} legal configurations, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}")
+    pruned = f", {s.pruned:,} more ruled out by bounds" if s.pruned else ""
+    console.print(
+        f"{s.legal:,} legal configurations{pruned}, {s.feasible:,} of them acceptable, ranked in {duration(s.seconds)}"
+    )
+    if answer.groups:
+        others = "".join(f", group {number} has {size:,}" for number, size in enumerate(answer.groups[1:], start=2))
+        console.print(f"group 1 has {counted(answer.groups[0], 'layout')} that the model cannot tell apart{others}")
 
 
-def print_groups(console: Console, rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> None:
+def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> None:
     """How far the best can be told apart from the next."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
@@ -175,11 +182,15 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         before = [row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked]
         figures.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
     if ranked:
-        columns = [rank_column(ranked), *configuration_columns([row.parallel for row in ranked]), *figures]
+        columns = [
+            rank_column(ranked),
+            *configuration_columns([row.parallel for row in ranked]),
+            *figures,
+            *choice_columns(ranked),
+        ]
         print_columns(console, columns, title="best configurations by the cost model")
     print_unchecked(console, estimates)
     print_space(console, answer)
-    print_groups(console, ranked)
     if calibrated is not None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")
     print_nearest(console, answer.nearest_misses)

@@ -37,7 +37,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     memory = _memory(costs, fragmentation=case.profile.framework.fragmentation_fraction)
-    unchecked = unchecked_features(case=case, config=config)
+    unchecked = unchecked_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
     tokens = step_tokens(workload)

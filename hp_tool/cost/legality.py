@@ -194,7 +194,7 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
         (v > 1) & (p < 2),
         (v > 1) & (c.pipeline_schedule == ONE_F_ONE_B) & (workload.global_batch_size // rank_batch % p != 0),
         _pipeline_unfilled(workload, c),
-        _shards_broken(model, c),
+        shards_broken(model, c),
         schedule_broken(c, num_layers=model.num_hidden_layers, micro_batches=workload.global_batch_size // rank_batch),
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism do not support cross attention.
@@ -267,7 +267,7 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
     return broken
 
 
-def _shards_broken(model: ModelSpec, c: Candidates) -> Bools:
+def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
     """Whether shard groups do not divide the data-parallel group, or their replicas not the ranks of the same experts."""
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):

@@ -6,20 +6,25 @@ doubt for each thing that its measured runs do not tell (`domain.efficiency.Doub
 
 import math
 
+import numpy as np
+
+from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
+from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, MODULES, ONE_F_ONE_B, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.result import Intervals
 
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-CHECKED_SCHEDULES = (None, "1f1b", "interleaved")
-CHECKED_MODULES = {"core_attn", "mla_up_proj", "mlp", "layernorm", "moe_act"}
-"""Those that recipes with experts recompute."""
+UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
+"""Those that no recipe with experts recomputes."""
+
+_above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
+"""Probability that a standard normal variable is above z."""
 
 
 def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...]) -> Intervals:
@@ -28,9 +33,9 @@ def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, u
     Measured memory is what the allocator holds: it may keep more than is in use, never less, so `reserved_log_sd` may extend
     the upper bound.
     """
-    constants, doubts = case.profile.framework, case.profile.doubts
+    constants = case.profile.framework
     time = math.exp(NORMAL_QUANTILE * step_log_sd(case=case, unchecked=len(unchecked)))
-    more = (len(unchecked) + (case.workload.lora is not None)) * doubts.memory_feature_log_sd**2
+    more = _more_memory_variance(case, len(unchecked))
     below, above = (
         math.exp(NORMAL_QUANTILE * math.sqrt(sd**2 + more))
         for sd in (constants.memory_log_sd, constants.reserved_log_sd or constants.memory_log_sd)
@@ -41,6 +46,23 @@ def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, u
         memory_total_bytes=(memory_total_bytes / below, memory_total_bytes * above),
         source=constants.fitted_on,
     )
+
+
+def out_of_memory_probability(*, case: TrainingCase, candidates: Candidates, total_bytes: Floats) -> Floats:
+    """Probability that what each candidate allocates is more than the whole device, headroom included.
+
+    Its logarithm is normal around that of `total_bytes`; blocks that the allocator keeps in reserve are given back first.
+    """
+    unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
+    log_sd: Floats = (case.profile.framework.memory_log_sd**2 + _more_memory_variance(case, unchecked)) ** 0.5
+    left = np.log(case.cluster.gpu.memory_bytes / total_bytes)
+    probability: Floats = np.asarray(_above(left / log_sd), dtype=np.float64)
+    return probability
+
+
+def _more_memory_variance(case: TrainingCase, unchecked: Ints) -> Floats:
+    doubted = unchecked + (case.workload.lora is not None)
+    return doubted * case.profile.doubts.memory_feature_log_sd**2
 
 
 def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
@@ -58,21 +80,33 @@ def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:
     return math.sqrt(variance)
 
 
-def ratio_log_sd(profile: EfficiencyProfile, *, differing: int = 0) -> float:
+def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
     """Standard deviation of ln(measured / predicted) of the ratio of two step times, of one model on the same devices;
     `differing` are the features without data that only one of the two has.
     """
     framework = profile.framework
     pair = math.sqrt(2.0) * framework.time_log_sd if framework.pair_log_sd is None else framework.pair_log_sd
-    return math.sqrt(pair**2 + differing * profile.doubts.feature_log_sd**2)
+    variance: Floats = pair**2 + differing * profile.doubts.feature_log_sd**2
+    return variance**0.5
 
 
-def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[str, ...]:
-    """Features of this prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
+def unchecked_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:
+    """(n, features) whether each of n rows uses each feature without data."""
+    columns = (np.broadcast_to(used, len(candidates)) for used in _features(case, candidates).values())
+    return np.stack([*columns], axis=1)
+
+
+def unchecked_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
+    """Features of one candidate's prediction without any measured step time in `benchmarks.accuracy`, as fields of a query."""
+    return tuple(name for name, is_used in _features(case, candidate).items() if is_used)
+
+
+def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
+    """Whether each candidate uses each feature that no measured step time covers."""
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
-    recompute = config.recompute
     internevo = workload.framework == "internevo"  # timed under ZeRO 1, within a node and beyond, without pipelines
-    used = {
+    unchecked_modules = UNCHECKED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
+    return {
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0 and not model.num_experts,
@@ -87,20 +121,19 @@ def unchecked_features(*, case: TrainingCase, config: ParallelConfig) -> tuple[s
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
-        "parallel.pipeline_schedule": config.pipeline_schedule not in CHECKED_SCHEDULES,
+        "parallel.pipeline_schedule": c.pipeline_schedule != ONE_F_ONE_B,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
-        "parallel.data_parallel_shard_size": config.data_parallel_shard_size > 0 and not internevo,
-        "parallel.zero_stage": internevo and config.zero_stage == 3,
-        "parallel.pipeline_parallel_size": internevo and config.pipeline_parallel_size > 1,
-        "parallel.moe_token_dispatcher_type: allgather": config.moe_token_dispatcher_type == "allgather",  # noqa: S105
-        "parallel.expert_tensor_parallel_size": config.expert_tensor_parallel_size > 1,
-        "parallel.recompute.modules": isinstance(recompute, Recompute)
-        and not set(recompute.modules or ()) <= (CHECKED_MODULES if model.num_experts else {"core_attn"}),
-        "parallel.context_parallel_communication": config.context_parallel_size > 1
-        and strategy.context_parallel_communication != "p2p",
+        "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
+        "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,
+        "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1) if internevo else False,
+        "parallel.moe_token_dispatcher_type: allgather": c.moe_token_dispatcher_type == ALLGATHER,
+        "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
+        "parallel.recompute.modules": (c.recompute_modules & unchecked_modules) > 0,
+        "parallel.context_parallel_communication": (c.context_parallel_size > 1)
+        if strategy.context_parallel_communication != "p2p"
+        else False,
         "parallel.rank_order": cluster.rank_order != DEFAULT_RANK_ORDER,
     }
-    return tuple(name for name, is_used in used.items() if is_used)
 
 
 # Parts of a model that an estimate counts in a simpler form; its provenance lists them.

@@ -66,6 +66,7 @@ class ParallelConfig(Strict):
     pipeline_layout: str | None = None
     context_parallel_communication: ContextCommunication | None = None
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
+    dynamic_context_parallel: bool | None = None
 
     __repr__ = short_repr
 
@@ -75,6 +76,7 @@ OF_THE_QUERY = (
     "pipeline_layout",
     "context_parallel_communication",
     "hierarchical_context_parallel_sizes",
+    "dynamic_context_parallel",
 )
 """Fields of ParallelConfig that no candidate varies."""
 OF_THE_FRAMEWORK = (*OF_THE_QUERY, "moe_token_dispatcher_type")
@@ -89,6 +91,7 @@ class Strategy(Strict):
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
     """a2a+p2p: ranks that exchange heads, and groups of them that pass keys and values round; None: as many of the former as
     share an NVLink domain and divide the heads."""
+    dynamic_context_parallel: bool = False
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
     """Of candidates that name none."""
     pipeline_layout: PipelineLayout | None = None
@@ -141,6 +144,9 @@ class ParallelQuery(Strict):
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
     context_parallel_size. None: as many of the former as share an NVLink domain and divide the heads."""
+    dynamic_context_parallel: bool | None = None
+    """Whether each packed micro-batch takes as many context-parallel ranks as its sequences need, at most context_parallel_size
+    (Megatron Core); needs training.packed and sequence_lengths."""
     moe_token_dispatcher_type: Axis[TokenDispatcher] = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
     to every rank. None: an estimate takes flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else
@@ -174,6 +180,8 @@ def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:
     sizes = parallel.hierarchical_context_parallel_sizes
     if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
         said["hierarchical_context_parallel_sizes"] = None
+    if config.context_parallel_size == 1:
+        said["dynamic_context_parallel"] = None
     return replace(config, **said)
 
 

@@ -17,6 +17,7 @@ Kind = Literal["training", "inference"]
 Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
 Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
+RankBy = Literal["expected", "mean"]
 
 
 class OwnFile(str):
@@ -136,6 +137,9 @@ class Query(Strict):
     parallel: ParallelQuery = ParallelQuery()
     objective: Objective | None = None
     """What the ranking optimises; None: throughput (inference: throughput_per_gpu)."""
+    rank_by: RankBy = "expected"
+    """recommend, trainings: by the expected step time, which counts the chance of running out of memory, or by the predicted
+    one."""
     constraints: Constraints = Constraints()
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()

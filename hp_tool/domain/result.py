@@ -180,6 +180,10 @@ class Recommendation:
     group: int | None = None
     """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to it has a 90 % interval that
     holds 1; then 2 by the first row that is slower, and so on."""
+    out_of_memory_probability: float | None = None
+    """That it needs more than the whole device, by the interval of its memory."""
+    expected_step_s: float | None = None
+    """Step time over the probability that it runs at all: a run that ends out of memory trains nothing."""
     measurement: Measurement | None = None
     calibrated_estimate: Estimate | None = None
 
@@ -192,7 +196,11 @@ class SpaceSummary:
     """How many candidates there were."""
 
     legal: int
+    """Whose memory and time were computed."""
     feasible: int
+    """Of these."""
+    pruned: int = 0
+    """Legal ones besides, which bounds showed to be no better without computing them."""
     seconds: float
     """Time to enumerate, cost and rank them."""
 
@@ -208,5 +216,7 @@ class Ranking(Generic[Row]):
     space: SpaceSummary = SpaceSummary(legal=0, feasible=0, seconds=0.0)
     rejections: dict[str, int] = field(default_factory=dict)
     """How many candidates each reason ruled out."""
+    groups: tuple[int, ...] = ()
+    """How many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Row, ...] = ()
     """If nothing is acceptable: what lacks least, each infeasible with its reasons."""

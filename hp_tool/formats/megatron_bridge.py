@@ -2,8 +2,8 @@
 
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, SAID, SHARDING
-from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
+from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, SAID, SHARDING
+from hp_tool.formats.megatron_lm.write import field_name, packed_context, recomputation, shorter_ends
 from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
@@ -25,7 +25,8 @@ FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm"
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE) - {"pipeline_layout"}, runs="megatron-core")
+    packed = PACKED if packed_context(setup) is not None else set()
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - {"pipeline_layout"}, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     precision = _PRECISIONS.get(f"{w.precision} {w.fp8_recipe}" if w.fp8_recipe else w.precision)
     if w.parameter_precision not in (None, "bf16") and (w.parameter_precision != "fp8" or w.fp8_recipe == "blockwise"):
@@ -57,6 +58,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     }
     if c.context_parallel_size > 1:
         options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication]
+        if (tokens := packed_context(setup)) is not None:
+            options |= {
+                "model.dynamic_context_parallel": "true",
+                "model.sequence_packing_scheduler": "default_dynamic_cp",
+                "model.max_seqlen_per_dp_cp_rank": str(tokens),
+            }
     if setup.model.num_experts:
         options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
         options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.result import Estimate
+from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.units import GIB
 
@@ -36,6 +36,20 @@ class Column:
     def constant(self) -> bool:
         """Whether several rows agree."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
+
+
+def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
+    """What decides between rows: groups, expected steps against the first row's, chances of running out of memory."""
+    first = rows[0].expected_step_s if rows else None
+    if first is None:  # of results stored earlier
+        return []
+    wins = [None if row.expected_step_s is None else row.expected_step_s / first - 1.0 for row in rows]
+    risks = [row.out_of_memory_probability for row in rows]
+    return [
+        Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=9),
+        Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=9),
+        Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=9),
+    ]
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:

@@ -5,7 +5,14 @@ from html import escape
 
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, Recommendation, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingMemory, ServingRecommendation
-from hp_tool.render.columns import Column, configuration_columns, serving_columns, serving_figures, training_figures
+from hp_tool.render.columns import (
+    Column,
+    choice_columns,
+    configuration_columns,
+    serving_columns,
+    serving_figures,
+    training_figures,
+)
 from hp_tool.render.words import arithmetic, serving_arithmetic
 from hp_tool.units import duration, gib
 
@@ -57,7 +64,7 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
         return _columns([ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])])
     training = [row for row in rows if isinstance(row, Recommendation)]
     figures = training_figures([row.calibrated_estimate or row.estimate for row in training])
-    return _columns([ranks, *configuration_columns([row.parallel for row in training]), *figures])
+    return _columns([ranks, *configuration_columns([row.parallel for row in training]), *figures, *choice_columns(training)])
 
 
 def _layout(row: Recommendation | ServingRecommendation) -> str:

@@ -22,11 +22,9 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
-MAX_CHUNKS = 16
-"""Model chunks per pipeline rank tried by default; more only adds point-to-point traffic."""
 MAX_EXPERT_TENSOR = 8
 """Devices that split an expert by default."""
-CONTEXT_TOKENS = 8_192
+CONTEXT_TOKENS = 1_024
 """Tokens of a sequence below which context parallelism is not tried by default."""
 
 
@@ -92,7 +90,7 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         axis_values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
         or plain
-        or tuple(k for k in range(1, min(layers, MAX_CHUNKS) + 1) if layers % k == 0 or _with_ends(layers, stages, k))
+        or tuple(k for k in range(1, layers + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
     known = framework.zero_stages
@@ -105,7 +103,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         expert_parallel_size=axis_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
         expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or _expert_tensor_sizes(case),
         moe_token_dispatcher_type=_dispatchers(query, case),
-        micro_batch_size=axis_values(query.micro_batch_size) or divisors(workload.global_batch_size, limit=MAX_MICRO_BATCH),
+        micro_batch_size=axis_values(query.micro_batch_size)
+        or divisors(workload.global_batch_size, limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute_values(query, case),
         zero_stage=axis_values(query.zero_stage) or usual or known,
@@ -158,17 +157,20 @@ def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | No
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication."""
+    """Powers of two that leave each rank at least CONTEXT_TOKENS: splitting shorter sequences only adds communication. 1 alone
+    under unfused attention, which does not split a sequence (Megatron Core, Transformer Engine).
+    """
+    if workload.attention != "flash":
+        return (1,)
     largest = min(max(workload.sequence_length // CONTEXT_TOKENS, 1), num_gpus)
     return tuple(1 << k for k in range(largest.bit_length()))
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Numbers of stages that do not divide the layers and are tried nevertheless: powers of two, and those that divide them if
-    output layer and embedding count too (`domain.pipeline_layout`).
+    """Numbers of stages that divide the devices and not the layers, of which the ends then hold fewer
+    (`domain.pipeline_layout`).
     """
-    sizes = (p for p in range(2, min(layers, num_gpus + 1)) if p & (p - 1) == 0 or _counts_ends(layers, p))
-    return tuple(p for p in sizes if layers % p)
+    return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:

@@ -6,7 +6,7 @@ stage) span a grid. However large a space is, no more than one block of it is he
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -154,11 +154,7 @@ class _Grid:
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
-        recompute = np.asarray(axes.recompute, dtype=np.int64).T.reshape(len(RECOMPUTE_COLUMNS), 1, -1, 1)
-        self._free: Columns = {
-            **dict(zip(RECOMPUTE_COLUMNS, recompute, strict=True)),
-            "zero_stage": np.asarray(stages, dtype=np.int64).reshape(1, 1, -1),
-        }
+        self._recompute, self._stages = axes.recompute, stages
         self.each = len(axes.recompute) * len(stages)
         self._rows = max(size // self.each, 1)
         self._waiting: list[Candidates] = []
@@ -172,13 +168,20 @@ class _Grid:
         while sum(map(len, self._waiting)) >= self._rows:
             ready = Candidates.concatenate(self._waiting)
             self._waiting = [ready.take(slice(self._rows, None))]
-            yield self._spanned(ready.take(slice(self._rows)))
+            yield spanned(ready.take(slice(self._rows)), recompute=self._recompute, stages=self._stages)
 
     def rest(self) -> Candidates:
         """What is left, maybe nothing."""
         nothing = Candidates.from_columns({f.name: () for f in fields(Candidates)})
-        return self._spanned(Candidates.concatenate([*self._waiting, nothing]))
+        combinations = Candidates.concatenate([*self._waiting, nothing])
+        return spanned(combinations, recompute=self._recompute, stages=self._stages)
 
-    def _spanned(self, combinations: Candidates) -> Candidates:
-        columns: Columns = {f.name: getattr(combinations, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
-        return Candidates(**columns | self._free)
+
+def spanned(rows: Candidates, *, recompute: Sequence[tuple[int, int, int]], stages: Sequence[int] | None = None) -> Candidates:
+    """The grid of rows, codes of recomputation and ZeRO stages; without `stages` each row keeps its own."""
+    columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
+    codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T
+    columns |= {name: values.reshape(1, -1, 1) for name, values in zip(RECOMPUTE_COLUMNS, codes, strict=True)}
+    if stages is not None:
+        columns["zero_stage"] = np.asarray(stages, dtype=np.int64).reshape(1, 1, -1)
+    return Candidates(**columns)

@@ -2,5 +2,6 @@
 
 from hp_tool.training.evaluate import config_query, estimate
 from hp_tool.training.recommend import pareto_front, recommend
+from hp_tool.training.sensitivity import sensitivity
 
-__all__ = ["config_query", "estimate", "pareto_front", "recommend"]
+__all__ = ["config_query", "estimate", "pareto_front", "recommend", "sensitivity"]

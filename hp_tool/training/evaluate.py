@@ -51,6 +51,8 @@ class ResolvedConfiguration:
             estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
         else:
             costs = self.problem.costs(self.candidate) if self.row is None else self.row.costs.row(self.row.index)
+            if self.problem.lengths is not None:
+                costs = self.problem.scheduled(costs, self.candidate)
             estimate = estimate_alone(case=self.problem, costs=costs, candidate=self.candidate, config=self.config)
             estimate = self.problem.with_missed_targets(estimate)
         if estimate.feasible or not with_fixes:

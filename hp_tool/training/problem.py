@@ -16,8 +16,9 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
+from hp_tool.cost.lengths.dynamic import with_dynamic_context
 from hp_tool.cost.lengths.imbalance import with_imbalance
-from hp_tool.cost.lengths.sequences import Rows, packed_rows, padded_rows
+from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows, padded_rows
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
@@ -66,6 +67,8 @@ class TrainingProblem(TrainingCase):
     """The case on each kind of GPU, if there are two; `profile` is then that of the kind whose predictions scatter more."""
     rows: Rows | None = None
     """What packed rows hold; None if all rows cost the same."""
+    lengths: LengthDistribution | None = None
+    """Of the sequences in packed rows."""
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
@@ -77,6 +80,12 @@ class TrainingProblem(TrainingCase):
             return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
         costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
         return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
+
+    def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
+        """The costs with context parallelism as the strategy schedules it: seconds per candidate, so not for a whole space."""
+        if not self.strategy.dynamic_context_parallel or self.lengths is None:
+            return costs
+        return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
         """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
@@ -92,6 +101,16 @@ class TrainingProblem(TrainingCase):
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
+
+    def with_parallel(self, **values: Any) -> TrainingProblem:
+        """The same with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
+        parallel = dataclasses.replace(self.parallel, **values)
+        return dataclasses.replace(
+            self,
+            parallel=parallel,
+            strategy=_strategy(parallel, model=self.model, workload=self.workload, cluster=self.cluster),
+            assumed={name: value for name, value in self.assumed.items() if name.removeprefix("parallel.") not in values},
+        )
 
     def as_release(self, release: str | None) -> TrainingProblem:
         """The same asked of a release of the framework, its constants as they were."""
@@ -155,7 +174,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.training.expert_precision is not None:
         peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
-    workload, rows = _with_lengths(query.training)
+    workload, rows, lengths = _with_lengths(query.training)
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
@@ -182,6 +201,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         parallel=query.parallel,
         kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
+        lengths=lengths,
     )
 
 
@@ -259,6 +279,7 @@ def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWo
     return Strategy(
         context_parallel_communication=parallel.context_parallel_communication or "p2p",
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
+        dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
         moe_token_dispatcher_type=dispatcher,
         pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
@@ -356,12 +377,12 @@ def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: Trai
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
 
 
-def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None]:
+def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
     """The workload with its sequence_lengths looked up, and what its rows hold if they are packed."""
     if workload.sequence_lengths is None:
-        return workload, None
+        return workload, None, None
     distribution = sequence_lengths(workload.sequence_lengths)
     rows = (packed_rows if workload.packed else padded_rows)(distribution, row_tokens=workload.sequence_length)
     values = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}
     resolved = VariableLengthWorkload(**values, row_tokens=rows.mean_tokens, row_squares=rows.mean_squares)
-    return resolved, rows if workload.packed else None
+    return (resolved, rows, distribution) if workload.packed else (resolved, None, None)

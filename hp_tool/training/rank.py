@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,7 @@ from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
-from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.cost.uncertainty import out_of_memory_probability
 from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.result import Recommendation
 from hp_tool.space import default_axes, legal_chunks
@@ -41,6 +39,9 @@ class CostedRows:
     memory_total_bytes: FloatArray
     acceptable: BoolArray
     """True where the candidate fits and keeps to the constraints."""
+    expected_s: FloatArray
+    """step_s over the probability that the candidate runs at all: a run that ends out of memory yields no tokens. Where it is
+    not acceptable, infinity."""
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
         """The chosen rows, in the given order."""
@@ -64,6 +65,13 @@ class CostedRows:
             candidates=Candidates.concatenate([part.candidates for part in parts]),
             **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(CostedRows)[1:]},
         )
+
+
+_NOTHING = np.zeros(0)
+NO_ROWS = CostedRows(
+    candidates=Candidates.from_columns({f.name: () for f in fields(Candidates)}),
+    step_s=_NOTHING, memory_total_bytes=_NOTHING, acceptable=_NOTHING > 0.0, expected_s=_NOTHING,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +123,20 @@ def costed_chunks(
     keep_heap()
     axes = default_axes(query=problem.parallel, case=problem)
     for chunk in legal_chunks(case=problem, axes=axes):
-        costs: TrainingCosts = problem.costs(chunk.candidates)
-        if predictor is not None:
-            every = chunk.candidates.take(slice(None))
-            costs = predictor.costs(costs.rows(chunk.candidates.shape), candidates=every, problem=problem)
-        rows, limited = _judged(chunk.candidates, costs, problem=problem)
+        costs = corrected_costs(chunk.candidates, problem=problem, predictor=predictor)
+        rows, limited = judged(chunk.candidates, costs, problem=problem)
         yield rows, chunk.rejections + Counter(limited)
+
+
+def corrected_costs(
+    candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None
+) -> TrainingCosts:
+    """Costs of rows or a grid by the cost model, or by the factors of a `predictor`."""
+    costs = problem.costs(candidates)
+    if predictor is None:
+        return costs
+    rows = costs.rows(candidates.shape)
+    return predictor.costs(rows, candidates=candidates.take(slice(None)), problem=problem)
 
 
 def with_residuals(
@@ -128,20 +144,25 @@ def with_residuals(
 ) -> tuple[CostedRows, dict[str, int]]:
     """Candidates costed by a calibration with its residuals, and how many of them each limit turns away."""
     costs = predictor.costs(problem.costs(candidates), candidates=candidates, problem=problem, residuals=True)
-    return _judged(candidates, costs, problem=problem)
+    return judged(candidates, costs, problem=problem)
 
 
-def _judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem) -> tuple[CostedRows, dict[str, int]]:
+def judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem) -> tuple[CostedRows, dict[str, int]]:
     """Legal candidates with what ranks them, and how many of them each limit turns away."""
     shape = candidates.shape
-    step_s = _each(costs.step_s, shape)
+    step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
     fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
+    acceptable, expected_s = fits & in_time, np.full(len(candidates), np.inf)
+    if len(good := np.flatnonzero(acceptable)):
+        fails = out_of_memory_probability(case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good])
+        expected_s[good] = step_s[good] / (1.0 - fails)
     counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
     rows = CostedRows(
         candidates=candidates,
         step_s=step_s,
-        memory_total_bytes=_each(costs.memory_total_bytes, shape),
-        acceptable=fits & in_time,
+        memory_total_bytes=total_bytes,
+        acceptable=acceptable,
+        expected_s=expected_s,
     )
     return rows, {name: count for name, count in counts.items() if count}
 
@@ -169,7 +190,7 @@ def recommendations(
     """The chosen candidates in full, ranked in their order."""
     if len(chosen) == 0:
         return ()
-    costs = problem.costs(chosen)
+    costs = problem.scheduled(problem.costs(chosen), chosen)
     rows = []
     for index in range(len(chosen)):
         config = problem.named(as_asked(chosen.config(index), problem.parallel))
@@ -182,12 +203,6 @@ def recommendations(
     return tuple(rows)
 
 
-def grouped(rows: Sequence[Recommendation], *, profile: EfficiencyProfile) -> tuple[Recommendation, ...]:
-    """Ranked rows with their groups."""
-    groups = group_numbers(rows, alike=functools.partial(_alike, profile=profile))
-    return tuple(replace(row, group=group) for row, group in zip(rows, groups, strict=True))
-
-
 def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
     """The group of each ranked row, from 1: those that are `alike` the group's first row."""
     found: list[int] = []
@@ -196,15 +211,6 @@ def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> 
         found.append(found[-1] if first is not None and alike(row, first) else len(set(found)) + 1)
         first = row if first is None or len(found) == 1 or found[-1] != found[-2] else first
     return found
-
-
-def _alike(row: Recommendation, first: Recommendation, *, profile: EfficiencyProfile) -> bool:
-    """Whether the 90 % interval of the ratio of the two step times holds 1."""
-    one, other = (each.calibrated_estimate or each.estimate for each in (row, first))
-    assert one.time is not None and other.time is not None  # legal rows
-    unchecked = [set(cast(list[str], each.estimate.provenance.get("unchecked", []))) for each in (row, first)]
-    bound = NORMAL_QUANTILE * ratio_log_sd(profile, differing=len(unchecked[0] ^ unchecked[1]))
-    return abs(math.log(one.time.step_s / other.time.step_s)) <= bound
 
 
 @functools.cache

@@ -9,21 +9,19 @@ import numpy as np
 
 from hp_tool import bounds
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import divisors
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, RankBy
 from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.space import default_axes
 from hp_tool.space.pareto import undominated
+from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_unused
+from hp_tool.training.choice import choose, chosen_recommendations, recommendations_of
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import (
     CostedRows,
-    CostedSpace,
-    cost_space,
     costed_chunks,
-    grouped,
     recommendations,
     with_residuals,
 )
@@ -36,10 +34,11 @@ NEAREST = 3
 
 
 def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
-    """Rank every legal configuration of the space by predicted step time and return the best `top`.
+    """Rank the configurations of the space by expected or predicted step time and return the best `top`: of each layout the
+    best, and first the one to try (`training.choice`).
 
-    If nothing is acceptable and the query leaves zero_stage free, all ZeRO stages are tried; if that does not help, the
-    answer holds what comes nearest. What `calibrations` know about the cluster decides the ranking and what fits; estimates
+    If nothing is acceptable, offload is tried where the query leaves it open; if that does not help, the answer holds what
+    comes nearest. What `calibrations` know about the cluster decides the ranking and what fits; estimates
     are given without and with it.
 
     Objective min_gpus takes cluster.num_gpus as the maximum and answers for the fewest devices on which something is
@@ -51,43 +50,53 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
     problem = resolve_training(query)
     predictor = None if calibrations is None else calibrations(problem)
     if query.objective == "min_gpus":
-        problem, space = fewest_devices(problem=problem, keep=top, predictor=predictor)
+        problem, best = fewest_devices(problem=problem, keep=top, rank_by=query.rank_by, predictor=predictor)
     else:
-        space = cost_space(problem=problem, keep=top, predictor=predictor)
+        best = best_of(problem, keep=top, rank_by=query.rank_by, predictor=predictor)
+    if best.computed and not best.feasible:
+        best = _offloaded(query, best, keep=top, calibrations=calibrations)
     misses: tuple[Recommendation, ...] = ()
-    if space.legal and not space.feasible:
-        further = _with_all_zero_stages(problem, keep=top, predictor=predictor)
-        if further is not None:
-            space = further
-        else:
-            missed: list[CostedRows] = []
-            for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-                missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
-            misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
-    ranked = recommendations(space.candidates, problem=problem, predictor=predictor)
+    if best.computed and not best.feasible:
+        missed = [_fastest(problem, predictor)]
+        for rows, _ in costed_chunks(problem=problem, predictor=predictor):
+            missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
+        misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
+    chosen = choose(best, count=top)
+    ranked = chosen_recommendations(chosen, predictor=predictor)
     if predictor is None and calibrations is not None:
         ranked, misses = (
             tuple(replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in rows)
             for rows in (ranked, misses)
         )
     return Ranking(
-        recommendations=grouped(ranked, profile=problem.profile),
-        space=SpaceSummary(legal=space.legal, feasible=space.feasible, seconds=time.perf_counter() - start),
-        rejections=space.rejections,
+        recommendations=ranked,
+        space=SpaceSummary(
+            legal=best.computed, feasible=best.feasible, pruned=best.pruned, seconds=time.perf_counter() - start
+        ),
+        rejections=best.rejections,
+        groups=chosen.sizes,
         nearest_misses=misses,
     )
 
 
-def _with_all_zero_stages(problem: TrainingProblem, *, keep: int, predictor: CalibratedPredictor | None) -> CostedSpace | None:
-    """The space under every ZeRO stage of the framework, if the query leaves the stage free and something is then
-    acceptable; else None. By default the costly stages, which send gradients or weights with every micro-batch, are left out.
+def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
+    """The best with optimizer states or activations on the host, the faster of the two, where the query leaves that open and
+    then something is acceptable; else `best` as it was.
     """
-    if problem.parallel.zero_stage is not None:
-        return None
-    stages = facts(problem.workload.framework).zero_stages
-    free = replace(problem, parallel=replace(problem.parallel, zero_stage=stages))
-    space = cost_space(problem=free, keep=keep, predictor=predictor)
-    return space if space.feasible else None
+    if query.training is None or query.training.offload is not None:
+        return best
+    found: list[Best] = []
+    for offload in ("optimizer", "activations"):
+        try:
+            problem = resolve_training(replace(query, training=replace(query.training, offload=offload)))
+        except InputError:  # the framework, or the device, has no such thing
+            continue
+        problem = replace(
+            problem.with_num_gpus(best.problems[0].cluster.num_gpus), assumed={**problem.assumed, "training.offload": offload}
+        )
+        predictor = None if calibrations is None else calibrations(problem)
+        found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+    return min((one for one in found if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
 
 
 def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
@@ -99,6 +108,13 @@ def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
     size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
     missed = (size > 1.0).astype(np.int64) + (time > 1.0)
     return rows.take(np.lexsort((rows.step_s, np.maximum(size, time), missed))[:NEAREST])
+
+
+def _fastest(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
+    """The fastest that fit, whatever max_days and max_cost say: the usual values of the axes may lack them."""
+    unlimited = replace(problem, constraints=replace(problem.constraints, max_days=None, max_cost=None))
+    best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
+    return best.rows.take(np.flatnonzero(best.variant == 0)[:NEAREST])
 
 
 def nearest_recommendations(
@@ -123,10 +139,10 @@ def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations
     rows: list[Recommendation] = []
     best_s = float("inf")
     for smaller in _possible(problem):
-        space = cost_space(problem=smaller, keep=1, predictor=predictor)
-        if space.feasible and space.step_s[0] < best_s:
-            best_s = float(space.step_s[0])
-            rows += recommendations(space.candidates, problem=smaller, predictor=predictor)
+        best = best_of(smaller, keep=1, rank_by="mean", predictor=predictor)
+        if best.feasible and best.value_s[0] < best_s:
+            best_s = float(best.value_s[0])
+            rows += recommendations_of(best.take(np.arange(1)), predictor=predictor)
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 
@@ -150,19 +166,22 @@ def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
 
 
 def fewest_devices(
-    *, problem: TrainingProblem, keep: int, predictor: CalibratedPredictor | None = None
-) -> tuple[TrainingProblem, CostedSpace]:
-    """The fewest of `device_counts` with something acceptable, and the space there; the whole cluster if none has."""
+    *, problem: TrainingProblem, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
+) -> tuple[TrainingProblem, Best]:
+    """The fewest of `device_counts` with something acceptable, and the best there; the whole cluster if none has."""
     for smaller in _possible(problem):
-        space = cost_space(problem=smaller, keep=keep, predictor=predictor)
-        if space.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
-            return smaller, space
-    return problem, cost_space(problem=problem, keep=keep, predictor=predictor)
+        best = best_of(smaller, keep=keep, rank_by=rank_by, predictor=predictor)
+        if best.feasible or smaller.cluster.num_gpus == problem.cluster.num_gpus:
+            return smaller, best
+    return problem, best_of(problem, keep=keep, rank_by=rank_by, predictor=predictor)
 
 
 def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
-    """Acceptable candidates that no other beats in both step time and memory, fastest first."""
-    front: list[CostedRows] = []
+    """Acceptable candidates that no other beats in both step time and memory, fastest first: of the usual values of the axes,
+    and of all that are nearly as fast as the fastest.
+    """
+    best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
+    front = [best.rows.take(np.flatnonzero(best.variant == 0))]
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
         front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
     (rows,) = front  # there is at least one chunk, if an empty one

@@ -34,6 +34,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     if facts(workload.framework).is_plain:
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
+    _check_dynamic_context(model, workload, parallel)
     _check_sharding(parallel, framework=workload.framework)
     _check_states(workload)
     for name in ("expert_precision", "dispatch_precision"):
@@ -46,7 +47,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_merged_passes(model, workload, parallel)
     recompute: tuple[RecomputeName | Recompute, ...] = axis_values(parallel.recompute)
     for value in recompute:
-        _check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
+        check_recompute(value if isinstance(value, Recompute) else Recompute(granularity=value), model, workload)
     _check_constraints(query, cluster)
 
 
@@ -140,6 +141,25 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     batch = workload.global_batch_size
     too_large = f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
     _refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))
+
+
+def _check_dynamic_context(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
+    field = "parallel.dynamic_context_parallel"
+    if not parallel.dynamic_context_parallel:
+        return
+    if workload.sequence_lengths is None or not workload.packed:
+        message = "dynamic_context_parallel schedules packed sequences; set training.packed and training.sequence_lengths"
+        raise InputError(message, field=field)
+    if what := first_case(
+        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (model.num_experts is not None, "a mixture of experts"),
+        (model.architecture != "decoder", f"architecture {model.architecture}"),
+        (parallel.context_parallel_communication not in (None, "p2p"), "a context_parallel_communication other than p2p"),
+        (parallel.pipeline_layout is not None, "a pipeline_layout"),
+    ):
+        raise UnsupportedError(f"dynamic_context_parallel with {what} is not modelled; leave it out", field=field)
+    more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
+    _refuse("parallel.micro_batch_size", (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"))
 
 
 def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
@@ -311,7 +331,7 @@ def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: Paralle
                 _refuse(field, (value not in values, message), error=UnsupportedError)
 
 
-def _check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
+def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkload) -> None:
     field, kind = "parallel.recompute", spec.granularity
     selective, full = (
         "recompute.modules belongs to granularity selective",

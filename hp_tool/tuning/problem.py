@@ -3,7 +3,7 @@ and the cheapest runs that can stand for them."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 import numpy as np
@@ -28,14 +28,18 @@ from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of
+from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedSpace, cost_space
+from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.training.recommend import fewest_devices
 from hp_tool.tuning.clusters import LOCAL, check_profiled, launcher_name
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
+SHOWN = 32
+"""Layouts of `recommend`'s answer that a search looks at, with recomputations and shardings that its space does not list."""
 _MEMORY_DOUBT = 1.25
 """Candidates predicted to need up to this much of the capacity stay in: a calibration may find that they fit."""
 
@@ -95,7 +99,7 @@ def build_problem(
     if query.objective == "min_gpus":
         predictor = None if calibrations is None else calibrations(problem)
         problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
-    space = cost_space(problem=problem)
+    space = _with_best(cost_space(problem=problem), problem, query=query)
     trainer = trainer_of(query)
     if trainer is None:
         space = _profiled(space, problem)
@@ -135,6 +139,25 @@ def build_problem(
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
+
+
+def _with_best(space: CostedSpace, problem: TrainingProblem, *, query: Query) -> CostedSpace:
+    """The space with what `recommend` would show besides: recomputation and sharding beyond the usual values."""
+    shown = choose(best_of(problem, keep=SHOWN, rank_by=query.rank_by), count=SHOWN).best
+    own = np.flatnonzero(shown.variant == 0)
+    known = set(_configurations(space.candidates))
+    own_rows = _configurations(shown.rows.candidates.take(own))
+    new = [row for row, one in zip(own.tolist(), own_rows, strict=True) if one not in known]
+    if not new:
+        return space
+    rows = CostedRows.concatenate([space.take(np.arange(len(space.candidates))), shown.rows.take(np.array(new))])
+    return CostedSpace(
+        **rows.columns(), legal=space.legal + len(new), feasible=space.feasible + len(new), rejections=space.rejections
+    )
+
+
+def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
+    return zip(*(getattr(candidates, f.name).tolist() for f in fields(Candidates)), strict=True)
 
 
 def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:

@@ -75,9 +75,15 @@ async def recommendations(
         Front | None,
         Query(description="Also what no other beats in step time and memory, or gpus; of serving, throughput by user and GPU"),
     ] = None,
+    sensitivity: Annotated[
+        bool, Query(description="Also how the step follows the number of GPUs, each axis, and faster or larger hardware")
+    ] = False,
 ) -> Response:
     """The best configurations of all legal ones, by the cost model, corrected by what was measured on the cluster."""
-    return await _in_turn(lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto), RECOMMENDATIONS)
+    return await _in_turn(
+        lambda: recommend_answer(query, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity),
+        RECOMMENDATIONS,
+    )
 
 
 async def _sizing(request: Request, find: FindDep) -> SizingQuery:

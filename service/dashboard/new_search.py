@@ -85,6 +85,9 @@ class PreviewRow(View):
     """People who keep up the load, each with one request at a time."""
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
+    group: int | None = None
+    """1: cannot be told apart from the best."""
+    out_of_memory_probability: float | None = None
     reasons: tuple[str, ...] = ()
     """Why it is infeasible."""
 
@@ -109,6 +112,9 @@ class Preview:
     """The nearest infeasible configurations, if none is feasible."""
     legal: int = 0
     feasible: int = 0
+    pruned: int = 0
+    groups: tuple[int, ...] = ()
+    """How many layouts each group has."""
     seconds: float = 0.0
     rejections: tuple[tuple[str, int], ...] = ()
     """Reasons why candidates were rejected, and how many for each."""
@@ -179,6 +185,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         misses=tuple(_row(query, row) for row in answer.nearest_misses),
         legal=answer.space.legal,
         feasible=answer.space.feasible,
+        pruned=answer.space.pruned,
+        groups=answer.groups,
         seconds=answer.space.seconds,
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,

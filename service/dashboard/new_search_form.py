@@ -168,6 +168,7 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
 GOALS: dict[Kind, tuple[Spec, ...]] = {
     "training": (
         ("objective", "Objective", "throughput"),
+        ("rank_by", "Rank by step time", "expected"),
         ("constraints.max_days", "Maximum days"),
         ("constraints.max_cost", "Maximum cost ($)"),
         ("constraints.memory_headroom_fraction", "Free memory fraction", "0.05"),

@@ -37,7 +37,9 @@ def test_best_first_and_each_row_is_the_estimate_of_its_configuration() -> None:
     asked = query()
     found = recommend(query=asked, top=8)
     steps = [row.estimate.time.step_s for row in found.recommendations if row.estimate.time]
-    assert len(steps) == 8 and steps == sorted(steps)
+    expected = [row.expected_step_s for row in found.recommendations if row.expected_step_s]
+    assert len(steps) == 8 and expected[1:] == sorted(expected[1:])
+    assert expected[0] <= 1.01 * min(expected)
     assert [row.rank for row in found.recommendations] == list(range(1, 9))
     for row in found.recommendations[:3]:
         alone = estimate(query=replace(asked, parallel=config_query(row.parallel)))
@@ -51,9 +53,10 @@ def test_best_first_and_each_row_is_the_estimate_of_its_configuration() -> None:
 def test_nothing_acceptable_is_faster_than_the_first() -> None:
     asked = query()
     space = cost_space(problem=resolve_training(asked))
-    best = recommend(query=asked, top=1).recommendations[0]
-    assert best.estimate.time is not None
-    assert best.estimate.time.step_s == space.step_s[space.acceptable].min()
+    rows = recommend(query=replace(asked, rank_by="mean"), top=5).recommendations
+    steps = [row.estimate.time.step_s for row in rows if row.estimate.time]
+    assert min(steps) <= space.step_s[space.acceptable].min()
+    assert steps[0] <= 1.01 * min(steps)
 
 
 @pytest.mark.parametrize("keep", [1, 10, 700])
@@ -71,10 +74,11 @@ def test_the_best_kept_on_the_way_are_the_best_of_all(keep: int) -> None:
 
 
 def test_the_space_is_counted() -> None:
-    asked = query()
+    fixed = {"zero_stage": [0, 1], "data_parallel_shard_size": 0, "context_parallel_communication": "p2p"}
+    asked = query(parallel={"recompute": EVERY_RECOMPUTATION[:4], **fixed})
     found = recommend(query=asked)
     space = cost_space(problem=resolve_training(asked))
-    assert found.space.legal == len(space.candidates)
+    assert (found.space.legal, found.space.pruned) == (len(space.candidates), 0)
     assert found.space.feasible == found.space.legal - found.rejections["memory"]
 
 
@@ -125,6 +129,8 @@ def test_min_gpus_answers_for_the_smallest_power_of_two_share_that_does_it() -> 
     fewer = query(cluster={"gpu": "a100-sxm-80gb", "num_gpus": gpus})
     assert recommend(query=fewer).space.feasible > 0
     too_few = query(cluster={"gpu": "a100-sxm-80gb", "num_gpus": gpus // 2})
+    assert too_few.training is not None
+    too_few = replace(too_few, training=replace(too_few.training, offload="none"))
     assert recommend(query=too_few).space.feasible == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,10 @@ def best_by_count() -> dict[int, float]:
     for count in (1, 2, 4, *range(8, NUM_GPUS + 1, 8)):
         per_node = min(count, 8)
         asked = query(cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node})
-        best = training.recommend(query=asked, top=1).recommendations
+        asked = replace(asked, rank_by="mean", training=replace(asked.training, offload="none"))
+        best = training.recommend(query=asked, top=5).recommendations
         if best:
-            found[count] = best[0].estimate.time.step_s
+            found[count] = min(row.estimate.time.step_s for row in best)
     return found
 
 
@@ -62,7 +64,8 @@ def test_min_gpus_is_the_first_count_that_meets_the_deadline():
 
 
 def test_the_front_against_memory_holds_what_nothing_beats_in_both():
-    asked = query()
+    """Of the usual values; an axis left free adds what is fast."""
+    asked = query(parallel={"recompute": ["none", "selective", "full"], "zero_stage": [0, 1], "data_parallel_shard_size": 0})
     space = cost_space(problem=resolve_training(asked))
     good = np.flatnonzero(space.acceptable)
     points = sorted({(space.step_s[row], space.memory_total_bytes[row]) for row in good})
@@ -73,7 +76,8 @@ def test_the_front_against_memory_holds_what_nothing_beats_in_both():
             least = size
     front = training.pareto_front(query=asked, against="memory")
     np.testing.assert_allclose([(row.estimate.time.step_s, row.estimate.memory.total_bytes) for row in front], truth)
-    assert training.recommend(query=asked, top=1).recommendations[0].estimate.time.step_s == front[0].estimate.time.step_s
+    free = training.pareto_front(query=query(), against="memory")
+    assert free[0].estimate.time.step_s < front[0].estimate.time.step_s
 
 
 def test_counts_can_be_filled_and_are_whole_nodes_or_shares_of_one():

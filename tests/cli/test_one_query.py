@@ -130,8 +130,10 @@ def test_recommend_ranks_what_fits(hp_tool: Run) -> None:
     answer = json.loads(result.stdout)
     rows = answer["recommendations"]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
-    steps = [row["estimate"]["time"]["step_s"] for row in rows]
-    assert steps == sorted(steps)
+    expected = [row["expected_step_s"] for row in rows]
+    assert expected[1:] == sorted(expected[1:]) and expected[0] <= 1.01 * min(expected)
+    assert [row["group"] for row in rows] == sorted(row["group"] for row in rows)
+    assert all(0.0 <= row["out_of_memory_probability"] < 1.0 for row in rows) and answer["groups"]
     assert all(row["estimate"]["feasible"] for row in rows)
     assert answer["space"]["legal"] >= answer["space"]["feasible"] >= 5
     assert answer["space"]["legal"] - answer["space"]["feasible"] == answer["rejections"]["memory"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
+from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
 from hp_tool.cost.lengths.imbalance import PART, with_imbalance
@@ -17,8 +19,12 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, packed_rows
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, RecomputeName
+from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange.export import export
+from hp_tool.queries.schema import parse_query, query_mapping, to_dict
+from hp_tool.training import config_query, estimate, recommend
 from tests.cost.cases import case_of
 
 ROW = 32_768
@@ -132,3 +138,72 @@ def test_the_expected_wait_is_what_scheduled_steps_show(p: int) -> None:
     assert costs.parts[PART] > 0.03 * costs.step_s
     found = compare_context_parallelism(clock=timer, distribution=mixed)
     assert found.packed_s == pytest.approx(costs.step_s, rel=0.02)
+
+
+# The key of a query.
+
+
+def asked(*, parallel: dict[str, Any], **training: Any) -> Query:
+    sizes = {"sequence_length": ROW, "global_batch_size": 8, "packed": True, "sequence_lengths": "synthetic-code"}
+    return parse_query(
+        {
+            "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+            "training": sizes | training, "parallel": {"dynamic_context_parallel": True} | parallel,
+        }
+    )  # fmt: skip
+
+
+SPLIT = {"tensor_parallel_size": 2, "context_parallel_size": 8, "recompute": "full"}
+
+
+def test_an_estimate_is_shortened_by_the_gain_of_its_schedules() -> None:
+    dynamic, static = (
+        estimate(query=asked(parallel=SPLIT | {"dynamic_context_parallel": on}), with_fixes=False) for on in (True, False)
+    )
+    assert dynamic.time is not None and static.time is not None and dynamic.parallel is not None
+    assert dynamic.parallel.dynamic_context_parallel and not static.parallel.dynamic_context_parallel  # type: ignore[union-attr]
+    assert sum(dynamic.time.parts_s.values()) == pytest.approx(dynamic.time.step_s)
+    machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=32))
+    workload = TrainingWorkload(sequence_length=ROW, global_batch_size=8)
+    timer = MicroBatchClock(
+        case=case_of(model=model("llama-3-8b"), cluster=machine, workload=workload),
+        config=replace(dynamic.parallel, dynamic_context_parallel=None),
+    )
+    gain = compare_context_parallelism(clock=timer, distribution=sequence_lengths("synthetic-code")).gain_over_packing
+    assert gain > 1.05
+    assert static.time.step_s / dynamic.time.step_s == pytest.approx(gain)
+
+
+def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_same_again() -> None:
+    query = asked(parallel={"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "recompute": "full"})
+    rows = recommend(query=query, top=3).recommendations
+    steps = [row.expected_step_s for row in rows if row.expected_step_s is not None]
+    assert len(steps) == 3 and steps == sorted(steps)
+    first = rows[0]
+    assert first.parallel.dynamic_context_parallel and first.parallel.micro_batch_size == 1
+    again = estimate(query=replace(query, parallel=config_query(first.parallel)), with_fixes=False)
+    assert again.time == first.estimate.time
+
+
+@pytest.mark.parametrize(
+    ("parallel", "training", "field"),
+    [
+        (SPLIT, {"packed": False}, "parallel.dynamic_context_parallel"),
+        (SPLIT | {"context_parallel_communication": "a2a"}, {}, "parallel.dynamic_context_parallel"),
+        (SPLIT | {"micro_batch_size": 2}, {}, "parallel.micro_batch_size"),
+    ],
+)
+def test_what_schedules_do_not_cover_is_refused(parallel: dict[str, Any], training: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        estimate(query=asked(parallel=parallel, **training))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("tool", "option"),
+    [("megatron-lm", "--max-seqlen-per-dp-cp-rank 4096"), ("nemo", "model.dynamic_context_parallel=true")],
+)
+def test_exports_ask_for_the_scheduler(tool: str, option: str) -> None:
+    query = asked(parallel=SPLIT)
+    answer = {"query": query_mapping(query), "estimate": to_dict(estimate(query=query))}
+    assert option in export(result=answer, format=tool)

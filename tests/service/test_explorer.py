@@ -157,5 +157,6 @@ def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:
     assert options["zero"] == ["2", "3"] and options["recompute"] == ["none", "per_op", "per_layer"]
     assert page["modules"] == [] and page["effect_time"]["bars"]
     mixture = twin(shared_http, **LLAMA | {"model": "deepseek-v3", "num_gpus": 1024})
-    assert mixture["modules"] == ["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+    known = {"core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"}
+    assert set(mixture["modules"]) == known and len(mixture["modules"]) == len(known)
     assert "etp" in {control["name"] for control in mixture["controls"]}

@@ -205,9 +205,13 @@ def test_any_body_is_a_form_or_bad_input(body: str) -> None:
 def test_the_preview_is_the_recommendation(http: TestClient) -> None:
     shown = post(http, "/searches/new/preview.json", FILLED).json()
     query = to_query(FILLED)
-    answer = http.post("/v1/recommendations?top=8", json=query).json()
-    assert [row["step_s"] for row in shown["rows"]] == [row["estimate"]["time"]["step_s"] for row in answer["recommendations"]]
-    assert (shown["legal"], shown["feasible"]) == (answer["space"]["legal"], answer["space"]["feasible"])
+    answer = http.post("/v1/recommendations?top=60", json=query).json()
+    steps = [row["estimate"]["time"]["step_s"] for row in answer["recommendations"]]
+    assert [row["step_s"] for row in shown["rows"]] == steps[:8]
+    counts = [answer["space"][name] for name in ("legal", "feasible", "pruned")]
+    assert [shown["legal"], shown["feasible"], shown["pruned"]] == counts and shown["groups"] == answer["groups"]
+    risks = [row["out_of_memory_probability"] for row in answer["recommendations"]]
+    assert [row["out_of_memory_probability"] for row in shown["rows"]] == risks[:8]
     assert dict(shown["rejections"]) == answer["rejections"]
     page = post(http, "/searches/new/preview", FILLED).text
     assert shown["rows"][0]["arithmetic"] in page
@@ -226,9 +230,8 @@ def test_the_same_as_text_says_the_same(http: TestClient) -> None:
 
 
 def test_where_nothing_fits_the_nearest_say_what_they_lack(http: TestClient) -> None:
-    shown = post(
-        http, "/searches/new/preview.json", FILLED | {"parallel.tensor_parallel_size": "1", "cluster.num_gpus": "8"}
-    ).json()
+    few = {"parallel.tensor_parallel_size": "1", "cluster.num_gpus": "8", "parallel.zero_stage": "1"}
+    shown = post(http, "/searches/new/preview.json", FILLED | few | {"extra": "training:\n  offload: none"}).json()
     assert shown["rows"] == []
     assert all("GiB" in row["reasons"][0] for row in shown["misses"])
 

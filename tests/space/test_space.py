@@ -41,7 +41,7 @@ def test_no_duplicates_all_legal_and_no_knob_without_effect(case: tuple[Problem,
     assert len(set(rows(candidates))) == len(candidates) > 0
     assert not legality(case=problem, candidates=candidates).any()
     assert not candidates.sequence_parallel[candidates.tensor_parallel_size == 1].any()
-    alone = candidates.data_parallel_size == 1
+    alone = candidates.data_parallel_size * candidates.context_parallel_size == 1
     assert len(np.unique(candidates.zero_stage[alone])) <= 1
 
 
@@ -62,7 +62,12 @@ def test_it_is_the_product_of_the_axes_filtered_by_the_rules() -> None:
     shape, machine = model("gpt-22b"), cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=16))
     workload = TrainingWorkload(sequence_length=2048, global_batch_size=48)
     case = case_of(model=shape, cluster=machine, workload=workload)
-    query = ParallelQuery(tensor_parallel_size=(1, 2, 3, 4), pipeline_parallel_size=(1, 2, 4), micro_batch_size=(1, 2, 3, 5))
+    query = ParallelQuery(
+        tensor_parallel_size=(1, 2, 3, 4),
+        pipeline_parallel_size=(1, 2, 4),
+        micro_batch_size=(1, 2, 3, 5),
+        context_parallel_size=1,
+    )
     axes = default_axes(case=case, query=query)
     space = whole_space(case=case, axes=axes)
     expected = set()
@@ -88,7 +93,7 @@ def test_every_combination_turned_away_is_counted() -> None:
     case = case_of(model=shape, cluster=machine, workload=workload)
     query = ParallelQuery(
         tensor_parallel_size=(1, 2, 3), pipeline_parallel_size=1, virtual_pipeline_parallel_size=1,
-        micro_batch_size=(1, 2, 3), recompute="none", zero_stage=1,
+        micro_batch_size=(1, 2, 3), context_parallel_size=1, recompute="none", zero_stage=1,
     )  # fmt: skip
     axes = default_axes(case=case, query=query)
     space = whole_space(case=case, axes=axes)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, fields
+from typing import cast
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -24,8 +25,9 @@ from hp_tool.cost.embedding_and_head import head_time
 from hp_tool.cost.layer import layer_time
 from hp_tool.cost.lengths.sequences import SEED, LengthDistribution, best_fit
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
-from hp_tool.cost.training import training_costs
+from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
 STEPS = 8
@@ -105,6 +107,33 @@ def compare_context_parallelism(*, clock: MicroBatchClock, distribution: LengthD
     packed_s, balanced_s, dynamic_s = (totals / STEPS + clock.once_a_step_s()).tolist()
     shares = {size: tokens_by_size[size] / sum(tokens_by_size.values()) for size in sorted(tokens_by_size)}
     return ContextComparison(packed_s=packed_s, balanced_s=balanced_s, dynamic_s=dynamic_s, token_share=shares)
+
+
+def with_dynamic_context(
+    costs: TrainingCosts, *, case: TrainingCase, candidates: Candidates, lengths: LengthDistribution
+) -> TrainingCosts:
+    """The costs of rows, or of one, with the seconds of stages shortened as the schedules of the same sequences differ
+    (`gain_over_packing`). Candidates without context parallelism, or with larger micro-batches, stay as they are.
+    """
+    alone = candidates.is_alone
+    values = {f.name: getattr(case.workload, f.name) for f in fields(TrainingWorkload)}
+    # Micro-batches are timed one by one, so the workload itself is of full rows.
+    full = dataclasses.replace(case, workload=TrainingWorkload(**values | {"sequence_lengths": None, "packed": False}))
+    rows = [candidates] if alone else [candidates.row(index) for index in range(len(candidates))]
+    gains = np.array([_gain(row.only_config(), case=full, lengths=lengths) for row in rows])
+    gain: Floats = float(gains[0]) if alone else gains
+    fixed = set(_ONCE_A_STEP) - {"pipeline_bubble"}
+    once = sum(costs.parts[name] for name in sorted(fixed))
+    kept = (costs.step_s / gain - once) / (costs.step_s - once)
+    parts = {name: part if name in fixed else part * kept for name, part in costs.parts.items()}
+    return dataclasses.replace(costs, parts=parts, step_s=cast(FloatArray, sum(parts.values())))
+
+
+def _gain(config: ParallelConfig, *, case: TrainingCase, lengths: LengthDistribution) -> float:
+    if config.context_parallel_size == 1 or config.micro_batch_size > 1:
+        return 1.0
+    clock = MicroBatchClock(case=case, config=config)
+    return compare_context_parallelism(clock=clock, distribution=lengths).gain_over_packing
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:

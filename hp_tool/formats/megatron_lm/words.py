@@ -22,6 +22,9 @@ SAID = {
 }  # fmt: skip
 """Fields of a setup that these flags express."""
 
+PACKED = frozenset({"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"})
+"""Fields that a packing scheduler stands for; the lengths themselves are the data's."""
+
 PIPELINE_BEFORE_DATA = "tp-cp-ep-pp-dp"
 """Order of ranks that --use-tp-pp-dp-mapping makes."""
 LAYOUT = "pipeline-model-parallel-layout"

@@ -18,7 +18,8 @@ def flags(setup: TrainingSetup) -> Flags:
 
     Raises UnsupportedError for what the flags cannot say.
     """
-    refuse_unsaid(setup, tool=words.TOOL, said=words.SAID, runs="megatron-core")
+    said = words.SAID if packed_context(setup) is None else words.SAID | words.PACKED
+    refuse_unsaid(setup, tool=words.TOOL, said=said, runs="megatron-core")
     return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
 
 
@@ -116,6 +117,8 @@ def _parallel(setup: TrainingSetup) -> Values:
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication] if context else None,
         "hierarchical-context-parallel-sizes": levels(setup),
+        "hybrid-context-parallel": packed_context(setup) is not None,
+        "max-seqlen-per-dp-cp-rank": packed_context(setup),
         "num-distributed-optimizer-instances": copies(setup),
         "use-tp-pp-dp-mapping": setup.cluster.rank_order == words.PIPELINE_BEFORE_DATA,
         "expert-model-parallel-size": c.expert_parallel_size if setup.model.num_experts else None,
@@ -137,6 +140,12 @@ def levels(setup: TrainingSetup) -> list[str] | None:
     ranks = dense_group(Candidates.alone(c), "cp", cluster=setup.cluster)
     inner = int(exchanging(ranks, model=setup.model, strategy=strategy, heads_split=c.tensor_parallel_size))
     return [str(inner), str(c.context_parallel_size // inner)]
+
+
+def packed_context(setup: TrainingSetup) -> int | None:
+    """Tokens that a rank takes at most where context-parallel groups follow the sequences; None where they do not."""
+    size = setup.parallel.context_parallel_size
+    return setup.workload.sequence_length // size if setup.strategy.dynamic_context_parallel and size > 1 else None
 
 
 def copies(setup: TrainingSetup) -> int | None:

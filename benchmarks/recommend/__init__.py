@@ -1,0 +1,1 @@
+"""Recommendations against what experts chose and what was measured."""

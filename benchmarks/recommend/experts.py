@@ -1,0 +1,123 @@
+"""Where experts' layouts stand in the ranking: `python -m benchmarks.recommend.experts [--data DIR] [--json]`.
+
+Each published layout keeps its workload (batch, precision, knobs that change what is trained); `parallel` alone is free. An
+expert's layout is in group 1 if the 90 % interval of the ratio of its step to our fastest holds 1, `slower` beyond it. Measured
+cells: whether group 1 of the rows that were measured holds the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.accuracy.heldout import Case
+from benchmarks.recommend.cells import cell_rows, judged_cells
+from benchmarks.recommend.layouts import chosen
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError
+from hp_tool.render.words import configuration_cells
+from hp_tool.training import estimate
+from hp_tool.training.best import best_of
+from hp_tool.training.choice import recommendations_of
+from hp_tool.training.problem import resolve_training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where one expert's layout stands."""
+
+    name: str
+    what: str
+    verdict: str
+    """group 1, slower, infeasible, illegal, or refused."""
+    place: str = "-"
+    """Among layouts, each with its best recomputation; `>N` where N of ours are faster and no more were ranked."""
+    gap: float = math.nan
+    """Predicted step over our fastest, less 1."""
+    why: str = ""
+
+
+def standing(case: Case) -> Standing:
+    """The expert's layout against what is recommended for its query."""
+    free = dataclasses.replace(case.query, parallel=ParallelQuery(), rank_by="mean")
+    try:
+        theirs, problem = estimate(query=case.query, with_fixes=False), resolve_training(free)
+        best = best_of(problem, keep=10, rank_by="mean")
+    except InputError as error:
+        return Standing(name=case.name, what=case.what, verdict="refused", why=error.message)
+    if theirs.time is None or not theirs.feasible:
+        verdict = "infeasible" if theirs.time is not None else "illegal"
+        return Standing(name=case.name, what=case.what, verdict=verdict, why="; ".join(one.message for one in theirs.reasons))
+    if not len(best.layout):
+        return Standing(name=case.name, what=case.what, verdict="slower", why="nothing of ours fits")
+    ours = recommendations_of(best.take(np.arange(1)))[0].estimate
+    assert ours.time is not None
+    unchecked = [set(each.provenance.get("unchecked", ())) for each in (ours, theirs)]  # type: ignore[call-overload]
+    bound = NORMAL_QUANTILE * float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
+    gap = theirs.time.step_s / ours.time.step_s - 1.0
+    faster = len(set(best.layout[best.value_s < theirs.time.step_s].tolist()))
+    reached = theirs.time.step_s <= best.value_s[-1]
+    return Standing(
+        name=case.name,
+        what=case.what,
+        verdict="group 1" if math.log1p(gap) <= bound else "slower",
+        place=str(faster + 1) if reached else f">{faster}",
+        gap=gap,
+        why=_why(ours, theirs),
+    )
+
+
+def _why(ours: Estimate, theirs: Estimate) -> str:
+    """The changes from theirs to ours, and the part of the step that these shorten most."""
+    assert ours.time is not None and theirs.time is not None and ours.parallel is not None and theirs.parallel is not None
+    saved = {name: theirs.time.parts_s[name] - seconds for name, seconds in ours.time.parts_s.items()}
+    part = max(saved, key=lambda name: saved[name])
+    changed = _changes(theirs.parallel, ours.parallel)
+    if not changed:
+        return "it is ours"
+    return f"{changed} saves {saved[part] / theirs.time.step_s:.1%} of the step in {part.replace('_', ' ')}"
+
+
+def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
+    heads, cells = configuration_cells([before, after])
+    return ", ".join(f"{head} {a} -> {b}" for head, a, b in zip(heads, *cells, strict=True) if a != b)
+
+
+def summary(rows: Sequence[Standing]) -> dict[str, float]:
+    """How many layouts have each verdict."""
+    return {name: count / len(rows) for name, count in Counter(row.verdict for row in rows).most_common()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_data_argument(parser)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
+    if folder is None:
+        return
+    cases, untold = chosen(folder)
+    rows, cells = [standing(case) for case in cases], judged_cells(cell_rows(folder))
+    if arguments.json:
+        standings = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps({"layouts": standings, "verdicts": summary(rows), "untold": untold, "cells": cells}))
+        return
+    for row in rows:
+        print(f"{row.verdict:10} {row.place:>4} {row.gap:+7.1%} {row.name}, {row.what}: {row.why}")
+    print(f"{len(rows)} layouts: " + ", ".join(f"{name} {share:.0%}" for name, share in summary(rows).items()))
+    print(f"{untold} rows left out: they do not tell their sequence length, or are of no known model")
+    for source, figures in cells.items():
+        print(f"{source}: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

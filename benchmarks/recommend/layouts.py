@@ -1,0 +1,62 @@
+"""Layouts that experts chose: NVIDIA's recipes, MLPerf's submissions, the pre-training of Llama 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.accuracy.data import Row, read
+from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.recipe_runs import GPUS, MODELS, PRECISIONS, recipe_case
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.query import Query
+from hp_tool.domain.workload import TrainingWorkload
+
+FILE = "recipes_nvidia.csv"
+UNTOLD = {"release": "26.06.00", "fp8_params": "0", "token_drop": "", "mtp": "", "step_s": "nan"}
+"""What the file of layouts does not tell and that of measured recipes does."""
+LLAMA = {
+    # GPUs, sequence length, sequences a step, TP, CP, PP: arXiv 2407.21783, table 4; gradients are sharded too (section 3.3.2).
+    "8,192 GPUs": (8192, 8192, 2048, 8, 1, 16),
+    "16,384 GPUs": (16384, 8192, 2048, 8, 1, 16),
+    "16,384 GPUs, long": (16384, 131072, 128, 8, 16, 16),
+}
+
+
+def chosen(folder: Path) -> tuple[list[Case], int]:
+    """Every published layout once, and how many rows do not tell their sequence length or are of no known model."""
+    rows = read(folder, FILE)
+    known = [row for row in rows if _is_known(row)]
+    recipes = [recipe_case({**row, **UNTOLD}) for row in known]
+    cases: dict[object, Case] = {}
+    for case in (*recipes, *mlperf_cases(folder), *llama_cases()):
+        training, parallel = case.query.training, case.query.parallel
+        assert training is not None
+        key = (case.name, case.query.cluster, training.precision, training.global_batch_size, parallel)
+        cases.setdefault(str(key), case)
+    return list(cases.values()), len(rows) - len(known)
+
+
+def llama_cases() -> list[Case]:
+    """The three stages of Llama 3.1 405B's pre-training."""
+    return [
+        Case(
+            name="llama-3.1-405b",
+            what=f"Llama 3's paper, {what}",
+            query=Query(
+                kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+                training=TrainingWorkload(sequence_length=length, global_batch_size=batch),
+                parallel=ParallelQuery(
+                    tensor_parallel_size=t, context_parallel_size=c, pipeline_parallel_size=p, micro_batch_size=1, zero_stage=2,
+                    context_parallel_communication="all_gather",
+                ),
+            ),
+            source="Llama 3",
+        )
+        for what, (gpus, length, batch, t, c, p) in LLAMA.items()
+    ]  # fmt: skip
+
+
+def _is_known(row: Row) -> bool:
+    return bool(row["seq_tokens"]) and row["model"] in MODELS and row["gpu"] in GPUS and row["precision"] in PRECISIONS
