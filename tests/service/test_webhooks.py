@@ -223,7 +223,12 @@ def test_a_name_for_a_private_address_is_not_connected_to(
 
 def test_a_name_that_nobody_answers_for_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
-    monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: [] if asked.wait(30) else [])
+
+    def nobody_answers(*given: object, **options: object) -> list[Any]:
+        asked.wait(30)
+        return []
+
+    monkeypatch.setattr(delivery.socket, "getaddrinfo", nobody_answers)
     began = time.monotonic()
     with pytest.raises(DeliveryError, match="not found in time"):
         post(PUBLIC.check("https://silent.example/"), settings=PUBLIC, body=b"{}", headers={}, limit_s=0.2)
