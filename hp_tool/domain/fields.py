@@ -6,6 +6,7 @@ where pydantic enforces them, and /openapi.json and the form show them.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
@@ -14,6 +15,9 @@ from annotated_types import Interval, MinLen
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
+BUILDING = threading.Lock()
+"""Held while a validator of a type is built, one at a time: that parses docstrings, which Python 3.11 cannot do in two threads
+at once."""
 
 
 def short_repr(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hp_tool import documents
-from hp_tool.domain.fields import Devices, Strict
+from hp_tool.domain.fields import BUILDING, Devices, Strict
 from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
 
@@ -135,7 +135,9 @@ class ClusterOptions(Strict):
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
         """Options from a mapping. Raises InputError with `origin` and the field for an unknown key or an invalid value."""
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(dict(fields)), strict=True)
+            with BUILDING:
+                adapter = TypeAdapter(cls)
+            return adapter.validate_json(json.dumps(dict(fields)), strict=True)
         except (ValidationError, TypeError, ValueError) as error:
             first = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
             name = ".".join(part for part in first["loc"] if isinstance(part, str) and part.isidentifier())

@@ -4,7 +4,6 @@ import difflib
 import functools
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
-from hp_tool.domain.fields import out_of_bounds
+from hp_tool.domain.fields import BUILDING, out_of_bounds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
@@ -32,14 +31,12 @@ _BOUNDS = ("greater_than_equal", "less_than_equal")
 Q = TypeVar("Q", Query, SizingQuery)
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
-_BUILDING = threading.Lock()
-"""One at a time: building parses docstrings, which Python 3.11 cannot do in two threads at once."""
 
 
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """The (expensive to build) validator of a domain type, built once."""
     if kind not in _ADAPTERS:
-        with _BUILDING:
+        with BUILDING:
             _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     return _ADAPTERS[kind]
 
