@@ -155,7 +155,8 @@ def judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingPro
     acceptable, expected_s = fits & in_time, np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
         fails = out_of_memory_probability(case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good])
-        expected_s[good] = step_s[good] / (1.0 - fails)
+        with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
+            expected_s[good] = step_s[good] / (1.0 - fails)
     counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
     rows = CostedRows(
         candidates=candidates,
