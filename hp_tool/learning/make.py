@@ -15,8 +15,10 @@ from hp_tool.catalog import library
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementRecord
 from hp_tool.errors import NotFoundError
+from hp_tool.learning.crashes import crashes
 from hp_tool.learning.evidence import by_problem, evidence_of, known_or, newest, newest_release, of_series, teaching
 from hp_tool.learning.series import (
+    CRASHED,
     MODELS,
     OTHER_PREDICTIONS,
     PREDICTIONS,
@@ -114,6 +116,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
         PREDICTIONS: digest_of(groups[0][0]),
         MODELS: dict(sorted(models.items())),
         RELEASE: release,
+        CRASHED: crashes(records),
         UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
     }
     record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, told=told)

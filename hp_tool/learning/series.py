@@ -21,9 +21,9 @@ from hp_tool.training.problem import TrainingProblem
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
 """Key of a stored calibration's digest of the predictions it corrects."""
-MODELS, RELEASE, UNSEEN = "models", "release", "unseen_s"
+MODELS, RELEASE, UNSEEN, CRASHED = "models", "release", "unseen_s", "crashed"
 """Its further keys: measurements by model; the newest release among them, which a query that names none is taken to mean;
-seconds that fits without a measurement predict of it, by its id."""
+seconds that fits without a measurement predict of it, by its id; configurations that crashed (`learning.crashes`)."""
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
@@ -141,7 +141,8 @@ class StoredCalibrations:
                     **record.applied,
                 }
                 release: str | None = record.payload.get(RELEASE)
-                return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release)
+                crashed = record.payload.get(CRASHED, {})
+                return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release, crashed=crashed)
         return outdated or self._missing(series)
 
     def _missing(self, series: Series) -> str | None:

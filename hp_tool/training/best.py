@@ -261,7 +261,7 @@ class BestSearch:
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
-        rows, limited = judged(grid, costs, problem=self.problem)
+        rows, limited = judged(grid, costs, problem=self.problem, predictor=self.predictor)
         self.rejections.update(limited)
         self.computed += len(grid)
         self.feasible += int(np.count_nonzero(rows.acceptable))

@@ -1,21 +1,27 @@
 """Predictions corrected by what was measured on a cluster: the same costs and estimates with calibrated numbers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
+from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.domain.result import Estimate, Intervals
+from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.result import Estimate, Intervals, Reason
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
 CONFIDENCE = 0.9
 SAME = 1e-9
 """Of a step time: what is nearer was not corrected."""
+CRASHED = "crashed"
+"""Code of the reason against what was seen to fail."""
 MEMORY_OVERHEAD = "overhead"
 """The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and leaves it alone."""
 
@@ -29,6 +35,18 @@ class CalibratedPredictor:
     """Which stored calibration it is; empty for one that a running search has not stored yet."""
     release: str | None = None
     """Of the framework: what a query that names none is taken to mean; None: releases are not told apart."""
+    crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By problem: configurations that crashed and never succeeded, as `learning.crashes` has them."""
+
+    def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
+        """(n,) how many runs of each candidate crashed where none succeeded; 0: it was not seen to fail."""
+        found: IntArray = np.zeros(candidates.shape, dtype=np.int64)
+        if self.crashed:
+            asked = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
+            for each in self.crashed.get(asked, ()):
+                same = reduce(np.logical_and, (getattr(candidates, name) == value for name, value in each["columns"].items()))
+                found = np.where(same, each["runs"], found)
+        return found.ravel()
 
     def costs(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool = False
@@ -64,6 +82,9 @@ class CalibratedPredictor:
             timed = self.provenance.get("accuracy", {}).get("measurements")
             reason = "runs left out were predicted no better with it than without" if timed else "no run of it has a step time"
             provenance["calibration_unused"] = f"the step time is the cost model's: {reason}"
+        if crashes := int(self.crashes(one, problem=problem)[0]):
+            failed = Reason(code=CRASHED, message=f"{crashes} runs of it crashed on this cluster, and none succeeded")
+            estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
         return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
     def _calibrated(

@@ -20,7 +20,7 @@ from hp_tool.cost.uncertainty import out_of_memory_probability
 from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.result import Recommendation
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.calibrated import CRASHED, CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import MIB
 
@@ -124,7 +124,7 @@ def costed_chunks(
     axes = default_axes(query=problem.parallel, case=problem)
     for chunk in legal_chunks(case=problem, axes=axes):
         costs = corrected_costs(chunk.candidates, problem=problem, predictor=predictor)
-        rows, limited = judged(chunk.candidates, costs, problem=problem)
+        rows, limited = judged(chunk.candidates, costs, problem=problem, predictor=predictor)
         yield rows, chunk.rejections + Counter(limited)
 
 
@@ -144,20 +144,26 @@ def with_residuals(
 ) -> tuple[CostedRows, dict[str, int]]:
     """Candidates costed by a calibration with its residuals, and how many of them each limit turns away."""
     costs = predictor.costs(problem.costs(candidates), candidates=candidates, problem=problem, residuals=True)
-    return judged(candidates, costs, problem=problem)
+    return judged(candidates, costs, problem=problem, predictor=predictor)
 
 
-def judged(candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem) -> tuple[CostedRows, dict[str, int]]:
-    """Legal candidates with what ranks them, and how many of them each limit turns away."""
+def judged(
+    candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+) -> tuple[CostedRows, dict[str, int]]:
+    """Legal candidates with what ranks them, and how many of them each limit turns away, and crashes that `predictor` knows."""
     shape = candidates.shape
     step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
     fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
-    acceptable, expected_s = fits & in_time, np.full(len(candidates), np.inf)
+    crashed = np.zeros(len(candidates), dtype=np.bool_)
+    if predictor is not None:
+        crashed = predictor.crashes(candidates, problem=problem) > 0
+    acceptable, expected_s = fits & in_time & ~crashed, np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
         fails = out_of_memory_probability(case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good])
         with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
             expected_s[good] = step_s[good] / (1.0 - fails)
     counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
+    counts[CRASHED] = int(np.count_nonzero(crashed))
     rows = CostedRows(
         candidates=candidates,
         step_s=step_s,

@@ -1,0 +1,29 @@
+"""Configurations that were seen to crash: what a stored calibration tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.records import JsonObject, MeasurementRecord
+
+LEAST = 2
+"""Crashes without a success that tell of the configuration; one may be the node's."""
+
+
+def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
+    """By problem: how often each configuration crashed whose whole runs did so LEAST times and never succeeded, and its columns."""
+    runs: dict[tuple[str, str], list[MeasurementRecord]] = {}
+    for record in records:
+        if record.problem_digest and record.measurement.fidelity.is_whole:
+            runs.setdefault((record.problem_digest, record.digest), []).append(record)
+    found: JsonObject = {}
+    for (problem, _), same in sorted(runs.items()):
+        outcomes, config = [record.measurement.status for record in same], same[0].parallel
+        if outcomes.count("crashed") >= LEAST and "ok" not in outcomes and isinstance(config, ParallelConfig):
+            row = Candidates.alone(config)
+            columns = {each.name: int(getattr(row, each.name)) for each in fields(row)}
+            found.setdefault(problem, []).append({"runs": outcomes.count("crashed"), "columns": columns})
+    return found
