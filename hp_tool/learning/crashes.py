@@ -14,7 +14,7 @@ LEAST = 2
 
 
 def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
-    """By problem: how often each configuration crashed whose whole runs did so LEAST times and never succeeded, and its columns."""
+    """By problem: configurations whose whole runs crashed LEAST times and never succeeded, as columns, and how often."""
     runs: dict[tuple[str, str], list[MeasurementRecord]] = {}
     for record in records:
         if record.problem_digest and record.measurement.fidelity.is_whole:
