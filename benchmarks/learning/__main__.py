@@ -1,5 +1,5 @@
-"""`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--save FILE]`: what calibrations make of a few of
-the published runs, on all the others."""
+"""`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--memory] [--save FILE]`: what calibrations make
+of a few of the published runs, on all the others; `--memory`: of peak memory alone, which takes seconds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
+from benchmarks.learning.memory import learnt, memory_text, peak_sets
 from benchmarks.learning.report import as_text
 from benchmarks.learning.sets import run_sets
 from benchmarks.learning.trials import tried
@@ -22,11 +23,16 @@ def main() -> None:
     add_data_argument(parser)
     parser.add_argument("--sets", nargs="*", metavar="NAME", help="only sets whose name begins so")
     parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--memory", action="store_true", help="peak memory alone")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--baseline", type=Path, default=BASELINE, metavar="FILE", help="figures to stand beside these")
     arguments = parser.parse_args()
     folder = data_folder(arguments)
     if folder is None:
+        return
+    with threadpool_limits(limits=1):
+        print(memory_text({peaks.runs.name: learnt(peaks, seeds=arguments.seeds) for peaks in peak_sets(folder)}))
+    if arguments.memory:
         return
     wanted = [runs for runs in run_sets(folder) if not arguments.sets or runs.name.startswith(tuple(arguments.sets))]
     with threadpool_limits(limits=1):

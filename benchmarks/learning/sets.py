@@ -73,7 +73,7 @@ def run_sets(folder: Path) -> list[RunSet]:
         "InternEvo": internevo_cases(folder),
     }
     found = [
-        _of_cases(f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card])
+        of_cases(f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card])
         for source, cases in sources.items()
         for card in dict.fromkeys(case.card for case in cases)
         if sum(case.card == card for case in cases) >= MIN_ROWS
@@ -81,7 +81,8 @@ def run_sets(folder: Path) -> list[RunSet]:
     return found + _nanotron(folder)
 
 
-def _of_cases(name: str, cases: Sequence[Case]) -> RunSet:
+def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
+    """The cases as one set."""
     pieces, doubts, labels, cells = [], [], [], []
     for number, case in enumerate(cases):
         resolved = resolve_configuration(case.query)

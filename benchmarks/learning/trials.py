@@ -117,7 +117,7 @@ def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     for count in RUNS:
         if len(runs) - count < LEAST_TESTED:
             continue
-        trials = [compare(runs, order[:count], order[count:]) for order in _orders(runs, seeds)]
+        trials = [compare(runs, order[:count], order[count:]) for order in random_orders(runs, seeds)]
         found[str(count)] = mean_scores(trials, ranking=count in RANKED_AFTER)
     return found
 
@@ -125,10 +125,10 @@ def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """With one bad row of five: its error beside that of the same draw without."""
     found = {}
-    clean = [compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in _orders(runs, seeds)]
+    clean = [compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in random_orders(runs, seeds)]
     for name, factor in BAD.items():
         trials = []
-        for order in _orders(runs, seeds):
+        for order in random_orders(runs, seeds):
             taught = runs.evidence.take(order[:BAD_AMONG])
             bad = replace(taught, measured_step_s=taught.measured_step_s * np.where(np.arange(BAD_AMONG) == 0, factor, 1.0))
             trials.append(compare(runs, order[:BAD_AMONG], order[BAD_AMONG:], evidence=bad))
@@ -147,7 +147,7 @@ def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
             if most > CARRIED[0] and len(source) <= CARRIED[0]:
                 continue
             draws = seeds if len(source) > most else 1
-            orders = [order[np.isin(order, source)][:most] for order in _orders(runs, draws)]
+            orders = [order[np.isin(order, source)][:most] for order in random_orders(runs, draws)]
             found[f"{direction}, {min(most, len(source))} runs"] = mean_scores([compare(runs, each, target) for each in orders])
     return found
 
@@ -171,7 +171,7 @@ def _sides(side: NDArray[np.bool_]) -> tuple[Rows, Rows]:
     return np.flatnonzero(side), np.flatnonzero(~side)
 
 
-def _orders(runs: RunSet, seeds: int) -> list[Rows]:
+def random_orders(runs: RunSet, seeds: int) -> list[Rows]:
     """A random order of the rows for each seed; the first k of it are a draw of k."""
     start = zlib.crc32(runs.name.encode())
     return [np.random.default_rng([start, seed]).permutation(len(runs)) for seed in range(seeds)]
@@ -185,8 +185,8 @@ def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> d
     }
     worse = [trial["calibrated"]["error"] > trial["uncalibrated"]["error"] for trial in trials]
     found |= {"trials": len(trials), "worse": fmean(worse)}
-    ranked = [each for trial in trials for each in trial["ranking"] if each]
-    if ranking and ranked:
+    ranked = [each for trial in trials for each in trial["ranking"] if each] if ranking else []
+    if ranked:
         found["ranking"] = {
             name: {key: fmean(each[name][key] for each in ranked) for key in ("correlation", "regret")} for name in ranked[0]
         }

@@ -1,0 +1,100 @@
+"""The same of memory: published peaks fed as measurements, and how well that holds on the other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.heldout import Case, b200_cases
+from benchmarks.accuracy.internevo_runs import memory_cases
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.learning.sets import CARDS, RunSet, of_cases
+from benchmarks.learning.trials import LEAST_TESTED, RUNS, Predictions, Rows, mean_scores, random_orders, score
+from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration.memory import fit_memory
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.uncertainty import intervals, unchecked_features
+from hp_tool.training.evaluate import resolve_configuration
+
+LEAST_ROWS = 12
+"""Peaks are published seldom; MLPerf's twelve on B200 are mostly one setting of several submitters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """n runs whose peak is known, beside the bounds stated of it without a calibration."""
+
+    runs: RunSet
+    low_bytes: NDArray[np.float64]
+    high_bytes: NDArray[np.float64]
+
+
+def peak_sets(folder: Path) -> Iterator[Peaks]:
+    """Every set of at least LEAST_ROWS runs of one GPU."""
+    sources = {"Cut models": b200_cases(folder), "MLPerf": mlperf_cases(folder), "InternEvo": memory_cases(folder)}
+    for source, cases in sources.items():
+        known = [case for case in cases if case.allocated_bytes or case.used_bytes]
+        for card in dict.fromkeys(case.card for case in known):
+            same = [case for case in known if case.card == card]
+            if len(same) >= LEAST_ROWS:
+                yield _peaks(f"{source} {CARDS.get(card, card)}", same)
+
+
+def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
+    runs = of_cases(name, cases)
+    measured = np.array([case.allocated_bytes or case.used_bytes for case in cases], dtype=np.float64)
+    bounds = np.array([_bounds(case) for case in cases]) * runs.evidence.memory_bytes[:, None]
+    evidence = replace(runs.evidence, measured_memory_bytes=measured)
+    return Peaks(runs=replace(runs, evidence=evidence), low_bytes=bounds[:, 0], high_bytes=bounds[:, 1])
+
+
+def _bounds(case: Case) -> tuple[float, float]:
+    """Of the stated interval, as multiples of what is predicted."""
+    resolved = resolve_configuration(case.query)
+    unchecked = unchecked_features(case=resolved.problem, candidate=Candidates.alone(resolved.config))
+    return intervals(step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked).memory_total_bytes
+
+
+def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
+    """Scores by method on the tested rows."""
+    seen, asked = (peaks.runs.evidence.take(rows) for rows in (taught, tested))
+    found = fit_memory(evidence=seen, prior=GPU_PRIOR).predict(memory_bytes=asked.memory_bytes, features=asked.features)
+    low, high = found.interval(confidence=0.9)
+    factor = np.exp(np.mean(np.log(seen.measured_memory_bytes / seen.memory_bytes)))
+    methods = {
+        "calibrated": Predictions(step_s=found.median_bytes, low_s=low, high_s=high),
+        "uncalibrated": Predictions(step_s=asked.memory_bytes, low_s=peaks.low_bytes[tested], high_s=peaks.high_bytes[tested]),
+        "mean_factor": Predictions(step_s=factor * asked.memory_bytes),
+    }
+    return {name: score(each, asked.measured_memory_bytes) for name, each in methods.items()}
+
+
+def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
+    """By number of random runs: mean scores on the rest over the seeds."""
+    found = {}
+    for count in RUNS:
+        if len(peaks.runs) - count >= LEAST_TESTED:
+            trials = [compare(peaks, order[:count], order[count:]) for order in random_orders(peaks.runs, seeds)]
+            found[str(count)] = mean_scores(trials)
+    return found
+
+
+def memory_text(found: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "Peak memory: error | coverage | ln(high/low) of calibrated predictions, without a calibration, error with one factor"
+    ]
+    for name, counts in found.items():
+        lines += ["", name]
+        for count, scores in counts.items():
+            ours, none = (_line(scores[method]) for method in ("calibrated", "uncalibrated"))
+            lines.append(f"  runs {count:>3} {ours}   none {none}   {scores['mean_factor']['error']:6.1%}")
+    return "\n".join(lines)
+
+
+def _line(scores: dict[str, float]) -> str:
+    return f"{scores['error']:6.1%} | {scores['coverage']:4.0%} | {scores['width']:4.2f}"
