@@ -88,11 +88,11 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         if "num_gpus" not in named and "stages" not in named:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
             reading.lack("cluster.num_gpus", f"{why}; add --num-gpus")
-    named = query.get("model")
-    if isinstance(named, str) and named and not catalog.knows("models", named):
-        near = _near_model(named)
-        reading.lack("model", f"no model is called {named[:200]!r}; add --model {near or 'NAME'}, or its config.json")
-    if not query.get("model"):
+    model = query.get("model")
+    if isinstance(model, str) and model and not catalog.knows("models", model):
+        near = _near_model(model)
+        reading.lack("model", f"no model is called {model[:200]!r}; add --model {near or 'NAME'}, or its config.json")
+    if not model:
         reading.lack(
             "model", f"a {reading.tool} configuration does not name the model; add --model llama-3-8b, or a config.json"
         )
@@ -102,7 +102,7 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         )
     covered = {*given, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
     reading.missing = [
-        _suggested(each, query.get("model"), text)
+        _suggested(each, model, text)
         for each in reading.missing
         if each.field not in given and not any(each.field.startswith(f"{path}.") for path in covered)
     ]

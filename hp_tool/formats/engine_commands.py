@@ -31,7 +31,13 @@ _SIZES = {
 }
 _PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 _QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
-_CHECKPOINTS = (("fp8", "fp8"), ("mxfp4", "mxfp4"), ("nvfp4|fp4", "nvfp4"), ("awq|gptq|int4|w4a16", "int4"), ("int8|w8a8", "int8"))
+_CHECKPOINTS = (
+    ("fp8", "fp8"),
+    ("mxfp4", "mxfp4"),
+    ("nvfp4|fp4", "nvfp4"),
+    ("awq|gptq|int4|w4a16", "int4"),
+    ("int8|w8a8", "int8"),
+)
 """Parts of a checkpoint's name, and the precision of its weights, which the engine reads in the checkpoint."""
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
