@@ -166,7 +166,6 @@ def _print(assessment: Assessment) -> None:
         console.print(
             f"  passed over, {reason}: {', '.join(' '.join(name.split())[:60] for name in names[:6])}{more}",
             markup=False,
-            soft_wrap=True,
         )
     console.print("[bold]prediction[/bold]")
     if isinstance(assessment.estimate, Estimate):

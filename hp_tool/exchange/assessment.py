@@ -1,7 +1,7 @@
 """A run compared with its prediction and with the best configuration for the same work."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange.export import options, runs
 from hp_tool.formats.logs import read_log
-from hp_tool.formats.reading import Ignored, Missing, Read, Reading
+from hp_tool.formats.megatron_lm.arguments import TABLE
+from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
 
@@ -101,7 +102,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         gain_fraction=gain,
         switched_on=off if best is not None else (),
         parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
-        changes=() if configs is None else _changes(query, free, configs, tool),
+        changes=() if configs is None else _changes(query, free, configs, tool, reading),
         **_accounts(reading),
     )
 
@@ -128,7 +129,9 @@ def _accounts(reading: Reading | None) -> dict[str, Any]:
     return {"read": tuple(reading.read), "ignored": tuple(reading.ignored), "missing": tuple(reading.missing)}
 
 
-def _changes(query: Query, free: Query, configs: tuple[Any, Any], tool: str) -> tuple[dict[str, str | None], ...]:
+def _changes(
+    query: Query, free: Query, configs: tuple[Any, Any], tool: str, reading: Reading | None
+) -> tuple[dict[str, str | None], ...]:
     """What the second of two configurations writes otherwise, in the tool's own words; in the query's where it has none."""
     try:
         words = [options(each, config, tool) for each, config in zip((query, free), configs, strict=True)]
@@ -138,11 +141,24 @@ def _changes(query: Query, free: Query, configs: tuple[Any, Any], tool: str) -> 
             for config in configs
         ]
     before, after = words
+    if tool == "megatron-lm" and reading is not None and reading.read:
+        before = _as_written(before, after, reading)
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     )
+
+
+def _as_written(before: Mapping[str, str], after: Mapping[str, str], reading: Reading) -> dict[str, str]:
+    """A script's own Megatron flags among `before`, and those it wrote instead of one that changes (a script may say
+    --recompute-activations for two flags), so that the changes remove what stands there.
+    """
+    written = {f"--{plain(each.flag)}": each for each in reading.read}
+    fields = {name: table(TABLE)[plain(name)].why for name in {**before, **after}}
+    changed = {field for name, field in fields.items() if before.get(name) != after.get(name)}
+    stands = {name: value for name, value in before.items() if name in written or fields[name] not in changed}
+    return stands | {name: each.value for name, each in written.items() if each.field in changed and name not in fields}
 
 
 def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:

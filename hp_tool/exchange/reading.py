@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hp_tool import catalog
@@ -11,6 +12,8 @@ from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.reading import ImportRefusedError, Missing, Reading, Setting
 from hp_tool.queries import schema
 
+_BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
+"""What a model's name holds beside family and size, and signs that names differ in."""
 MAX_NAMED = 40
 """Refusals, and missing fields, that one error lists."""
 
@@ -85,7 +88,11 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         if "num_gpus" not in named and "stages" not in named:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
             reading.lack("cluster.num_gpus", f"{why}; add --num-gpus")
-    if not query.get("model"):
+    model = query.get("model")
+    if isinstance(model, str) and model and not catalog.knows("models", model):
+        near = _near_model(model)
+        reading.lack("model", f"no model is called {model[:200]!r}; add --model {near or 'NAME'}, or its config.json")
+    if not model:
         reading.lack(
             "model", f"a {reading.tool} configuration does not name the model; add --model llama-3-8b, or a config.json"
         )
@@ -93,16 +100,28 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         reading.lack(
             "training.sequence_length", "nothing says the length of a sequence; add --set training.sequence_length=4096"
         )
-    shape = query.get("model")
+    covered = {*given, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
     reading.missing = [
-        _suggested(each, shape)
+        _suggested(each, model, text)
         for each in reading.missing
-        if not any(each.field == path or each.field.startswith(f"{path}.") for path in given)
+        if each.field not in given and not any(each.field.startswith(f"{path}.") for path in covered)
     ]
 
 
-def _suggested(missing: Missing, shape: Any) -> Missing:
-    """A vocabulary's hint names the catalogue's model of this shape."""
+def _near_model(text: str) -> str:
+    """The catalogue's model that a text names in its own way, as Llama3ModelProvider70B or Qwen2.5-7B-Instruct do; or ''."""
+    bare = {_BARE.sub("", name): name for name in catalog.names("models")}
+    for word in re.findall(r"[\w.-]*\d[\w.-]*", text[:100_000].lower()):
+        for part in (word, word.rpartition(".")[2]):
+            if found := bare.get(_BARE.sub("", part)):
+                return found
+    return ""
+
+
+def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
+    """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of this shape."""
+    if missing.field == "model":
+        return replace(missing, hint=re.sub(r"--model NAME$", f"--model {_near_model(text) or 'NAME'}", missing.hint))
     if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
         return missing
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads")

@@ -1,11 +1,12 @@
 """A command that starts vLLM or SGLang, as a query: what formats.engines writes, and the engines' own short names."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, whole_number
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -30,6 +31,14 @@ _SIZES = {
 }
 _PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 _QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
+_CHECKPOINTS = (
+    ("fp8", "fp8"),
+    ("mxfp4", "mxfp4"),
+    ("nvfp4|fp4", "nvfp4"),
+    ("awq|gptq|int4|w4a16", "int4"),
+    ("int8|w8a8", "int8"),
+)
+"""Parts of a checkpoint's name, and the precision of its weights, which the engine reads in the checkpoint."""
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
@@ -71,6 +80,9 @@ def read(
         parallel["redundant_experts"] = copies
     devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
+    if "quantization" not in flags and model is not None and (precision := _quantized(model)):
+        inference["precision"] = precision
+        reading.read.append(Read(flag="checkpoint", value=model, line=None, field="inference.precision"))
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:
         inference["two_batch_overlap"] = True
     query: dict[str, Any] = {"kind": "inference", "inference": inference, "parallel": parallel}
@@ -84,6 +96,11 @@ def read(
     if used:
         query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}
     reading.query = query
+
+
+def _quantized(checkpoint: str) -> str | None:
+    name = checkpoint.rstrip("/").rpartition("/")[2].lower()
+    return next((kind for words, kind in _CHECKPOINTS if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", name)), None)
 
 
 def _number(flags: Mapping[str, list[str]], name: str) -> int:

@@ -265,7 +265,7 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
         reading.lack(
             "parallel.zero_stage",
-            f"{named} is not at hand; give it with --file"
+            f"{named} is not at hand; give it with --file {named}"
             + (f", or add --set parallel.zero_stage={stage[1]}" if stage else ""),
         )
     config = next(

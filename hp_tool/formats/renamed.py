@@ -35,11 +35,17 @@ def names(tool: str) -> Mapping[str, str]:
     return found
 
 
-def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading) -> list[Setting]:
-    """The settings under Megatron's names; those of other parts of the tool are noted as its table says."""
+def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()) -> list[Setting]:
+    """The settings under Megatron's names; those of other parts of the tool are noted as its table says. `spare` are keys
+    that the caller says to ignore.
+    """
     own, known, megatron = table(tool), names(tool), table(TABLE)
+    spared = {plain(name) for name in spare}
     found: list[Setting] = []
     for setting in settings:
+        if setting.name in spared:
+            reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
+            continue
         tail = setting.name.rpartition(".")[2]
         name = known.get(setting.name, known.get(tail, setting.name if setting.name in megatron else ""))
         section = setting.name.rpartition(".")[0]

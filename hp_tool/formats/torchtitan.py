@@ -118,7 +118,7 @@ def read(
         raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
     sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=spare)
 

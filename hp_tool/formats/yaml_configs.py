@@ -19,11 +19,13 @@ _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit",
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
 """Classes whose defaults are Megatron Core's own."""
+_DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
+"""NeMo's optimizers that shard their states over data parallelism."""
 
 
 def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
     """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
-    settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading)
+    settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading, spare=spare)
     found = {each.name: each for each in settings}
     if "position-embedding-type" in found and found["position-embedding-type"].values == ("rotary",):
         settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
@@ -73,7 +75,8 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     unsaid = [name for name in _BY_PROVIDER if name not in (model or {})]
     if provider and provider not in _PLAIN and unsaid:
         reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
-    settings = renamed([each for each in leaves if plain_of(each) != "mixed-precision"], tool="nemo", reading=reading)
+    own = [each for each in leaves if plain_of(each) != "mixed-precision"]
+    settings = renamed(own, tool="nemo", reading=reading, spare=spare)
     found = {each.name for each in settings}
     settings += [
         Setting(name=name, written=written, values=tuple(value), line=None) for name, written, value in _precision(content)
@@ -83,7 +86,15 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     activation = str((content.get("model") or {}).get("activation", ""))
     if activation in ("fast-swiglu", "swiglu"):
         settings.append(Setting(name="glu-activation", written="model.activation", values=("swiglu",)))
+    optimizer = next((each for each in leaves if each.name in ("model.optim.name", "optim.name")), None)
+    if optimizer and optimizer.values[0] in _DISTRIBUTED:
+        settings.append(Setting(name="use-distributed-optimizer", written=optimizer.written, values=(), line=optimizer.line))
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
+    if provider and provider not in _PLAIN:  # where the file is silent the class decides, not Megatron's default
+        said = {each.field for each in reading.read}
+        for name in ("dropout", "cross_entropy"):
+            if f"training.{name}" not in said:
+                reading.query["training"].pop(name, None)
 
 
 def plain_of(setting: Setting) -> str:

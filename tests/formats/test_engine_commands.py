@@ -72,6 +72,20 @@ def test_replicas_of_a_dense_model_are_no_attention_groups() -> None:
     assert found["cluster"]["num_gpus"] == 8 and found["parallel"] == {"tensor_parallel_size": 2}
 
 
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("Qwen/Qwen3-32B-FP8", "fp8"), ("/m/Qwen3-32B-AWQ/", "int4"), ("nvidia/Qwen3-32B-NVFP4", "nvfp4"), ("qwen3-32b", None)],
+)
+def test_a_quantised_checkpoint_is_known_by_its_name(name: str, precision: str | None) -> None:
+    found = read_query(f"vllm serve {name} -tp 2", overrides=LOAD | {"model": "qwen3-32b"})
+    assert found["inference"].get("precision") == precision
+
+
+def test_a_model_that_nobody_knows_is_asked_for_with_the_rest() -> None:
+    with pytest.raises(InputError, match=r"--gpu .* --model qwen3-32b, or"):
+        read_query("vllm serve Qwen/Qwen3-32B-Instruct-2507", overrides={k: v for k, v in LOAD.items() if k != "cluster.gpu"})
+
+
 def test_what_is_not_modelled_or_not_said_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError) as unknown:
         read_query("vllm serve qwen3-32b --enforce-eager", overrides=LOAD)

@@ -144,6 +144,17 @@ def test_the_answer_ends_in_flags_that_can_be_pasted() -> None:
         assert again.query["parallel"][name] == getattr(better, name), name
 
 
+def test_flags_to_remove_are_those_that_the_script_has() -> None:
+    """A script has its own words for a pipeline's chunks and for what is recomputed."""
+    script = FILES["slurm-header-and-srun.sh"][1]
+    wordy = re.sub(r"--bf16 ", "--bf16 --num-layers-per-virtual-pipeline-stage 1 --recompute-activations ", script)
+    reading, _ = read_as(FILES["slurm-header-and-srun.sh"][0], wordy)
+    changes = assess(schema.parse_query(reading.query), reading=reading).changes
+    assert all(each["flag"] in wordy for each in changes if each["from"] is not None)
+    gone = {each["flag"] for each in changes if each["to"] is None}
+    assert gone >= {"--num-layers-per-virtual-pipeline-stage", "--recompute-activations"}
+
+
 def test_a_serving_command_is_assessed() -> None:
     expected, text = FILES["vllm-module.sh"]
     reading, _ = read_as(expected | {"given": expected["given"] | {"inference.concurrency": 32}}, text)

@@ -39,6 +39,7 @@ FORMS = (
     'bash -c "torchtrain {words}"',
     "cat > run.sh <<EOF\ntorchtrain {words} --h\nEOF\nbash run.sh",
     '[[ -n "x" && 3 -gt 2 ]] && torchtrain {words} || torchtrain --never',
+    'while read -r w; do A+=($w); done <<EOF\n{words}\n--last\nEOF\ntorchtrain "${{A[@]}}"',
     'i=1; until (( i > 3 )); do A+=" --u$i"; (( i++ )); done; torchtrain $A {words}',
     'R=A; A=deep; torchtrain {words} --r ${{!R}} "${{R}}x" --c $((2**5 % 7)) $(( 1 ? 4 : 5 ))',
 )

@@ -72,7 +72,7 @@ class _Run(Arguments):
         tensor, stages = self.number("tensor-model-parallel-size", 1), self.number("pipeline-model-parallel-size", 1)
         ulysses = self.number("ds-sequence-parallel-size", 1)
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
-        experts = bool(self.experts())
+        experts = bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1  # of a model that is named elsewhere
         communication = "a2a" if ulysses > 1 else self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None
         sizes = self.found.get("hierarchical-context-parallel-sizes")
         return {

@@ -214,6 +214,13 @@ class _Runner(Statements):
             else:
                 options += word.text
         self.stdin = None
+        if given is None and self.fed is not None:
+            given, _, rest_of_loop = self.fed.partition("\n")
+            ended, self.fed = not self.fed, rest_of_loop
+            if ended:
+                return False
+        if given is None:
+            self.note(node, "only running would tell what it reads")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
             if given is None:
                 self.filler.variables[name] = Word(self.filler.mark(f"$({source_of(node)})"))

@@ -63,6 +63,8 @@ class Statements:
     nesting: int = 0
     stdin: str | None = None
     """What a heredoc or a here-string feeds the command that is followed."""
+    fed: str | None = None
+    """Lines that the loop around still has for `read`."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
 
     def run(self, text: str, *, first_line: int) -> None:
@@ -323,9 +325,11 @@ class Statements:
                 stdin = self.filler.text(child.children[-1]).text
         inner = node.children[0]
         self.stdin = stdin if inner.type == "command" else None
+        outer, self.fed = self.fed, stdin if inner.type == "while_statement" else self.fed
         before = len(self.commands)
         done = self.statement(inner) if inner.is_named and not inner.type.endswith("_redirect") else True
-        if stdin is not None and len(self.commands) == before + 1:
+        self.fed = outer
+        if stdin is not None and inner.type != "while_statement" and len(self.commands) == before + 1:
             command = self.commands.pop()
             names = [PurePosixPath(word.text).name for word in command.words]
             if names[:1] == ["cat"] and target:
