@@ -51,6 +51,12 @@ def starts_real_jobs(file: Path) -> bool:
     return "pytest.mark.distributed" in file.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _wide() -> None:
+    """pytest-xdist tells its processes a terminal's width, and what they start would print narrow tables."""
+    os.environ.pop("COLUMNS", None)
+
+
 @pytest.fixture(scope="session")
 def postgres_server_url() -> Iterator[str]:
     """A PostgreSQL of this test session's own, through a Unix socket."""

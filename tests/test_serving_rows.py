@@ -75,7 +75,7 @@ def synthetic(truth: ExpertEfficiency) -> list[ServingRun]:
 
 
 def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out() -> None:
-    truth = ExpertEfficiency(grouped_slowdown=1.8, popularity_variance=1.5, prompt_layer_overhead_s=1e-4, first_token_s=0.05)
+    truth = ExpertEfficiency(grouped_slowdown=1.8, popularity_variance=1.5, prompt_layer_overhead_s=1e-4)
     runs = synthetic(truth)
     found = fit(runs)
     # Few runs: priors pull at what they leave open.

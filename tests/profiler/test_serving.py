@@ -58,7 +58,7 @@ def inference_request(
         ({"parallel": {"max_num_seqs": 2}}, "a concurrency above max_num_seqs 2"),
         ({"inference": {"precision": "fp8"}}, "precision: fp8"),
         ({"inference": {"kv_cache_precision": "fp8"}}, "kv_cache_precision"),
-        ({"inference": {"concurrency": None}}, "a load without concurrency"),
+        ({"inference": {"concurrency": None}}, "a load without one concurrency"),
         ({"inference": {"prefix_cache_hit_rate": 0.5}}, "prefix_cache_hit_rate: 0.5"),
         ({"inference": {"load": LoadSpec(arrival="poisson")}}, "arrival: poisson"),
         ({"model": LATENT}, "multi-head latent attention"),

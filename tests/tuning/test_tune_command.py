@@ -47,7 +47,10 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
     assert set(result) >= {"id", "status", "recommendations", "space", "rejections", "search"}
     assert result["search"]["profile_runs"] == 4
     best = result["recommendations"][0]
-    assert set(best) == {"rank", "group", "parallel", "estimate", "measurement", "calibrated_estimate"}
+    assert set(best) == {
+        *("rank", "group", "parallel", "estimate", "measurement", "calibrated_estimate"),
+        *("expected_step_s", "out_of_memory_probability"),
+    }
     assert best["rank"] == 1
     assert f"search {result['search']['id']}" in done.stderr
     assert done.stderr.count("measured") == 4
