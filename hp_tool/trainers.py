@@ -13,7 +13,7 @@ import difflib
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
@@ -84,15 +84,45 @@ _FOLLOWED: dict[Reducible, tuple[str, ...]] = {
 """Of what a command has to name something in order to follow a reduction; few exports say the model's shape."""
 
 
-def trainer_of(query: Query) -> TrainerCommand | None:
-    """The query's own command, or the registered one that it names: an entry of `trainers` in one's own catalogue folders.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredTrainer:
+    """What a registered trainer is to whoever submits searches. Its command and environment are the administrator's."""
+
+    name: str
+    """What `trainer` of a query names it by."""
+    reader: str
+    launch: str
+    reducible: tuple[Reducible, ...]
+    """What `search.fidelity: auto` may leave out of its runs."""
+    source: str
+    """Where it comes from, as its file says."""
+
+
+def registered_trainers() -> list[RegisteredTrainer]:
+    """All registered trainers, by name. Raises InputError for a mistake in one's file."""
+    listed = []
+    for entry in library.entries("trainers"):
+        command = _command(entry)
+        shown = {name: getattr(command, name) for name in ("reader", "launch", "reducible")}
+        listed.append(RegisteredTrainer(name=entry.name, source=entry.source, **shown))
+    return listed
+
+
+def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
+    """The command registered by this name: an entry of `trainers` in one's own catalogue folders.
 
     It says what a worker runs, so it comes from files alone. Raises NotFoundError, and InputError for a mistake in it.
     """
-    if not isinstance(query.trainer, str):
-        return query.trainer
-    entry = library.entry("trainers", query.trainer, field="trainer")
+    return _command(library.entry("trainers", name, field=field))
+
+
+def _command(entry: library.Entry) -> TrainerCommand:
     return records.build(TrainerCommand, entry.fields, field="trainer", origin=entry.path)
+
+
+def trainer_of(query: Query) -> TrainerCommand | None:
+    """The query's own command, or the registered one that it names."""
+    return registered_trainer(query.trainer) if isinstance(query.trainer, str) else query.trainer
 
 
 def check_trainer(trainer: TrainerCommand) -> None:

@@ -284,7 +284,7 @@ class Endpoints:
 
     @Endpoint
     def catalog(self, *, kind: str) -> Call[JsonObject]:
-        """All `models`, `gpus`, `clusters` or `recipes` that a query may name."""
+        """All `models`, `gpus`, `clusters`, `recipes` or `trainers` that a query may name."""
         return Call(path=f"/v1/{kind}", answer=JsonObject)
 
     @Endpoint

@@ -1,4 +1,4 @@
-"""`hp-tool models|gpus|clusters|recipes [NAME]`: the names that a query may use, and what they stand for."""
+"""`hp-tool models|gpus|clusters|recipes|trainers [NAME]`: the names that a query may use, and what they stand for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from hp_tool.domain.hardware import GpuSpec, NodeType
     from hp_tool.domain.model import ModelSpec
     from hp_tool.domain.recipe import Recipe
+    from hp_tool.trainers import RegisteredTrainer
 
-    Spec = ModelSpec | GpuSpec | NodeType | Recipe
+    Spec = ModelSpec | GpuSpec | NodeType | Recipe | RegisteredTrainer
 
 NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; lists all by default.")]
 JsonOption = Annotated[
@@ -70,6 +71,23 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules], text=True)
 
 
+def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
+    """List the registered training commands that a search's `trainer` may name, or show one with its command."""
+    from hp_tool.trainers import registered_trainer, registered_trainers
+
+    if name is None:
+        known = registered_trainers()
+        rows = ((each.name, each.reader, each.launch, ", ".join(each.reducible)) for each in known)
+        heads = ("trainer", "reader", "launch", "reducible")
+        _print(known, single=False, as_json=as_json, kind="trainers", heads=heads, rows=rows)
+        return
+    shown = dataclasses.asdict(registered_trainer(name, field="name"))
+    if as_json:
+        typer.echo(json.dumps(shown))
+    else:
+        _table(("field", "value"), [(key, str(value)) for key, value in shown.items() if value], text=True)
+
+
 def _model_row(spec: ModelSpec) -> Sequence[str]:
     from hp_tool import catalog
 
@@ -120,7 +138,7 @@ def _print(
     elif single:
         _table(("field", "value"), [(key, str(value)) for key, value in _fields(specs[0], kind).items()], text=True)
     else:
-        _table(heads, rows, text=kind == "recipes")
+        _table(heads, rows, text=kind in ("recipes", "trainers"))
 
 
 def _fields(spec: Spec, kind: Kind) -> dict[str, object]:

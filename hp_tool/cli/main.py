@@ -11,7 +11,7 @@ import typer
 import hp_tool
 from hp_tool.cli.batch import batch
 from hp_tool.cli.calibrate import calibrate, measurements
-from hp_tool.cli.catalog import clusters, gpus, models, recipes
+from hp_tool.cli.catalog import clusters, gpus, models, recipes, trainers
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import export, import_
 from hp_tool.cli.predict import estimate, recommend, size
@@ -32,7 +32,7 @@ def build() -> typer.Typer:
     app.callback()(_options)
     commands: tuple[Callable[..., None], ...] = (
         *(estimate, recommend, tune, size, calibrate, measurements, batch),
-        *(models, gpus, clusters, recipes, doctor, export),
+        *(models, gpus, clusters, recipes, trainers, doctor, export),
     )
     for command in commands:
         app.command()(command)

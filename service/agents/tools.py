@@ -268,12 +268,13 @@ class Tools:
     async def catalogue(
         self,
         context: Context,
-        kind: Literal["models", "gpus", "clusters", "recipes"],
+        kind: Literal["models", "gpus", "clusters", "recipes", "trainers"],
         name: Annotated[str | None, Field(description="One entry in full.")] = None,
         contains: Annotated[str, Field(max_length=100, description="Only names that hold this.")] = "",
     ) -> Answer:
         """Names that a query may use: models, gpus (with the figures of their datasheets), clusters (servers, and what this
-        service's users registered) and recipes (named sets of knobs for training.recipe)."""
+        service's users registered), recipes (named sets of knobs for training.recipe) and trainers (commands that an
+        administrator registered for searches)."""
         async with self.connect(context) as client:
             items = (await client.catalog(kind=kind))["items"]
         if name is None:

@@ -1,4 +1,4 @@
-"""Names that a query may use: models, GPUs and clusters of the catalogue, and what users registered."""
+"""Names that a query may use: models, GPUs, clusters, recipes and trainers of the catalogue, and what users registered."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +16,7 @@ from hp_tool.domain.records import RegistrationKind
 from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.queries.registered import checked_registration, read_spec
+from hp_tool.trainers import RegisteredTrainer, registered_trainers
 from hp_tool.training.recipes import recipe as one_recipe
 from hp_tool.training.recipes import recipes as all_recipes
 from service.api import openapi
@@ -136,6 +137,12 @@ def recipes() -> Listing[Recipe]:
 def recipe(name: str) -> Recipe:
     """The recipe of this name."""
     return one_recipe(name, field="name")
+
+
+@router.get("/trainers")
+def trainers() -> Listing[RegisteredTrainer]:
+    """Every training command that an administrator registered, by the name that a search's `trainer` may give."""
+    return Listing(items=registered_trainers())
 
 
 @router.get("/models/{name}")

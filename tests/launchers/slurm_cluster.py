@@ -8,7 +8,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ OPTIONS: Mapping[str, Any] = {
     "poll_s": 0.2,
     "environment": {"GLOO_SOCKET_IFNAME": "lo"},  # both virtual nodes are this host
 }
+QUERY: Mapping[str, Any] = {
+    "kind": "training",
+    "model": {"name": "tiny", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
+    "cluster": {"gpu": "cpu", "num_gpus": 1, "gpus_per_node": 1},
+    "training": {"sequence_length": 32, "global_batch_size": 4, "precision": "fp32"},
+    "parallel": {"micro_batch_size": [1, 2], "recompute": "none"},
+    "search": {"launcher": "slurm", "budget_runs": 1, "steps": 3, "warmup_steps": 2},
+}
+"""A search of one run, for a trainer that needs no torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,14 @@ class SlurmCluster:
         """The newest job whose working directory is `folder`."""
         lines = self.run("squeue", "--noheader", "--states=all", "--format=%i|%Z").splitlines()
         return str(max(int(line.split("|")[0]) for line in lines if line.endswith(f"|{folder}")))
+
+    @contextlib.contextmanager
+    def urgent_job(self) -> Iterator[None]:
+        """A job that takes both nodes whole, from a partition that goes before all others."""
+        command = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+        job_id = self.run("sbatch", *command).strip()
+        yield
+        self.run("scancel", job_id)
 
     def stop_controller(self) -> None:
         """As an administrator does it: slurmctld writes its state down and goes."""

@@ -222,7 +222,7 @@ class TestPreemption:
     def test_a_preempted_job_is_no_failure(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         launcher = slurm.launcher(root=tmp_path)
         handle = started(launcher)
-        with _urgent_job(slurm):
+        with slurm.urgent_job():
             assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.PREEMPTED
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: PREEMPTED")
@@ -238,7 +238,7 @@ class TestPreemption:
             plan("\n".join(f"print({line!r}, flush=True)" for line in lines) + "\nimport time; time.sleep(300)")
         )
         until(lambda: "step 3" in (tmp_path / "job-1" / "job.log").read_text())
-        with _urgent_job(slurm):
+        with slurm.urgent_job():
             assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.step_times_s) == ("ok", (1.0, 1.0))
@@ -346,17 +346,3 @@ class TestOutages:
             with contextlib.suppress(psutil.Error):  # one ends with the other
                 process.kill()
         until(lambda: processes(gone) == [])
-
-
-class _urgent_job:  # noqa: N801 - a context manager
-    """Takes both nodes whole from a partition that goes before all others."""
-
-    def __init__(self, slurm: SlurmCluster) -> None:
-        self._slurm = slurm
-
-    def __enter__(self) -> None:
-        command = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
-        self._id = self._slurm.run("sbatch", *command).strip()
-
-    def __exit__(self, *_: object) -> None:
-        self._slurm.run("scancel", self._id)

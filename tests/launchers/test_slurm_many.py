@@ -15,7 +15,7 @@ import yaml
 from hp_tool.domain.records import SearchState
 from hp_tool.queries import schema
 from hp_tool.store import open_store
-from tests.launchers.slurm_cluster import OPTIONS, SlurmCluster, until
+from tests.launchers.slurm_cluster import OPTIONS, QUERY, SlurmCluster, until
 from tests.service.processes import process as hp_tool_process
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.long]
@@ -32,15 +32,6 @@ while not pathlib.Path({go!r}).exists():
 for step in range(1, 6):
     print(json.dumps({{"step": step, "step_s": 0.5}}), flush=True)
 """
-QUERY = {
-    "kind": "training",
-    "model": {"name": "tiny", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256},
-    "cluster": {"gpu": "cpu", "num_gpus": 1, "gpus_per_node": 1},
-    "training": {"sequence_length": 32, "global_batch_size": 4, "precision": "fp32"},
-    "parallel": {"micro_batch_size": [1, 2], "recompute": "none"},
-    "search": {"launcher": "slurm", "budget_runs": 1, "steps": 3, "warmup_steps": 2},
-    "trainer": "quick",
-}
 
 
 def test_twenty_searches_by_two_workers_ask_once_an_interval(
@@ -64,7 +55,10 @@ def test_twenty_searches_by_two_workers_ask_once_an_interval(
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(url)))
-        ids = {store.create_search(query=schema.to_dict(schema.parse_query(QUERY))).id for _ in range(SEARCHES)}
+        ids = {
+            store.create_search(query=schema.to_dict(schema.parse_query({**QUERY, "trainer": "quick"}))).id
+            for _ in range(SEARCHES)
+        }
         with monkeypatch.context() as patch:
             patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
             for _ in range(WORKERS):

@@ -88,4 +88,15 @@ def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, que
     assert http.post("/v1/plans", json=query | {"trainer": registered}).status_code == 200
     unknown = http.post("/v1/searches", json=query | {"trainer": "theirs"})
     assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (422, "not_found", "trainer")
+    (listed,) = http.get("/v1/trainers").json()["items"]
+    assert listed == {"name": "ours", "reader": "megatron-lm", "launch": "torchrun", "reducible": [], "source": ""}
     assert f"<option>{registered}</option>" in http.get("/searches/new").text
+
+
+def test_the_command_line_lists_registered_trainers_and_shows_their_command(registered: str) -> None:
+    shown = [CliRunner().invoke(build(), ["trainers", *words]) for words in ([], ["--json"], ["ours"], ["OURS", "--json"])]
+    assert [each.exit_code for each in shown] == [0] * 4, shown
+    table, listed, fields, entry = (each.stdout for each in shown)
+    assert "ours" in table and "megatron-lm" in table and "secret" not in table + listed
+    assert [each["name"] for each in json.loads(listed)["items"]] == ["ours"]
+    assert "/opt/secret-train.py" in fields and json.loads(entry)["command"] == ["/opt/secret-train.py", "{flags:megatron-lm}"]
