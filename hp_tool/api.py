@@ -76,7 +76,8 @@ def estimate(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: U
     """Memory, step time and cost of the one configuration that a query's `parallel` describes (serving: its latencies).
 
     `query`: one, its mapping, or a file; `keys` are laid over it: model, gpu, num_gpus, sequence_length, global_batch_size,
-    precision, total_tokens, and the sections kind, cluster, training, inference, parallel, objective, constraints, targets, id:
+    precision, total_tokens, and the sections kind, cluster, training, inference, parallel, objective, rank_by, constraints,
+    targets, id:
 
         hp_tool.estimate(model="llama-3-8b", gpu="h100-sxm-80gb", num_gpus=8, sequence_length=8192, global_batch_size=64,
                          parallel={"tensor_parallel_size": 4, "recompute": "full"})

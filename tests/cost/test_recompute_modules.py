@@ -118,8 +118,12 @@ def test_a_list_is_searched_and_its_rows_are_valid_input() -> None:
     given["parallel"]["recompute"] = listed
     given = {name: value for name, value in given.items() if value is not None}
     result = recommend(query=parse_query(given), top=50)
-    names = {recompute_name(row.parallel.recompute) for row in result.recommendations}
-    assert names >= {"selective mlp", "selective core_attn+layernorm", "full"}
+    alone = [
+        recommend(query=parse_query(given | {"parallel": given["parallel"] | {"recompute": each}}), top=1) for each in listed
+    ]
+    names = {recompute_name(found.recommendations[0].parallel.recompute) for found in alone}
+    assert names == {"none", "selective", "selective mlp", "selective core_attn+layernorm", "full"}
+    assert sum(each.space.legal + each.space.pruned for each in alone) == result.space.legal + result.space.pruned
     for row in result.recommendations[:5]:
         again = estimate(query=parse_query(given | {"parallel": to_dict(config_query(row.parallel))}), with_fixes=False)
         assert again.time is not None and row.estimate.time is not None

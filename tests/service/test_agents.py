@@ -201,9 +201,9 @@ def test_an_agent_with_a_key_drives_every_tool_over_http(store: SqlStore) -> Non
                 pass
 
     with served(create_app(Settings(api_key="the operator's", poll_s=0.02), store=store)) as url:
-        assert httpx2.post(f"{url}/mcp", json={}).status_code == 401
-        assert httpx2.post(f"{url}/mcp", json={}, headers={"Authorization": "Bearer hp_wrong"}).status_code == 401
-        assert httpx2.get(f"{url}/mcp", headers={"Authorization": "Bearer the operator's"}).status_code == 405
+        assert httpx2.post(f"{url}/mcp", json={}, timeout=60).status_code == 401
+        assert httpx2.post(f"{url}/mcp", json={}, headers={"Authorization": "Bearer hp_wrong"}, timeout=60).status_code == 401
+        assert httpx2.get(f"{url}/mcp", headers={"Authorization": "Bearer the operator's"}, timeout=60).status_code == 405
         anyio.run(drive)
 
 
