@@ -42,7 +42,7 @@ def _in_order(query: Query) -> ParallelConfig:
     recompute = config.recompute
     if not isinstance(recompute, Recompute):
         return config
-    return replace(config, recompute=replace(recompute, modules=tuple(sorted(recompute.modules))))
+    return replace(config, recompute=replace(recompute, modules=tuple(sorted(recompute.modules or ()))))
 
 
 @pytest.fixture
