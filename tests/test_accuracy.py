@@ -6,22 +6,54 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import days, evidence, report
+from benchmarks.accuracy import baseline, days, evidence, report
 from benchmarks.accuracy.groups import Group, figures, votes
 from benchmarks.accuracy.recipe_runs import release_cases
 
+Figures = Callable[[str], Mapping[str, Any]]
+"""Of a group, by its title."""
+
 
 @pytest.fixture(scope="module")
-def groups() -> dict[str, Group]:
-    """The report's groups by title."""
+def folder() -> Path:
     named = os.environ.get("HP_REFERENCE_DATA")
     if not named or not Path(named).is_dir():
         pytest.skip("HP_REFERENCE_DATA names no folder of measured figures")
-    return {group.title: group for group in evidence.groups(Path(named))}
+    return Path(named)
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> dict[str, Group]:
+    """The report's groups by title: minutes, for each thing left out is a fit of its own."""
+    return {group.title: group for group in evidence.groups(folder)}
+
+
+@pytest.fixture(scope="module", params=["saved", pytest.param("computed", marks=pytest.mark.long)])
+def figures_of(request: pytest.FixtureRequest) -> Figures:
+    """As the pages show them, and as they are."""
+    if request.param == "saved":
+        saved = baseline.load(baseline.RESULT)["groups"]
+        return lambda title: saved[title]["figures"]
+    computed: dict[str, Group] = request.getfixturevalue("groups")
+    return lambda title: figures(computed[title].rows)
+
+
+def test_what_is_saved_is_of_these_constants(folder: Path) -> None:
+    """Where nothing is fitted again; `pytest -m long` and `python -m benchmarks.accuracy` compute the rest."""
+    saved = baseline.load(baseline.RESULT)["groups"]
+    computed = [group for group in evidence.of_shipped_constants(folder) if group.title in saved]
+    assert len(computed) >= 5
+    for group in computed:
+        found = figures(group.rows)
+        for name in {"mean_error", "worst_error", "coverage", "width"} & found.keys():
+            if found[name] is not None:
+                assert found[name] == pytest.approx(saved[group.title]["figures"][name], rel=1e-3), (group.title, name)
 
 
 def test_days_and_their_ratio() -> None:
@@ -45,13 +77,14 @@ def test_report_without_data_says_so_and_still_gives_the_days() -> None:
     assert found["groups"] == [] and found["days"]["ratio"] > 1
 
 
-def test_table_5_leaving_one_model_out(groups: dict[str, Group]) -> None:
-    found = figures(groups["Table 5 of arXiv 2205.05198"].rows)
+def test_table_5_leaving_one_model_out(figures_of: Figures) -> None:
+    found = figures_of("Table 5 of arXiv 2205.05198")
     assert found["rows"] == 9
     assert found["mean_error"] <= 0.04
     assert found["worst_error"] <= 0.09
 
 
+@pytest.mark.long
 def test_table_4_within_five_percent_and_every_difference_of_the_right_sign(groups: dict[str, Group]) -> None:
     group = groups["Table 4 of arXiv 2205.05198, one layer"]
     assert figures(group.rows)["worst_error"] <= 0.05
@@ -59,6 +92,7 @@ def test_table_4_within_five_percent_and_every_difference_of_the_right_sign(grou
     assert len(differences) == 6 and all(row["same_sign"] for row in differences)
 
 
+@pytest.mark.long
 def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
     """Figure 1 to the byte; figure 7 is read off a plot, to about a tenth of a percent point."""
     for comparison in groups["Figures 1 and 7 of arXiv 2205.05198"].rows:
@@ -80,24 +114,27 @@ def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
         ("Primus' schedules against 1F1B", 6, 0.03),
     ],
 )
-def test_runs_that_the_constants_did_not_see(groups: dict[str, Group], title: str, rows: int, limit: float) -> None:
-    found = figures(groups[title].rows)
+def test_runs_that_the_constants_did_not_see(figures_of: Figures, title: str, rows: int, limit: float) -> None:
+    found = figures_of(title)
     assert found["rows"] == rows
     assert found["mean_error"] <= limit
 
 
+@pytest.mark.long
 def test_dense_pretraining_without_the_round_that_no_fit_has_seen(groups: dict[str, Group]) -> None:
     rows = [row for row in groups["Dense pre-training on H100"].rows if " v3.0 " not in row.what]
     assert len(rows) == 41
     assert figures(rows)["mean_error"] <= 0.06
 
 
+@pytest.mark.long
 def test_lora_of_mlperf_row_by_row(groups: dict[str, Group]) -> None:
     rows = groups["LoRA of MLPerf"].rows
     assert len(rows) == 73
     assert sum(abs(row.error) for row in rows) / len(rows) <= 0.10
 
 
+@pytest.mark.long
 def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
     """Runs whose overlap is known to be none; at TP 8 the host sets the pace."""
     found = figures([row for row in groups["Models cut to fit 8 B200"].rows if row.model.startswith("llama")])
@@ -114,17 +151,17 @@ def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
         ("Mixtures of experts, a release left out", 0.12),
     ],
 )
-def test_experts_with_a_model_a_gpu_or_a_release_left_out(groups: dict[str, Group], title: str, limit: float) -> None:
+def test_experts_with_a_model_a_gpu_or_a_release_left_out(figures_of: Figures, title: str, limit: float) -> None:
     """Three models on three GPUs under today's software, with the knobs of each release."""
-    found = figures(groups[title].rows)
+    found = figures_of(title)
     assert found["rows"] == 29
     assert found["mean_error"] <= limit
     assert found["coverage"] >= found["coverage_range"][0] and found["width"] <= 2.0
 
 
-def test_duplicates_count_once(groups: dict[str, Group]) -> None:
+@pytest.mark.long
+def test_duplicates_count_once(groups: dict[str, Group], folder: Path) -> None:
     """Rows of the two Bridge tables: 82 and 41, of which 23 are in both; and eleven submitters of one setting are one vote."""
-    folder = Path(os.environ["HP_REFERENCE_DATA"])
     assert len(release_cases(folder)) == 82 + 41 - 23 - 2  # two rows stand twice in the older table itself
     eleven = [row for row in groups["LoRA of MLPerf"].rows if row.what.startswith("B200 x8, v5.0")]
     assert len(eleven) == 11 and len(votes(eleven)) == 1

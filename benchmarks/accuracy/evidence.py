@@ -48,6 +48,11 @@ def groups(folder: Path) -> list[Group]:
     return [group for group in found if group.rows]
 
 
+def of_shipped_constants(folder: Path) -> list[Group]:
+    """Those among them that take seconds: hardly anything is fitted again for them."""
+    return [*_tuning(folder), *other.memory(folder), *other.published()]
+
+
 def _paper(folder: Path) -> list[Group]:
     """arXiv 2205.05198 and the Megatron-LM of 2020, both on the software that constants of 2022 are for."""
     rows = read(folder, "korthikanti2022_table5.csv")
