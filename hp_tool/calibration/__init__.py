@@ -4,7 +4,7 @@ from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.fitting import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
 from hp_tool.calibration.memory import MemoryPrediction
-from hp_tool.calibration.step_time import SlowRegime, StepPrediction
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 
 __all__ = [
     "CPU_PRIOR",

@@ -21,6 +21,7 @@ from hp_tool.calibration.evidence import (
     scaled,
 )
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
@@ -50,63 +51,6 @@ model's runs say little of the next."""
 SURPRISE, OTHERS = 3.0, 0.01
 """Standard deviations off from which a machine may be one that the stated interval is not about, and the share of machines that
 are: there the prior of its kind of device holds."""
-HALVINGS = 40
-"""Of an interval of a dozen e-folds: to a relative 1e-10."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRegime:
-    """n configurations that may stall; see `regimes`."""
-
-    probability: FloatArray
-    """(n,)"""
-    step_s: FloatArray
-    """(n,) median seconds where it stalls."""
-    log_sd: float = 0.7
-    """Scatter of a stalled step about that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrediction:
-    """n step times: log-normal in the regular regime; a second, slower one of its own probability where runs have shown one."""
-
-    regular_s: FloatArray
-    """(n,) median where nothing stalls."""
-    log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them explains."""
-    slow: SlowRegime | None = None
-
-    @property
-    def median_s(self) -> FloatArray:
-        """(n,) of the likelier regime."""
-        return self.regular_s if self.slow is None else np.where(self.slow.probability < 0.5, self.regular_s, self.slow.step_s)
-
-    @property
-    def slow_probability(self) -> FloatArray:
-        """(n,)"""
-        return np.zeros_like(self.regular_s) if self.slow is None else self.slow.probability
-
-    def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """(low, high), each (n,): should hold the measured step time with this probability."""
-        return self.quantile(0.5 - confidence / 2), self.quantile(0.5 + confidence / 2)
-
-    def quantile(self, probability: float) -> FloatArray:
-        """(n,) seconds that the step takes at most with this probability."""
-        from scipy.special import ndtr, ndtri
-
-        regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
-        if self.slow is None:
-            return regular
-        # Two regimes have no closed form: halve the interval between the least and the most it can be.
-        log_regular, log_slow, share = np.log(self.regular_s), np.log(self.slow.step_s), self.slow.probability
-        low = np.minimum(np.log(regular), log_slow) - 10.0 * self.slow.log_sd
-        high = np.maximum(np.log(regular), log_slow) + 10.0 * self.slow.log_sd
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            usual = ndtr((middle - log_regular) / self.log_sd)
-            below = (1.0 - share) * usual + share * ndtr((middle - log_slow) / self.slow.log_sd) < probability
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return np.asarray(np.exp(high), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration
 from hp_tool.calibration.evidence import most_alike
-from hp_tool.calibration.step_time import SlowRegime, StepPrediction
+from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.units import GIB
 
 
