@@ -134,15 +134,15 @@ def _changes(
 ) -> tuple[dict[str, str | None], ...]:
     """What the second of two configurations writes otherwise, in the tool's own words; in the query's where it has none."""
     try:
-        words = [options(each, config, tool) for each, config in zip((query, free), configs, strict=True)]
+        before, after = (options(each, config, tool) for each, config in zip((query, free), configs, strict=True))
     except UnsupportedError:
-        words = [
+        before, after = (
             {f"parallel.{name}": str(value) for name, value in schema.to_dict(config).items() if value is not None}
             for config in configs
-        ]
-    before, after = words
-    if tool == "megatron-lm" and reading is not None and reading.read:
-        before = _as_written(before, after, reading)
+        )
+    else:
+        if tool == "megatron-lm" and reading is not None and reading.read:
+            before = _as_written(before, after, reading)
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}
         for name in {**before, **after}
