@@ -41,7 +41,11 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.folder / "slurm.conf"))
     monkeypatch.delenv("HP_SLURM_CONFIG", raising=False)
     yield slurm_cluster
-    until(lambda: slurm_cluster.open_jobs() == [], limit_s=20)
+    try:
+        until(lambda: slurm_cluster.open_jobs() == [], limit_s=20)
+    except AssertionError:  # one test's failure is not the next one's
+        slurm_cluster.run("scancel", "--partition=batch")
+        raise
     until(lambda: slurm_cluster.idle_nodes() == {"n1", "n2"}, limit_s=20)
 
 

@@ -195,7 +195,7 @@ class TestLogs:
 
     def test_cancel_and_crash_and_time_limit_are_told_apart(self, launcher: Launcher) -> None:
         handle = started(launcher)
-        assert "started" in launcher.output(handle)  # while it runs
+        until(lambda: "started" in launcher.output(handle))  # while it runs
         launcher.cancel("job-1")
         assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
         assert processes("job-1") == []
