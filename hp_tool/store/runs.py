@@ -228,6 +228,7 @@ class Strays(StoreBase):
             queries = (  # not one with an OR: each has its index
                 query.where(RUN.c.job_name.in_(job_names), unowned),
                 query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
+                query.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), SEARCH.c.cluster == cluster),
             )
             runs = [_run_record(row) for each in queries for row in connection.execute(each)]
             return list({run.id: run for run in runs}.values())

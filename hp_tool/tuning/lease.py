@@ -110,17 +110,7 @@ def conclude(
         accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=problem.prior))
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
         save(store, series=problem.series, calibration=lasting, accuracy=accuracy, told={})
-    runs = store.runs(search_id=lease.search_id)
-    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
-    account = Account(
-        search_id=lease.search_id,
-        state=SearchState.FAILED if error else SearchState(outcome.state),
-        runs=runs,
-        stopped_because=outcome.stopped_because,
-        seconds=seconds,
-        expected_gain_fraction=outcome.expected_gain_fraction,
-        error=error,
-    )
+    account = account_of(store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds)
     if isinstance(problem, ServingTuning):
         evidence_of_latencies = serving_evidence(store=store, series=problem.series)
         latencies = LatencyCalibration.fitted(evidence_of_latencies, prior=problem.prior)
@@ -128,9 +118,23 @@ def conclude(
     else:
         result = make_result(problem=problem, calibration=calibration, account=account)
     budget = problem.query.search.budget_runs
-    progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
+    progress = progress_of(account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
     return end(store, lease, result)
+
+
+def account_of(runs: Sequence[RunRecord], outcome: Outcome, *, search_id: str, seconds: float) -> Account:
+    """How a search ended: failed where none of its runs worked, else as its coordinator says."""
+    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
+    return Account(
+        search_id=search_id,
+        state=SearchState.FAILED if error else SearchState(outcome.state),
+        runs=runs,
+        stopped_because=outcome.stopped_because,
+        seconds=seconds,
+        expected_gain_fraction=outcome.expected_gain_fraction,
+        error=error,
+    )
 
 
 def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
