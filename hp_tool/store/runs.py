@@ -26,13 +26,14 @@ from hp_tool.domain.records import (
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.access import admit_run, gpu_seconds_of, open_runs_on
+from hp_tool.store.access import admit_run, open_runs_on
 from hp_tool.store.base import (
     ENDED,
     OPEN_RUN,
     StoreBase,
     add_event,
     checked,
+    gpu_seconds_of,
     leased_search,
     locked_search,
     now,

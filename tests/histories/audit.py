@@ -23,6 +23,9 @@ NEXT_OF_RUN = {
     "abandoned": {"abandoned"},
 }
 
+GIVEN_UP = ("interrupted", "cancelled", "the search ended", "its search has")
+"""Causes of runs that were open when somebody or an error ended their search: measured again if it is resumed."""
+
 
 def breaches(world: World) -> list[str]:
     """All of them, of a history whose searches have ended."""
@@ -62,6 +65,7 @@ def nothing_lost(world: World) -> Iterator[str]:
             job.state is JobState.FINISHED
             and job.fate in ("ok", "slow", "waits")
             and run.state is not RunState.FINISHED
+            and not (run.cause or "").startswith(GIVEN_UP)
             and stored[run.search_id].state is SearchState.SUCCEEDED
             and not world.happened & set(ENGINE_FAULTS)
         ):
