@@ -283,6 +283,11 @@ class Endpoints:
         return Call(path="/v1/measurements", answer=PageView[MeasurementView], params=params)
 
     @Endpoint
+    def workers(self) -> Call[JsonObject]:
+        """Live workers: what they can run, and which searches they run."""
+        return Call(path="/v1/workers", answer=JsonObject)
+
+    @Endpoint
     def catalog(self, *, kind: str) -> Call[JsonObject]:
         """All `models`, `gpus`, `clusters`, `recipes` or `trainers` that a query may name."""
         return Call(path=f"/v1/{kind}", answer=JsonObject)

@@ -22,11 +22,12 @@ from hp_tool.domain.records import (
     SearchRecord,
 )
 from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.tuning import daily_limits, within_limits
+from hp_tool.queries.schema import parse_query
+from hp_tool.tuning import check_offered, daily_limits, within_limits
 from service.keys import Principal
 from service.settings import Settings
 
-SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters"})
+SHARED = frozenset({"latest_calibration", "list_calibrations", "live_workers", "measured_clusters"})
 """Methods whose answers show nobody's data."""
 
 
@@ -41,12 +42,13 @@ class PrincipalStore:
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
         """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is filled in.
 
-        Raises InputError `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used up, and
-        HpToolError `forbidden` for a priority that is reserved for administrators.
+        Raises InputError `launcher_mismatch` where no live worker could run it, `gpu_seconds_ceiling` for a budget above the
+        ceiling, LimitError where today's quota is used up, and HpToolError `forbidden` for an administrator's priority.
         """
         principal = self._principal
         if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
             raise HpToolError("only administrators may give a priority above 0", code="forbidden")
+        check_offered(parse_query(query), self._store.live_workers())
         return self._store.create_search(
             query=within_limits(query, ceiling=self._ceiling()),
             owner=principal.owner,

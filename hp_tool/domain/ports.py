@@ -30,6 +30,7 @@ from hp_tool.domain.records import (
     RunState,
     SearchRecord,
     SearchState,
+    WorkerRecord,
 )
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
@@ -371,6 +372,10 @@ class Store(Protocol):
 
     def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
         """NotFoundError where this owner has none of this name."""
+
+    # Workers
+    def live_workers(self) -> list[WorkerRecord]:
+        """Workers that announced themselves of late, the longest running first."""
 
     # The store itself
     def close(self) -> None:

@@ -72,6 +72,14 @@ class Lease:
     heartbeat_at: datetime
 
 
+class Label(TypedDict, total=False):
+    """What people call a search, to find it again."""
+
+    name: str
+    tags: list[str]
+    note: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
     """One search: what was asked, who works on it, what came out."""
@@ -98,10 +106,34 @@ class SearchRecord:
     error: JsonObject | None = None
     """{code, message, field} of a failed search."""
     stopped_because: str | None = None
+    label: Label | None = None
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Devices that a worker can run a search on."""
+
+    launcher: str
+    gpu: str
+    num_gpus: int
+    """At most, for one job."""
+    profiler: bool = True
+    """False: on this host nothing but a query's own `trainer` runs, because torch or megatron-core is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A live worker."""
+
+    holder: str
+    """Host and process id."""
+    offers: tuple[Offer, ...]
+    started_at: datetime
+    seen_at: datetime
 
 
 class RunAccount(TypedDict, total=False):

@@ -123,6 +123,8 @@ class SearchPage(Page, View):
     """Problem with the runs folder that keeps runs from starting."""
     stopped_because: str | None
     worker: str | None
+    no_worker: bool
+    """It waits, and no worker is alive."""
     created_at: datetime
     finished_at: datetime | None
     query_text: str
@@ -231,6 +233,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
+        no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
 

@@ -85,6 +85,8 @@ class SearchesPage(Page):
     """Saved by the searches on this page."""
     live: bool
     """A search on this page has not ended."""
+    no_worker: bool
+    """Searches wait, and no worker is alive."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
 
@@ -121,6 +123,7 @@ def searches_context(
         gpu_seconds=sum(row.gpu_seconds for row in rows),
         saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
         live=any(not record.state.ended for record in page.items),
+        no_worker=any(record.state is SearchState.QUEUED for record in page.items) and not store.live_workers(),
         rows=rows,
         next_href=next_href("/", page, parameters),
     )
