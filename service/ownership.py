@@ -21,10 +21,11 @@ from hp_tool.domain.records import (
     RegistrationRecord,
     SearchRecord,
 )
-from hp_tool.errors import HpToolError, NotFoundError
+from hp_tool.errors import ConflictError, HpToolError, NotFoundError
 from hp_tool.queries.schema import parse_query
 from hp_tool.tuning import check_offered, daily_limits, within_limits
 from service.keys import Principal
+from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
 SHARED = frozenset({"latest_calibration", "list_calibrations", "live_workers", "measured_clusters"})
@@ -77,6 +78,8 @@ class PrincipalStore:
         )
 
     def get_search(self, *, search_id: str) -> SearchRecord:
+        if search_id == SAMPLE:
+            return sample_store().get_search(search_id=search_id)
         record = self._store.get_search(search_id=search_id)
         if not self._may_see(record.owner):
             raise NotFoundError(f"no search {search_id!r}", field="search_id")
@@ -111,19 +114,24 @@ class PrincipalStore:
     def __getattr__(self, name: str) -> Any:
         """Every other method, restricted by its parameters to one's own data or search; the rest is for administrators."""
         method = getattr(self._store, name)
-        if self._principal.scope >= Scope.ADMIN or name in SHARED:
-            return method
-
-        def checked(*, search_id: str, **arguments: Any) -> Any:
-            self.get_search(search_id=search_id)
-            return method(search_id=search_id, **arguments)
-
         takes = _parameters(getattr(type(self._store), name))
+        if name not in READING and (self._principal.scope >= Scope.ADMIN or name in SHARED):
+            return method
         if "owner" in takes:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
         if "search_id" in takes:
-            return checked
+            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(search_id=search_id, **arguments)
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
+
+    def _of(self, search_id: str, method: str) -> AccessStore:
+        """The store that has this search, which the principal may see."""
+        if search_id == SAMPLE:
+            if method not in READING:
+                raise ConflictError("the sample cannot be changed; run it again as a search of your own")
+            return sample_store()
+        if self._principal.scope < Scope.ADMIN:
+            self.get_search(search_id=search_id)
+        return self._store
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):

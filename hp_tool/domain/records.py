@@ -6,8 +6,11 @@ Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
+from annotated_types import MaxLen, MinLen
+
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import Configuration
 
@@ -72,12 +75,13 @@ class Lease:
     heartbeat_at: datetime
 
 
-class Label(TypedDict, total=False):
-    """What people call a search, to find it again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label(Strict):
+    """What people call a search, to find it again by its words."""
 
-    name: str
-    tags: list[str]
-    note: str
+    name: Annotated[str, MaxLen(200)] = ""
+    tags: Annotated[tuple[Annotated[str, MinLen(1), MaxLen(64)], ...], MaxLen(20)] = ()
+    note: Annotated[str, MaxLen(4000)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ class SearchRecord:
     error: JsonObject | None = None
     """{code, message, field} of a failed search."""
     stopped_because: str | None = None
-    label: Label | None = None
+    label: Label = field(default_factory=Label)
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None = None

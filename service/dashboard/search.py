@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
+from hp_tool.domain.records import JsonObject, Label, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, NotFoundError
@@ -100,6 +100,7 @@ class SearchPage(Page, View):
     events_href: str | None
     """Event stream of changes; None once the search has ended."""
     state: SearchState
+    label: Label
     tone: Tone
     ended: bool
     requested: str | None
