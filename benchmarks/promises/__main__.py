@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-from tests.histories.machine import Histories, histories
+from tests.promises.machine import Histories, histories
 
 AT_A_TIME = 500
 """Histories of one seed."""

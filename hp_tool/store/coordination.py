@@ -100,15 +100,21 @@ class Coordination(StoreBase):
     ) -> SearchRecord:
         if not state.ended:
             raise InputError(f"a search ends as succeeded, failed or cancelled, not {state}", field="state")
-        values = {
-            "stopped_because": stopped_because,
-            "result": None if result is None else encode(result, field="result"),
-            "error": None if error is None else encode(error, field="error"),
-        }
         with self._writing() as connection:
-            leased_search(connection, lease)
-            if state is not SearchState.FAILED and (unfinished := open_runs(connection, lease.search_id)):
+            row = leased_search(connection, lease)
+            unfinished = open_runs(connection, lease.search_id)
+            if row.requested == "cancel" and not unfinished:  # accepted before its coordinator saw it: it is kept
+                state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
+                if result is not None:
+                    ended = {"state": state, "stopped_because": stopped_because}
+                    result = {**result, "search": {**result.get("search", {}), **ended}}
+            if state is not SearchState.FAILED and unfinished:
                 raise ConflictError(f"search {lease.search_id} still has {unfinished} open runs: finish or abandon them first")
+            values = {
+                "stopped_because": stopped_because,
+                "result": None if result is None else encode(result, field="result"),
+                "error": None if error is None else encode(error, field="error"),
+            }
             at = now(connection)
             update_search(connection, lease.search_id, at=at, state=state, finished_at=at, requested=None, **values, **NO_LEASE)
             return read_search(connection, lease.search_id)

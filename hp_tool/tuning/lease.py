@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from hp_tool.calibration import Calibration, fit_calibration
@@ -142,13 +143,16 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
     if result.search.state is SearchState.PAUSED:
         store.release_search(lease=lease, paused=True)
     else:
-        store.finish_search(
+        record = store.finish_search(
             lease=lease,
             state=result.search.state,
             stopped_because=result.search.stopped_because,
             result=to_dict(result),
             error=result.error,
         )
+        if record.state is not result.search.state:  # cancelled in the last moment
+            search = replace(result.search, state=record.state, stopped_because=record.stopped_because)
+            return replace(result, search=search, error=None)
     return result
 
 
@@ -165,19 +169,15 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
 
 
 def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher | None) -> None:
-    """End the search as failed, or as cancelled where that was asked for, and with it its runs.
+    """End the search as failed (the store: as cancelled where that was asked for), and with it its runs.
 
     Where the store itself is the trouble, the error that led here says more.
     """
     with contextlib.suppress(HpToolError):
         # Whoever lost the lease to another, and does not know yet, ends none of its jobs.
-        requested = store.renew_lease(lease=lease, lease_s=LEASE_S).requested
+        store.renew_lease(lease=lease, lease_s=LEASE_S)
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
-        if requested == "cancel":
-            with contextlib.suppress(ConflictError):  # a run is left to be cancelled
-                store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
-                return
         store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
 
 

@@ -13,7 +13,7 @@ from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.search.planner import MAX_ATTEMPTS
 from hp_tool.store.coordination import MOST_LOST_CLAIMS
-from tests.histories.world import CLUSTER_RUNS, ENGINE_FAULTS, World
+from tests.promises.world import CLUSTER_RUNS, ENGINE_FAULTS, World
 
 NEXT_OF_RUN = {
     None: {"intended"},
@@ -32,13 +32,13 @@ def breaches(world: World) -> list[str]:
     world.engine.advance()
     promises = (
         cancel_is_final,
-        nothing_lost,
-        nothing_doubled,
-        no_orphan,
-        accounting_matches,
-        retries_bounded,
+        nothing_is_lost,
+        nothing_is_doubled,
+        no_job_is_orphaned,
+        accounting_matches_what_ran,
+        retries_are_bounded,
         limits_hold,
-        events_in_order,
+        events_are_in_order,
     )
     return [f"{promise.__name__}: {breach}" for promise in promises for breach in promise(world)]
 
@@ -49,10 +49,12 @@ def cancel_is_final(world: World) -> Iterator[str]:
         if state is not SearchState.CANCELLED:
             yield f"search {search_id} was cancelled and is {state}"
     if "folder" not in world.happened:
-        yield from (f"job {job.name} began after its search was cancelled" for job in world.engine.jobs.values() if job.too_late)
+        yield from (
+            f"job {job.name} began after its search was cancelled" for job in world.engine.jobs.values() if job.too_late
+        )
 
 
-def nothing_lost(world: World) -> Iterator[str]:
+def nothing_is_lost(world: World) -> Iterator[str]:
     stored = {search.id: search for search in world.searches()}
     yield from (f"search {each} was accepted and is gone" for each in world.accepted if each not in stored)
     yield from (f"search {each.id} is still {each.state}" for each in stored.values() if not each.state.ended)
@@ -72,7 +74,7 @@ def nothing_lost(world: World) -> Iterator[str]:
             yield f"job {job.name} brought a result; its run is {run.state}: {run.cause}"
 
 
-def nothing_doubled(world: World) -> Iterator[str]:
+def nothing_is_doubled(world: World) -> Iterator[str]:
     done = Counter((run.search_id, run.digest) for run in world.runs() if run.state is RunState.FINISHED)
     yield from (f"{what} was measured {times} times" for what, times in done.items() if times > 1)
     if len(world.searches()) != len(world.accepted):
@@ -81,12 +83,12 @@ def nothing_doubled(world: World) -> Iterator[str]:
         yield from (f"job {job.name} ran beside its twin" for job in world.engine.jobs.values() if job.twin)
 
 
-def no_orphan(world: World) -> Iterator[str]:
+def no_job_is_orphaned(world: World) -> Iterator[str]:
     yield from (f"job {job.name} is still {job.state}" for job in world.engine.open())
     yield from (f"run {run.job_name} is still {run.state}" for run in world.runs() if not run.state.ended)
 
 
-def accounting_matches(world: World) -> Iterator[str]:
+def accounting_matches_what_ran(world: World) -> Iterator[str]:
     booked: Counter[str] = Counter()
     for run in world.runs():
         cost = run.gpu_seconds or 0.0
@@ -106,7 +108,7 @@ def accounting_matches(world: World) -> Iterator[str]:
             yield f"the result of {search.id} says {result['search']['gpu_seconds']}; its runs took {booked[search.id]}"
 
 
-def retries_bounded(world: World) -> Iterator[str]:
+def retries_are_bounded(world: World) -> Iterator[str]:
     tried = Counter((job.search, job.digest) for job in world.engine.jobs.values())
     yield from (f"{what} was started {times} times" for what, times in tried.items() if times > MAX_ATTEMPTS)
     for search in world.searches():
@@ -130,7 +132,7 @@ def limits_hold(world: World) -> Iterator[str]:
             yield f"search {search_id} measured {runs} configurations; its budget was {world.budgets[search_id]}"
 
 
-def events_in_order(world: World) -> Iterator[str]:
+def events_are_in_order(world: World) -> Iterator[str]:
     for search in world.searches():
         events = world.events(search.id)
         if [event.seq for event in events] != list(range(1, len(events) + 1)):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test, precondition, rule
 
 from hp_tool.errors import ConflictError
-from tests.histories.audit import breaches
-from tests.histories.engine import FATES
-from tests.histories.world import FAULTS, LEASE_S, World
+from tests.promises.audit import breaches
+from tests.promises.engine import FATES
+from tests.promises.world import FAULTS, LEASE_S, World
 
 FEW = st.integers(0, 3)
 MOST_SEARCHES, MOST_WORKERS, STEPS = 3, 3, 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.histories.machine import histories
+from tests.promises.machine import histories
 
 
 def test_promises_hold_in_simulated_histories() -> None:

@@ -23,8 +23,8 @@ from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.records import EventRecord, Lease, OpenRunsLimit, RunRecord, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.search import charges
-from hp_tool.search.acquisition import Proposal
 from hp_tool.search.account import progress_of
+from hp_tool.search.acquisition import Proposal
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.problem import SearchProblem
 from hp_tool.store import base, columns
@@ -33,7 +33,7 @@ from hp_tool.store.tables import metadata
 from hp_tool.tuning import Sweeper
 from hp_tool.tuning.lease import account_of, end, outcome_stored
 from hp_tool.tuning.result import SearchSummary
-from tests.histories.engine import Engine
+from tests.promises.engine import Engine
 from tests.search.search_engine import make_problem
 
 LEASE_S = 30.0
