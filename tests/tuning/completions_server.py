@@ -1,7 +1,7 @@
 """A small server with OpenAI's completions API, as a process of its own: `python completions_server.py PORT`.
 
-It generates greedily with a tiny recurrent network, all running requests in one step, and prints what it was sent when it ends.
-A key is asked for; `x-fault` in a request's body makes it misbehave.
+It generates greedily with a tiny recurrent network, all running requests in one step. It wants a key, which it repeats if it is
+the wrong one; `x-fault` in a request's body lets it miscount.
 """
 
 import asyncio
@@ -77,6 +77,8 @@ async def completions(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
+    if "reset" in request.query_params:
+        ENGINE.most_at_once = 0
     return JSONResponse({"data": [{"id": "tiny", "most_at_once": ENGINE.most_at_once}]})
 
 

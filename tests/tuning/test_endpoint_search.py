@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
+from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchState
+from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError, LauncherError, UnsupportedError
 from hp_tool.launchers import create
-from hp_tool.queries.schema import parse_query
+from hp_tool.launchers.jobs import REQUEST_JSON
+from hp_tool.profiler.endpoint import EndpointError, main, measure
+from hp_tool.queries.schema import parse_query, query_mapping
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, resolve_search, tune
+from hp_tool.tuning.serving import build_serving
 from tests.tuning import completions_server
-from tests.tuning.completions_server import KEY, SLOTS
+from tests.tuning.completions_server import KEY
+from tests.tuning.cpu_engine import CpuEngine
 
 INPUT, OUTPUT = 24, 12
 
@@ -84,12 +95,18 @@ def query(**changes: Any) -> Query:
     return parse_query(base)
 
 
-def run(asked: Query, tmp_path: Path) -> TuneResult:
+def run(asked: Query, tmp_path: Path, *, launcher: Launcher | None = None) -> TuneResult:
     store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
     try:
-        return tune(query=asked, store=store)
+        return tune(query=asked, store=store, launcher=launcher)
     finally:
         store.close()
+
+
+def most_at_once(url: str, *, reset: bool = False) -> int:
+    """The most requests that the server had at a time, since it was last asked to forget."""
+    with urlopen(f"{url}/models{'?reset=1' if reset else ''}") as response:
+        return int(json.load(response)["data"][0]["most_at_once"])
 
 
 def rows(result: TuneResult) -> list[ServingRecommendation]:
@@ -120,47 +137,84 @@ def test_a_closed_load_is_measured_calibrated_and_its_key_is_nowhere(catalogue: 
     store.close()
 
 
-def test_a_poisson_load_arrives_at_its_rate(catalogue: Path, tmp_path: Path) -> None:
-    asked = query(
-        inference={"concurrency": None, "request_rate_per_second": 20.0, "load": {"arrival": "poisson"}},
-        parallel={"max_num_seqs": 64},
-        search={"budget_runs": 1, "steps": 30},
+@dataclass
+class InProcess(CpuEngine):
+    """The endpoint's launcher, whose jobs are calls."""
+
+    where: dict[str, Any] = field(default_factory=dict)
+
+    def fetch(self, handle: str) -> Measurement:
+        request = self.requests[handle]
+        assert isinstance(request, InferenceRequest)
+        return asyncio.run(measure(request, where=self.where, key=KEY))
+
+
+@pytest.fixture
+def engine(url: str) -> InProcess:
+    return InProcess(
+        num_gpus=1, where={"url": url, "model": None, "prompts": "tokens", "body": {"ignore_eos": True}, "hosts": ["here"]}
     )
-    (row,) = rows(run(asked, tmp_path))
+
+
+def test_a_poisson_load_arrives_at_its_rate(catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
+    asked = query(
+        inference={"concurrency": None, "request_rate_per_second": 40.0, "load": {"arrival": "poisson"}},
+        parallel={"max_num_seqs": 64},
+        search={"budget_runs": 1, "steps": 80},
+    )
+    (row,) = rows(run(asked, tmp_path, launcher=engine))
     assert row.measurement is not None and row.measurement.serving is not None and row.calibrated_estimate is not None
-    n = 30 * max(round((row.estimate.concurrency or 0.0)), 1)
+    (request,) = engine.requests.values()
+    assert isinstance(request, InferenceRequest)
     rate = row.measurement.serving.output_tokens_per_second / OUTPUT
-    assert rate == pytest.approx(20.0, rel=4.0 / n**0.5)
-    assert row.calibrated_estimate.request_rate_per_second == pytest.approx(20.0)
+    assert rate == pytest.approx(40.0, rel=4.0 / (80 * request.num_requests) ** 0.5)
+    assert row.calibrated_estimate.request_rate_per_second == pytest.approx(40.0)
 
 
-def test_words_stand_for_tokens_where_a_server_takes_only_text(catalogue: Path, url: str, tmp_path: Path) -> None:
-    described(catalogue, url=url, prompts="text")  # this server counts two tokens a word
-    (row,) = rows(run(query(parallel={"max_num_seqs": 4}, search={"budget_runs": 1}), tmp_path))
+def test_no_more_requests_are_in_flight_than_asked(url: str, catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
+    before = most_at_once(url, reset=True)
+    run(query(inference={"concurrency": 7}, parallel={"max_num_seqs": 5}, search={"budget_runs": 1}), tmp_path, launcher=engine)
+    assert before >= 0 and most_at_once(url) == 5
+
+
+def test_a_server_that_falls_behind_is_no_measurement(catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
+    asked = query(inference={"concurrency": None, "request_rate_per_second": 3e3}, parallel={"max_num_seqs": 1})
+    with pytest.raises(EndpointError, match="falls behind"):
+        run(asked, tmp_path, launcher=engine)
+
+
+def test_words_stand_for_tokens_where_a_server_takes_only_text(catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
+    engine.where["prompts"] = "text"  # this server counts two tokens a word
+    (row,) = rows(run(query(parallel={"max_num_seqs": 4}, search={"budget_runs": 1}), tmp_path, launcher=engine))
     assert row.measurement is not None and row.measurement.status == "ok"
 
 
 @pytest.mark.parametrize(
-    ("options", "cause"),
+    ("changes", "status", "cause"),
     [
-        ({"body": {"x-fault": "short"}}, f"{OUTPUT - 1} completion_tokens by the server's count, not {OUTPUT} as asked"),
-        ({"api_key_variable": "WRONG_KEY"}, 'unknown key Bearer ***"'),
-        ({"url": "http://127.0.0.1:9/v1"}, "ConnectError"),
+        (
+            {"body": {"x-fault": "short"}},
+            "crashed",
+            "11 completion_tokens by the server's count, not 12 as asked",
+        ),
+        ({"model": "tiny"}, "crashed", "unknown key Bearer ***"),
+        ({"url": "http://127.0.0.1:9/v1"}, "preempted", "ConnectError"),
     ],
 )
 def test_what_is_no_measurement_says_why(
-    options: dict[str, Any], cause: str, catalogue: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WRONG_KEY", "sk-wrong-1234")
-    described(catalogue, **{"url": url, **options})
-    result = run(query(parallel={"max_num_seqs": 4}, search={"budget_runs": 1}), tmp_path)
-    assert result.status == "error" and cause in result.error["message"]
-    assert not any(b"sk-wrong-1234" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-
-
-def test_no_more_requests_are_in_flight_than_asked(catalogue: Path, url: str, tmp_path: Path) -> None:
-    with urlopen(f"{url}/models") as response:
-        assert b'"most_at_once":4' in response.read() or SLOTS > 4
+    changes: dict[str, Any], status: str, cause: str, catalogue: Path, engine: InProcess, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked = query(parallel={"max_num_seqs": 4}, search={"budget_runs": 1})
+    problem = build_serving(query=asked, query_json=query_mapping(asked), hardware=engine.hardware())
+    row = SimpleNamespace(id="r", parallel=problem.search.candidates.config(0), fidelity=Fidelity(), predicted={})
+    (tmp_path / "request.json").write_text(REQUEST_JSON.dump_json(problem.search.request(row)).decode())  # type: ignore[arg-type]
+    (tmp_path / "endpoint.json").write_text(json.dumps(engine.where | changes))
+    key = "sk-wrong-1234" if "model" in changes else KEY
+    monkeypatch.setenv("HP_ENDPOINT_API_KEY", key)
+    assert main(tmp_path) == 1 and not (tmp_path / "result.json").exists()
+    report = json.loads((tmp_path / "result.rank0.json").read_text())
+    assert report["status"] == status and cause in report["cause"] and key not in json.dumps(report)
 
 
 @pytest.mark.parametrize(
