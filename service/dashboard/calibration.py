@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.evidence import residual_report
 from hp_tool.learning.series import MODELS
-from hp_tool.search.serving import software
+from hp_tool.search.serving import SERVING
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View
@@ -172,7 +171,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
         cluster=newest.cluster_key,
         framework=newest.framework,
         family=_family(newest),
-        serves=newest.framework.split()[0] in {software(runner) for runner in get_args(Runner)},
+        serves=newest.framework.split()[0].endswith(SERVING),
         newest=versions[0],
         models=tuple(f"{model} ({runs})" for model, runs in newest.payload.get(MODELS, {}).items()),
         versions=versions,
