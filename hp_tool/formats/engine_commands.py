@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, untold, whole_number
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -59,7 +59,7 @@ def read(
     for name, each in found.items():
         if each.unknown and table(engine)[name].fate == "read":
             field = table(engine)[name].why
-            reading.lack(field, f"{each.written} is {', '.join(each.unknown)}, which nothing sets here; add --set {field}=...")
+            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add --set {field}=...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)

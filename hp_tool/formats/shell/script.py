@@ -13,6 +13,7 @@ from hp_tool.formats.shell.statements import (
     MAX_COMMANDS,
     MAX_NESTING,
     SHELLS,
+    SOURCED,
     BreakError,
     Command,
     Note,
@@ -61,6 +62,10 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     runner.filler.variables |= {name: Word(value) for name, value in given.items() if not name.isdecimal()}
     runner.run(text, first_line=0)
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
+
+
+_DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
+"""Endings of files that a command reads, and does not run as bash."""
 
 
 class _Runner(Statements):
@@ -112,6 +117,8 @@ class _Runner(Statements):
             if program in SHELLS and after:
                 return self._shell(after, before=words[:number], node=node)
             path = word.text.removeprefix("./")
+            if PurePosixPath(path).suffix in _DATA:
+                continue
             if (number == 0 or words[0].text in ("sbatch", "srun")) and (path in self.files or program in self.files):
                 self._nested(self.files.get(path, self.files.get(program, "")), words[:number], arguments=after, line=0)
                 return True
@@ -198,7 +205,7 @@ class _Runner(Statements):
         name = words[0].text if words else ""
         text = self.files.get(name, self.files.get(PurePosixPath(name).name))
         if text is None:
-            self.note(node, "the sourced file is not at hand; give it with --file")
+            self.note(node, SOURCED)
         else:
             self.run(text, first_line=0)
         return True

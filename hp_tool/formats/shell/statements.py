@@ -16,6 +16,7 @@ from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, W
 
 MAX_NESTING = 12
 """Functions, sourced files and scripts within scripts."""
+SOURCED = "the sourced file is not at hand; give it with --file"
 MAX_COMMANDS = 2_000
 SHELLS = ("bash", "sh", "zsh", "dash")
 
