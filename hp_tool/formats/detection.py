@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from hp_tool import documents
@@ -18,14 +18,17 @@ NOT_READ = {
 """Keys and words that give away a format that is not read."""
 _NOT_READ_COMMANDS = {
     r"\bopenrlhf\b": "OpenRLHF", r"trtllm-serve|tensorrt_llm\.commands\.serve": "TensorRT-LLM's server",
-    r"\baxolotl(\.cli)?\b": "Axolotl", r"\bllamafactory-cli\b": "LLaMA-Factory", r"\bcolossalai\s+run\b": "ColossalAI",
-    r"(?m)^[^#\n]*\b(megatron|swift)\s+(sft|pt|rlhf)\b": "ms-swift", r"--rollout-function-path|--actor-num-gpus-per-node": "slime",
-    r"run_recipe\.py|(?<!\S)--recipe[ =]": "a recipe by its name, whose settings stand in Python; import the YAML file that it saves with "
-    "its checkpoints", r"verl\.trainer\.(fsdp_)?sft_trainer": "verl's trainer of SFT",
-    r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]": "a program in Python; import the script that starts it or its configuration",
+    r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)": "Axolotl", r"\bllamafactory-cli\b": "LLaMA-Factory",
+    r"(?m)^[^#\n]*\b(megatron|swift)\s+(sft|pt|rlhf)\b": "ms-swift", r"\bcolossalai\s+run\b": "ColossalAI",
+    r"--rollout-function-path|--actor-num-gpus-per-node": "slime",
+    r"verl\.trainer\.(fsdp_)?sft_trainer": "verl's trainer of SFT",
+    r"run_recipe\.py|(?<!\S)--recipe[ =]": "a recipe by name (its settings stand in Python; import the YAML file it saves)",
+    r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]": "a program in Python (import its launch script or configuration)",
 }  # fmt: skip
 """What a script that is not read says, and whose it is."""
 MAX_YAML = 400_000
+_KEYS = (".json", ".yaml", ".yml", ".toml")
+"""Endings of files of keys, which are no scripts."""
 
 
 def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
@@ -41,10 +44,24 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
     if stripped.startswith("{") or (found := mapping_of(text)) is not None:
         content = found if not stripped.startswith("{") else parsed(text)
         return _of_mapping(content or {}, text)
-    beside = [
-        each for name, each in (files or {}).items() if PurePosixPath(name).suffix not in (".json", ".yaml", ".yml", ".toml")
-    ]
-    text = "\n".join((text, *beside))
+    beside = [each for name, each in (files or {}).items() if not name.endswith(_KEYS)]
+    if tool := _of_script(text, files=bool(files)) or _of_script("\n".join(beside), files=bool(files)):
+        return tool
+    if re.search(r"(?<!\S)--[A-Za-z]", text):
+        return "megatron-lm"
+    if others := re.findall(r"(?m)^\s*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text):
+        raise InputError(
+            f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give them with --file",
+            field="command",
+        )
+    raise InputError(
+        f"nothing that is read: {', '.join(READ)} are, as launch scripts, configuration files or logs; say which with --format",
+        field="format",
+    )
+
+
+def _of_script(text: str, *, files: bool) -> str:
+    """The tool whose words a script has; an empty text where it has none. Raises UnsupportedError."""
     for sign, name in _NOT_READ_COMMANDS.items():
         if re.search(sign, text):
             raise _unread(name)
@@ -61,21 +78,11 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
         text,
     ):
         return "megatron-lm"
-    if re.search(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path", text):
+    if re.search(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch", text):
         return "accelerate" if re.search(r"accelerate\s+launch", text) and "--config_file" in text and files else "deepspeed"
     if re.search(r"--job\.config_file|--model\.flavor", text):
         return "torchtitan"
-    if re.search(r"(?<!\S)--[A-Za-z]", text):
-        return "megatron-lm"
-    if others := re.findall(r"(?m)^\s*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text):
-        raise InputError(
-            f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give them with --file",
-            field="command",
-        )
-    raise InputError(
-        f"nothing that is read: {', '.join(READ)} are, as launch scripts, configuration files or logs; say which with --format",
-        field="format",
-    )
+    return ""
 
 
 def _unread(name: str) -> UnsupportedError:

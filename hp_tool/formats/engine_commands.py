@@ -76,6 +76,9 @@ def read(
         replicas = parallel.pop("attention_data_parallel_size")
     if "enable-expert-parallel" in flags:
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
+    deepep = flags.get("moe-a2a-backend") == ["deepep"] or "enable-deepep-moe" in flags or "enable-ep-moe" in flags
+    if engine == "sglang" and deepep:  # the server takes all ranks
+        parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
         parallel["redundant_experts"] = copies
     devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas

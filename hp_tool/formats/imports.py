@@ -8,13 +8,15 @@ from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import engine_commands, megatron_lm, nanotron, torchtitan, trainer, verl, yaml_configs
-from hp_tool.formats.detection import READ, detect, mapping_of, parsed
+from hp_tool.formats.detection import detect as detect
+from hp_tool.formats.detection import mapping_of, parsed
 from hp_tool.formats.interpolation import interpolated
 from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
+from hp_tool.formats.names import IMPORTS as READ
 from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table, whole_number
-from hp_tool.formats.renamed import of_printed, printed
+from hp_tool.formats.renamed import file_settings, of_printed, printed
 from hp_tool.formats.shell import Script
 
 
@@ -150,6 +152,7 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         return
     launch, script = _script(source, reading)
     words = settings_of(launch.words, table=table("trainer"), reading=reading)
+    words = [*_recipe(words, script, reading), *(each for each in words if each.name != "config")]
     named = next(
         (
             each.values[0]
@@ -173,6 +176,9 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
     content = None if text is None else parsed(text)
     started = [word.text for command in script.commands for word in command.words]
     options = trainer.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
+    fsdp = next((each for each in words if each.name == "fsdp" and each.values), None)
+    if fsdp is not None and config is None and not options:
+        options = {"distributed_type": "FSDP", "fsdp_config": trainer.own_fsdp(" ".join(fsdp.values), reading)}
     if config is not None or (options and text is None):
         laid = {} if config is None else parsed(config)
         for key, value in options.items():
@@ -180,6 +186,18 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         _accelerated(laid, config or "", source, reading, words=words)
         return
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _recipe(words: list[Setting], script: Script, reading: Reading) -> list[Setting]:
+    """The arguments in the file behind --config, as TRL's scripts read them before those of the command."""
+    named = next((each for each in words if each.name == "config" and each.values), None)
+    if named is None:
+        return []
+    text = script.files.get(named.values[0], script.files.get(PurePosixPath(named.values[0]).name))
+    if text is None:
+        reading.refuse(f"{named.written} {named.values[0]}: the file is not at hand; give it with --file {named.values[0]}")
+        return []
+    return file_settings(parsed(text), text=text)
 
 
 def _accelerated(content: dict[str, Any], text: str, source: Source, reading: Reading, **words: Any) -> None:
@@ -233,8 +251,6 @@ def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[
 
 
 def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-    from hp_tool.formats.renamed import file_settings
-
     content = mapping_of(source.text)
     if content is not None:
         settings = file_settings(interpolated(content, variables=source.variables), text=source.text)

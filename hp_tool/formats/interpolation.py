@@ -11,8 +11,8 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The file with its references filled in; `variables` stand for what it leaves to others. One that nothing tells stays as it
-    is written.
+    """The file with its references filled in; `variables` stand for what it leaves to others. One that nothing tells stays
+    as it is written.
     """
 
     def filled(value: Any, path: tuple[str, ...]) -> Any:

@@ -1,5 +1,6 @@
 """Which command of a script trains or serves, how many processes it starts, and what its own words are."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -158,7 +159,7 @@ def _counts(words: list[Word]) -> dict[str, Word]:
 
 def _included(words: list[Word]) -> dict[str, Word]:
     """deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
-    for word, after in zip(words, words[1:], strict=False):
+    for word, after in itertools.pairwise(words):
         if word.text in ("--include", "-i"):
             slots = [each.partition(":")[2] for each in after.text.split("@")]
             if all(slots):

@@ -152,7 +152,7 @@ _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 def untold(parts: Iterable[str]) -> str:
     """Parts of a word that the script does not tell, and what would tell them."""
     parts = tuple(parts)
-    if not all(_VARIABLE.fullmatch(part) for part in parts):
+    if not all(_VARIABLE.fullmatch(part.strip()) for part in parts):
         return f"{', '.join(parts)}, which only running would tell"
     innermost = dict.fromkeys(
         _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1] for part in parts
@@ -183,8 +183,8 @@ def sort(
         argument, value = look_up(setting.name, table), " ".join(setting.values)
         if setting.name in spared:
             reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
-        elif setting.unknown and not setting.written.startswith("-"):
-            told = all(_VARIABLE.fullmatch(part) for part in setting.unknown)
+        elif any(part in setting.written for part in setting.unknown):
+            told = all(_VARIABLE.fullmatch(part.strip()) for part in setting.unknown)
             why = (
                 f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
                 if told
@@ -254,7 +254,7 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             current.append(word)
             room -= 1
         elif word.unknown:
-            if not reading.absent and all(_VARIABLE.fullmatch(part) for part in word.unknown):
+            if not reading.absent and all(_VARIABLE.fullmatch(part.strip()) for part in word.unknown):
                 reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
                 continue
             close()

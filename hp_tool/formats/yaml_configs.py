@@ -38,10 +38,10 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if content.get("precision") in ("bfloat16", "fp16"):
         name = "bf16" if content["precision"] == "bfloat16" else "fp16"
         settings.append(Setting(name=name, written="precision", values=()))
-    kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or "")))
+    kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or ""))) - {"all"}
     if kinds & {"flash"}:
         settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
-    if not kinds <= {"flash", "global", "all"} or kinds >= {"flash", "global"}:
+    if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
         reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
     settings += _gated(keys, found)
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))

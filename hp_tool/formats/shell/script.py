@@ -48,9 +48,10 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     Raises InputError where it is no bash, or asks for more than is followed.
     """
     given = dict(variables or {})
-    arguments = [Word(given[str(number)]) for number in range(1, 100) if str(number) in given]
     runner = _Runner(files=dict(files or {}))
-    runner.filler.arguments = arguments
+    last = max((number for number in range(1, 100) if str(number) in given), default=0)
+    for name in map(str, range(1, last + 1)):
+        runner.filler.arguments.append(Word(given[name] if name in given else runner.filler.mark(f"${{{name}}}")))
     header = {}
     for match in re.finditer(r"(?m)^#SBATCH[ \t]+(?:--([\w-]+)|-([A-Za-z]))(?:[= \t]+(\S+))?", text):
         header[match[1] or {"N": "nodes", "n": "ntasks"}.get(match[2], match[2])] = match[3] or ""
@@ -197,6 +198,14 @@ class _Runner(Statements):
         self.filler.arguments = self.filler.arguments[count:]
         return had
 
+    def _do_printf(self, words: list[Word], node: Node) -> bool:
+        if len(words) > 2 and words[0].text == "-v":
+            form, values = words[2], iter([word.text for word in words[3:]])
+            plain = "%" not in re.sub(r"%[sd]", "", form.text)
+            text = re.sub(r"%[sd]", lambda match: next(values, ""), form.text) if plain else self.filler.mark(source_of(node))
+            self.filler.variables[words[1].text] = form._replace(text=text)
+        return True
+
     def _do_eval(self, words: list[Word], node: Node) -> bool:
         self.run(" ".join(word.text for word in words), first_line=self.filler.line(node) - 1)
         return True
@@ -250,6 +259,6 @@ class _Runner(Statements):
 _BUILTIN = {
     ":": "true", "true": "true", "false": "false", "test": "test", "[": "test", "break": "break", "continue": "true",
     "return": "return", "exit": "exit", "let": "let", "set": "set", "shift": "shift", "eval": "eval", "source": "source",
-    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read",
+    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read", "printf": "printf",
 }  # fmt: skip
 """Commands of the shell itself, and the method that follows each."""
