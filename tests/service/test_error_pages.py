@@ -54,4 +54,4 @@ def test_what_was_done_is_confirmed(http: TestClient) -> None:
     added = http.post("/models", data={"name": "mine", "spec": spec})
     assert added.status_code == 200 and 'role="status">Added.' in added.text
     assert 'role="status">Learned' in http.post("/calibration").text
-    assert "role=\"status\"" not in http.get("/models?done=<b>").text
+    assert 'role="status"' not in http.get("/models?done=<b>").text
