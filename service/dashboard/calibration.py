@@ -21,7 +21,7 @@ from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.measurements import MeasuredRow, Word
-from service.dashboard.page import Page, address, json_href, page_at
+from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
@@ -187,7 +187,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
-    return RedirectResponse("/calibration", status_code=303)
+    return done("/calibration", "learned")
 
 
 def _series_href(record: CalibrationRecord) -> str:
