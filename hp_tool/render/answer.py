@@ -1,6 +1,7 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
 from hp_tool.render.words import change_in_words
+from hp_tool.search.fidelity import Repeats
 from hp_tool.tuning.answer import Answer, Baseline
 from hp_tool.units import counted, duration, gib
 
@@ -25,9 +26,8 @@ def headline(answer: Answer) -> str:
     return ", ".join(parts)
 
 
-def measured_words(answer: Answer) -> str:
-    """`measured 5.18 s, the last of 2 runs that took 4.18 s to 5.18 s`."""
-    runs = answer.measured
+def measured_words(runs: Repeats | None) -> str:
+    """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
     if runs is None:
         return "it was not run itself"
     if runs.reduced:
@@ -45,7 +45,7 @@ def as_good_words(answer: Answer) -> str:
 
 def sentences(answer: Answer) -> list[str]:
     """All that is said of an answer, a sentence each."""
-    known = [headline(answer), measured_words(answer), as_good_words(answer)]
+    known = [headline(answer), measured_words(answer.measured), as_good_words(answer)]
     return ["; ".join(each for each in known if each), *(each for each in (why(answer), warning(answer)) if each)]
 
 
@@ -55,8 +55,8 @@ def warning(answer: Answer) -> str | None:
         return None
     low, high = answer.step_s_interval
     return (
-        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where the other runs "
-        "put it: run it again before you rely on it."
+        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where all runs "
+        "together put it: run it again before you rely on it."
     )
 
 

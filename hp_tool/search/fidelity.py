@@ -100,7 +100,7 @@ def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The runs of one configuration that tell its step time: the whole ones that worked, or the reduced one that stands for it."""
+    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced one that counts."""
 
     run_id: str
     """The run that counts."""

@@ -56,7 +56,7 @@ class Answer:
     step_s_interval: tuple[float, float] | None
     """90 %"""
     source: Literal["calibrated", "predicted"]
-    """calibrated: corrected by the measured runs, all runs of this configuration among them. predicted: nothing was measured."""
+    """calibrated: corrected by all measured runs, its own among them. predicted: nothing was measured."""
     known_from_runs: int
     """Runs of the search that succeeded."""
     measured: Repeats | None
