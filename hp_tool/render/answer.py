@@ -1,8 +1,7 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
+from hp_tool.domain.answer import Answer, Baseline, Repeats
 from hp_tool.render.words import change_in_words
-from hp_tool.search.fidelity import Repeats
-from hp_tool.tuning.answer import Answer, Baseline
 from hp_tool.units import counted, duration, gib
 
 LEAST_SAVED = 0.01

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import Repeats
 from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -96,22 +97,6 @@ def replicas_kept(sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_p
 def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> int:
     """The fewest micro-batches with a steady state: twice the pipeline's depth, a multiple of it as interleaving wants."""
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
-    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced one that counts."""
-
-    run_id: str
-    """The run that counts."""
-    step_s: float
-    """Its step time. A repeat takes twice the steps, and was not picked for having been fast, so it counts for both."""
-    num_runs: int
-    low_s: float
-    """The fastest of them."""
-    high_s: float
-    reduced: bool
-    """Implied by a reduced run."""
 
 
 class Outcome(Protocol):

@@ -1,11 +1,9 @@
-"""The answer of a search in figures: what to run, how long its step takes, what it saves, and what it is as good as."""
+"""The answer of a search: what its first recommendation takes and saves, what is as good, and what each axis decides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -14,61 +12,20 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import Answer, Baseline
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import InputError
-from hp_tool.search.fidelity import Repeats, repeats
+from hp_tool.search.fidelity import repeats
 from hp_tool.search.planner import standard_error_s
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem
 
 FIELD = "search.baseline"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """What the answer is compared with."""
-
-    parallel: ParallelConfig
-    source: Literal["search.baseline", "first run"]
-    step_s: float
-    """As the answer's: calibrated where there are measurements."""
-    speedup: float
-    """Its step time by the answer's."""
-    saved_days: float | None = None
-    """Of the whole training; None without total_tokens."""
-    saved_cost: float | None = None
-    """US dollars; None without total_tokens or a price."""
-    saved_parts_s: dict[str, float]
-    """Seconds of a step that the answer saves (below 0: spends besides), by part."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a search recommends. Every page, command and client states these figures."""
-
-    parallel: ParallelConfig
-    step_s: float
-    step_s_interval: tuple[float, float] | None
-    """90 %"""
-    source: Literal["calibrated", "predicted"]
-    """calibrated: corrected by all measured runs, its own among them. predicted: nothing was measured."""
-    known_from_runs: int
-    """Runs of the search that succeeded."""
-    measured: Repeats | None
-    """Its own runs; None if it never ran."""
-    outside: bool
-    """Its measured step time lies outside the interval."""
-    as_good: int
-    """Other configurations whose step time cannot be told apart from this one's."""
-    free_memory_bytes: float
-    """Of the device on its fullest rank."""
-    out_of_memory_probability: float
-    baseline: Baseline | None
 
 
 def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | None:

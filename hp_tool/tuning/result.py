@@ -10,6 +10,7 @@ from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import Answer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
@@ -24,7 +25,7 @@ from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
 from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations
-from hp_tool.tuning.answer import Answer, alike, answer_of, effect_of_axes, noise_of
+from hp_tool.tuning.answer import alike, answer_of, effect_of_axes, noise_of
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10

@@ -1,7 +1,8 @@
 """The best configuration of a search, as its page and its report state it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from hp_tool.domain.answer import Answer, Repeats
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
@@ -10,9 +11,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
-from hp_tool.search.fidelity import Repeats
 from hp_tool.search.serving import TARGETS
-from hp_tool.tuning.answer import Answer
 from service.api.searches import recommended
 from service.dashboard import formats, trials
 
@@ -27,14 +26,6 @@ class Latency:
     """By the cost model, before calibration."""
     target_s: float | None
     """Maximum; None if the query sets none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Seconds between the ideal step and the measured one."""
-
-    name: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +56,8 @@ class Best:
     """Its own runs, of which one counts."""
     sentences: tuple[str, ...] = ()
     """The answer in words, as the command line has it."""
-    parts: tuple[Part, ...] = ()
-    """From the ideal compute of the step to its measured seconds, which they sum to."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by name, from the ideal compute of the step to its measured seconds, which they sum to."""
     warning: str | None = None
     """Measurement and calibration contradict each other."""
 
@@ -201,17 +192,17 @@ def _latencies(predicted_s: dict[str, float | None], measured: object | None, qu
     )
 
 
-def _parts(known: Estimate, measured_s: float | None) -> tuple[Part, ...]:
+def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
     """Ideal compute is the model's FLOPs at the peak rate; what matmuls and attention take beyond it, then each other part."""
     if known.time is None or known.mfu is None or not known.time.parts_s:
-        return ()
+        return {}
     ideal_s = known.mfu * known.time.step_s
     busy = ("compute", "attention")
     parts = {"ideal compute": ideal_s, "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s}
     parts |= {formats.words(name): seconds for name, seconds in known.time.parts_s.items() if name not in busy and seconds}
     if measured_s is not None:
         parts["measured, not explained"] = measured_s - known.time.step_s
-    return tuple(Part(name=name, seconds=seconds) for name, seconds in parts.items())
+    return parts
 
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:

@@ -41,9 +41,7 @@ def export_text(
         result = {"query": record.query, "recommendations": [{"parallel": schema.to_dict(parallel)}]}
         tool = _tool(schema.parse_query(record.query)) if format == COMMAND else format
         chosen = (
-            export_for(result=result, format=tool)
-            if rerank
-            else Exported(format=tool, text=export(result=result, format=tool))
+            export_for(result=result, format=tool) if rerank else Exported(format=tool, text=export(result=result, format=tool))
         )
         text, note = chosen.text, chosen.cost_in_words()
         headers = {"Export-Note": note} if note else {}

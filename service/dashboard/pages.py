@@ -22,7 +22,20 @@ from service.dashboard import (
 from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
-MODULES = (new_search, searches, search, exports, access, calibration, measurements, catalogue, configuration, compare, explorer, plotly)
+MODULES = (
+    new_search,
+    searches,
+    search,
+    exports,
+    access,
+    calibration,
+    measurements,
+    catalogue,
+    configuration,
+    compare,
+    explorer,
+    plotly,
+)
 """Modules with a router of pages."""
 
 

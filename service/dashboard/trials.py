@@ -130,9 +130,13 @@ class TrialTable:
     predicted_step_s: tuple[float | None, ...]
     """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
     calibrated_step_s: tuple[float | None, ...]
-    """By the calibration at the time the run was chosen if that was stored, else by the search's last one."""
+    """Expected when the run was chosen, if that was stored, else by the calibration with all runs."""
     calibrated_low_s: tuple[float | None, ...]
     calibrated_high_s: tuple[float | None, ...]
+    final_step_s: tuple[float | None, ...]
+    """By the calibration with all runs of the search, which an ended training search has."""
+    final_low_s: tuple[float | None, ...]
+    final_high_s: tuple[float | None, ...]
     measured_step_s: tuple[float | None, ...]
     reduced: tuple[bool, ...]
     """Extrapolated from a reduced run."""
@@ -150,6 +154,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     # In the result of a serving search, measured latencies replace the calibrated ones.
     predictions = {} if serves(record.query) else calibrated_predictions(record)
     calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
+    final = [predictions.get(run.parallel, {}) for run in runs]
     worded = [words(run.parallel) for run in runs]
     place = {run.id: index for index, run in enumerate(runs)}
     counting = standing(runs)
@@ -176,6 +181,9 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),
         calibrated_low_s=tuple(low for _, low, _ in calibrated),
         calibrated_high_s=tuple(high for _, _, high in calibrated),
+        final_step_s=tuple(each.get("step_s") for each in final),
+        final_low_s=tuple((each.get("step_s_interval") or (None, None))[0] for each in final),
+        final_high_s=tuple((each.get("step_s_interval") or (None, None))[1] for each in final),
         measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
         tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
