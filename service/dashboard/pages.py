@@ -13,28 +13,20 @@ from service.dashboard import (
     configuration,
     explorer,
     exports,
+    labels,
     measurements,
     new_search,
     plotly,
     search,
     searches,
+    workers,
 )
 from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
-    new_search,
-    searches,
-    search,
-    exports,
-    access,
-    calibration,
-    measurements,
-    catalogue,
-    configuration,
-    compare,
-    explorer,
-    plotly,
+    *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
+    *(catalogue, configuration, compare, explorer, plotly),
 )
 """Modules with a router of pages."""
 

@@ -34,7 +34,9 @@ export function show(body, trials, columns, indices, state, act) {
   const before = new Map([...body.children].map((row) => [row.dataset.key, row]));
   const kept = (row) => {
     const old = before.get(row.dataset.key);
-    return old && old.dataset.says === row.dataset.says ? old : row; // keeps fetched logs and the focus
+    if (old && old.dataset.says === row.dataset.says) return old; // keeps fetched logs and the focus
+    for (const box of old?.querySelectorAll("details[open]") ?? []) row.querySelector(`[data-text="${box.dataset.text}"]`)?.setAttribute("open", "");
+    return row;
   };
   const part = indices.slice(state.page * ROWS_A_PAGE, (state.page + 1) * ROWS_A_PAGE);
   body.replaceChildren(...part.flatMap((i) => [kept(row(i)), ...(state.open.has(i) ? [kept(more(i))] : [])]));
@@ -80,9 +82,9 @@ export function show(body, trials, columns, indices, state, act) {
       trials.why[each] ? element("div", { class: "soft small" }, `Chosen because: ${trials.why[each]}`) : null,
       trials.cause[each] ? element("div", { class: "small" }, trials.cause[each]) : null,
       ...(trials.serving?.misses[each] ?? []).map((miss) => element("div", { class: "small missed" }, miss)),
-      faded(trials, each) && trials.state[each] !== "abandoned" ? fetched("End of the log", () => act.log(trials.run_id[each])) : null,
+      faded(trials, each) && trials.state[each] !== "abandoned" ? fetched("End of the log", trials.run_id[each], () => act.log(trials.run_id[each])) : null,
     ));
-    const command = act.command ? fetched("Launch command", () => act.command(trials.run_id[i])) : null;
+    const command = act.command ? fetched("Launch command", "command", () => act.command(trials.run_id[i])) : null;
     const made = element("tr", { class: "more", "data-key": `${trials.run_id[i]}:more` },
       element("td", { colspan: columns.length }, element("p", { class: "soft small" }, trials.details[i]), element("ul", {}, ...items), command));
     made.dataset.says = `${made.textContent}|${columns.length}`;
@@ -90,13 +92,13 @@ export function show(body, trials, columns, indices, state, act) {
   }
 }
 
-// Text that is asked for when it is opened.
-function fetched(summary, text) {
+// Text that is asked for when it is opened; `name` is its own within the row.
+function fetched(summary, name, text) {
   const place = element("pre", { tabindex: 0 });
   const fill = async () => {
     if (!box.open || place.textContent) return;
     place.textContent = await text().catch(() => "It could not be loaded.");
   };
-  const box = element("details", { class: "small", ontoggle: fill }, element("summary", {}, summary), place);
+  const box = element("details", { class: "small", "data-text": name, ontoggle: fill }, element("summary", {}, summary), place);
   return box;
 }
