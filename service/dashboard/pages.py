@@ -12,6 +12,7 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    exports,
     labels,
     measurements,
     new_search,
@@ -25,7 +26,7 @@ from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
-    *(new_search, searches, search, labels, workers, access, calibration, measurements),
+    *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
     *(catalogue, configuration, compare, explorer, plotly, offline),
 )
 """Modules with a router of pages."""
