@@ -78,7 +78,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     openapi.install(app)
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
-    app.state.answers = AnswerCache(calibrations=app.state.calibrations)
+    app.state.answers = AnswerCache()
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)

@@ -26,7 +26,14 @@ AMOUNTS = {
 }
 """Settings above 0, and the variables that set them."""
 LOGGING = {"log_form": "HP_LOG_FORMAT", "log_level": "HP_LOG_LEVEL"}
-VARIABLES = {"database_url": "HP_DATABASE_URL", "host": "HP_HOST", "port": "HP_PORT", **LOGGING, **AMOUNTS}
+VARIABLES = {
+    "database_url": "HP_DATABASE_URL",
+    "host": "HP_HOST",
+    "port": "HP_PORT",
+    "trusted_reports": "HP_TRUSTED_REPORTS",
+    **LOGGING,
+    **AMOUNTS,
+}
 """Environment variables by the setting that each gives as it stands."""
 Level = Literal["info", "debug", "warning"]
 
@@ -51,6 +58,8 @@ class Settings:
     """Ceiling of one search's budget; None: no ceiling."""
     max_gpu_seconds_per_day: float | None = None
     """Ceiling for all searches of a day (UTC) together; None: no ceiling."""
+    trusted_reports: Literal["administrators", "everybody"] = "administrators"
+    """Whose reports of measurements teach everybody; other owners' teach those owners alone."""
     log_form: Form = "json"
     """json: a line each; text: for people."""
     log_level: Level = "info"
