@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
@@ -23,6 +24,7 @@ from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
 from service.keys import Keyring
 from service.metrics import Metrics
+from service.protocol import PatientProtocol
 from service.request_limits import RequestLimits
 from service.request_log import RequestLog
 from service.routes import AGENTS_PATH
@@ -90,14 +92,20 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
 def serve(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
     logs.configure(form=settings.log_form, level=settings.log_level)
-    uvicorn.run(
-        create_app(settings),
-        log_config=None,
-        host=settings.host,
-        port=settings.port,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
+    uvicorn.run(create_app(settings), **server_options(settings))
+
+
+def server_options(settings: Settings) -> dict[str, Any]:
+    """How uvicorn serves the application."""
+    return {
+        "log_config": None,
+        "host": settings.host,
+        "port": settings.port,
+        "access_log": False,
+        "server_header": False,
+        "timeout_graceful_shutdown": 5,
+        "limit_concurrency": int(settings.max_connections),
+        "http": PatientProtocol,
         # Every worker would be a process with its own pool; the work is short, so one process and threads do.
-        workers=1,
-    )
+        "workers": 1,
+    }

@@ -29,6 +29,7 @@ OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
 )
+MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
 
@@ -125,6 +126,8 @@ class StoredCalibrations:
         read_at, known = self._known.get(series, (-float("inf"), None))
         if self._clock() - read_at > MAX_AGE_S:
             known = self._newest(series, predictions=digest_of(problem))
+            if len(self._known) >= MOST_KNOWN:  # whoever asks names the network, so there may be any number
+                self._known.clear()
             self._known[series] = (self._clock(), known)
         return known
 
