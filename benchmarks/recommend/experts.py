@@ -24,7 +24,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.render.words import configuration_cells
+from hp_tool.render.columns import configuration_columns
 from hp_tool.training import estimate
 from hp_tool.training.best import best_of
 from hp_tool.training.choice import recommendations_of
@@ -88,8 +88,8 @@ def _why(ours: Estimate, theirs: Estimate) -> str:
 
 
 def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
-    heads, cells = configuration_cells([before, after])
-    return ", ".join(f"{head} {a} -> {b}" for head, a, b in zip(heads, *cells, strict=True) if a != b)
+    columns = configuration_columns([before, after])
+    return ", ".join(f"{one.head} {' -> '.join(one.cells)}" for one in columns if not one.constant)
 
 
 def summary(rows: Sequence[Standing]) -> dict[str, float]:
