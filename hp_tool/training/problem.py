@@ -366,12 +366,13 @@ def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: Trai
     constants, release = profile.framework, workload.framework_version
     more = 0.0
     if model.num_experts:
+        constants = dataclasses.replace(constants, pair_log_sd=constants.expert_pair_log_sd or constants.pair_log_sd)
         earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
     newest = constants.newest_release
     if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
-    if more == 0.0:
+    if constants is profile.framework and more == 0.0:
         return profile
     scatter = math.sqrt(constants.time_log_sd**2 + more)
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
