@@ -154,26 +154,24 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
     known = cells(folder)
     megatron = [*rows.get("Dense pre-training on H100", []), *rows.get("Models cut to fit 8 B200", [])]
     dense = [row for row in megatron if (row.model, row.what) in known]
-    experts = votes(rows.get("Mixtures of experts, releases from 26.02.01 on", []))  # of one kind, too few to tell apart
+    # Of one kind, too few of one release: repeats of a layout count once, and devices alone make a cell.
+    experts, adapters = (
+        votes(rows.get(title, [])) for title in ("Mixtures of experts, releases from 26.02.01 on", "LoRA of MLPerf")
+    )
 
     def cell(row: Comparison) -> Hashable:
         return known[(row.model, row.what)]
 
-    def of_any_release(row: Comparison) -> Hashable:
+    def devices(row: Comparison) -> Hashable:
         source, name, _, *devices = known[(row.model, row.what)]
         return source, name, *devices
 
     return [
-        Group(
-            title=f"Two runs of a cell: {what}",
-            left_out="model",
-            unit="ratio",
-            rows=found,
-            saw="as of the runs",
-        )
+        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=found, saw="as of the runs")
         for what, found in (
             ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
-            ("mixtures of experts", pairs(experts, of_any_release, framework="megatron-core", experts=True)),
+            ("mixtures of experts", pairs(experts, devices, framework="megatron-core", kind="experts")),
+            ("LoRA of MLPerf", pairs(adapters, devices, framework="megatron-core", kind="adapters")),
             ("MPT under FSDP", pairs(rows.get("MPT under FSDP", []), cell, framework="torch-fsdp")),
             ("InternEvo", pairs(rows.get("InternEvo, a layout left out", []), cell, framework="internevo")),
         )

@@ -118,6 +118,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ),
         "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
         "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
+        "lora_pair_log_sd": (
+            scatter((groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)),
+            "two settings of MLPerf's LoRA on the same devices",
+        ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
         "feature_log_sd": (math.sqrt(lora), "as adapters, whose runs no constant saw"),
         "memory_feature_log_sd": (

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.internevo_runs import internevo_cases
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import pretraining
 from hp_tool.calibration.regimes import LOG_MEAN
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
 
 Floats = NDArray[np.float64]
 Cell = Callable[[Comparison], Hashable]
@@ -29,6 +31,7 @@ Cell = Callable[[Comparison], Hashable]
 def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
     """The cell of each published run by its model and description: model, card, devices and precision; releases apart."""
     cases = [*(run.case for run in mpt_runs(folder)), *internevo_cases(folder), *pretraining(folder), *b200_cases(folder)]
+    cases += [case for case in mlperf_cases(folder) if case.task == "lora"]
     return {(case.name, case.what): _cell(case) for case in cases}
 
 
@@ -38,13 +41,15 @@ def _cell(case: Case) -> tuple[Hashable, ...]:
     return case.source, case.name, case.date, cluster.gpu.name, cluster.num_gpus, workload.precision
 
 
-def pairs(rows: Iterable[Comparison], cell: Cell, *, framework: str, experts: bool = False) -> list[Comparison]:
+def pairs(
+    rows: Iterable[Comparison], cell: Cell, *, framework: str, kind: Literal["dense", "experts", "adapters"] = "dense"
+) -> list[Comparison]:
     """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by this framework states."""
     found = []
     for one, other in _paired(rows, cell):
         profile = efficiency(gpu=gpu(one.gpu), framework=framework)
-        log_sd = profile.framework.expert_pair_log_sd if experts else None
-        found.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * (log_sd or ratio_log_sd(profile)))))
+        log_sd = float(ratio_log_sd(with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")))
+        found.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * log_sd)))
     return found
 
 

@@ -200,6 +200,8 @@ class Doubts(Strict):
     """A die whose kernels nobody timed."""
     lora_log_sd: float = 0.0
     """Adapters, whose runs no constant saw."""
+    lora_pair_log_sd: float = 0.0
+    """The same of the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
     """A release after the newest of the runs."""
     feature_log_sd: float = 0.0
