@@ -109,7 +109,9 @@ class Keyring:
     def recognises(self, headers: Headers) -> bool:
         """Whether these headers hold a stored key that was right before: too long to have been guessed."""
         form = FORM.fullmatch(token_of(headers) or "")
-        known = self._remembered.get(_digest(form[2])) if form is not None else None
+        if form is None:
+            return False
+        known = self._remembered.get(_digest(form[2]))
         return known is not None and known[0].id == form[1]
 
     def forget(self, key_id: str) -> None:

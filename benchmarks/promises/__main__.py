@@ -1,4 +1,4 @@
-"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: simulated histories, all promises held in each.
+"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: histories that keep every promise.
 
 A breach ends the command with exit code 1 and the shortest history that shows it.
 """

@@ -20,7 +20,7 @@ COVERAGE_SLOWDOWN = 2.0
 STALLED = 3.0
 """Times its regular step that a stalled run takes, usually (`regimes.LOG_MEAN`): what the risk costs that it does."""
 AS_FAST = 1.01
-"""Of rows whose first run is expected to take at most this much longer than the best one, the likeliest to hold up goes first."""
+"""Of rows whose first run is expected to take at most this much longer than the best, the likeliest to hold up goes first."""
 STORED_SLOWDOWN, STORED_GAIN = 1.05, 2.0
 """A row whose run is stored costs nothing: it goes before one that is predicted so much faster, or to win so much more."""
 
