@@ -70,7 +70,9 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     assert stored["answer"]["step_s"] == stored["recommendations"][0]["calibrated_estimate"]["time"]["step_s"] == answer.step_s
     assert http.get(f"/v1/searches/{search}").json()["progress"]["best_step_s"] == group.step_s
 
-    said = CliRunner().invoke(build(), ["tune", "--resume", search], env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"})
+    said = CliRunner().invoke(
+        build(), ["tune", "--resume", search], env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"}
+    )
     assert headline(answer) in said.output
     assert f"measured {duration(group.step_s)} by the last of 2 runs" in said.output
 
@@ -88,14 +90,18 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
 
     page.locator("[data-part=history]").scroll_into_view_if_needed()
     page.locator("[data-part=history] .main-svg").first.wait_for()
-    drawn = page.evaluate("""() => Object.fromEntries(document.querySelector("[data-part=history]").data.map((t) => [t.name, [...t.y]]))""")
+    drawn = page.evaluate(
+        """() => Object.fromEntries(document.querySelector("[data-part=history]").data.map((t) => [t.name, [...t.y]]))"""
+    )
     assert drawn["Best"] == [group.step_s]
     assert drawn["Best so far"][-1] == group.step_s
     front = page.evaluate("""() => fetch(document.querySelector("#trials").dataset.href).then((answer) => answer.json())""")
     assert front["measured_step_s"][front["best"]] == group.step_s
 
 
-def test_a_best_outside_its_interval_warns_and_a_plain_answer_says_less(http: TestClient, store: Store, query: dict[str, Any]) -> None:
+def test_a_best_outside_its_interval_warns_and_a_plain_answer_says_less(
+    http: TestClient, store: Store, query: dict[str, Any]
+) -> None:
     """No price, no tokens, no baseline: the first run is what it is compared with."""
     search = tune(query=schema.parse_query(query), store=store, launcher=CpuEngine(num_gpus=2)).search.id
     record = store.get_search(search_id=search)
