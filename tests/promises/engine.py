@@ -1,4 +1,4 @@
-"""A cluster engine in simulated time: its jobs wait, run and end as they are fated; what befell each is kept for the audit."""
+"""A cluster engine in simulated time: its jobs wait, run and end as they are fated, and what befell each is kept."""
 
 from __future__ import annotations
 

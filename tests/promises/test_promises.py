@@ -10,7 +10,7 @@ import pytest
 
 from hp_tool.errors import ConflictError
 from tests.promises import audit
-from tests.promises.world import LEASE_S, Process, World
+from tests.promises.world import CLUSTER_RUNS, LEASE_S, Process, World
 
 Disturb = Callable[[World, Process], None]
 MOMENTS = range(1, 44, 3)
@@ -111,7 +111,7 @@ def test_limits_hold() -> None:
             w.hire()
         w.drain()
         assert list(audit.limits_hold(w)) == []
-        assert max(job.beside_all for job in w.engine.jobs.values()) == 2
+        assert max(job.beside_all for job in w.engine.jobs.values()) == CLUSTER_RUNS
 
 
 @pytest.mark.parametrize("hours", [1.0, -1.0])
@@ -125,3 +125,19 @@ def test_events_are_in_order(hours: float) -> None:
             w.store.resume_search(search_id=w.accepted[0])
 
     held(audit.events_are_in_order, paused_and_resumed_as_the_clock_jumps)
+
+
+def test_runs_of_a_dead_worker_leave_the_cluster_to_others() -> None:
+    """One worker is left, over an older search; the runs that fill the cluster wait for somebody to end them."""
+    with world() as w:
+        older = w.submit(budget_runs=1, parallel_runs=1)
+        w.store.request_pause(search_id=older)
+        w.submit(budget_runs=2, parallel_runs=2)
+        worker = w.hire()
+        while len(w.engine.open()) < CLUSTER_RUNS:
+            worker.run(1)
+        worker.kill()
+        w.store.resume_search(search_id=older)
+        w.hire().run(5)
+        w.drain()
+        assert audit.breaches(w) == []
