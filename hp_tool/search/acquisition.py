@@ -81,8 +81,8 @@ def propose(
 
     Nothing measured yet: the least expected time, with the risks that the row stalls or fails. Then, until `coverage_runs`
     rows were tried, the rows that show most axis values not yet seen, among those that are not much slower. Then expected
-    improvement times the probability that the row fits and works. Pending rows count as if they had returned what is predicted for them. `stored`: rows whose
-    measurement is there already, which go first among those nearly as good.
+    improvement times the probability that the row fits and works. Pending rows count as if they had returned what is predicted
+    for them. `stored`: rows whose measurement is there already, which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried)] = False
