@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import JobState, Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
@@ -224,6 +224,9 @@ class Coordinator:
         measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
+        elif measurement.cause == KILLED and any(each.digest == run.digest and each.cause == KILLED for each in self._runs()):
+            blamed = replace(measurement, status="crashed")
+            self._finish(run, blamed, gpu_seconds=self._charges.gpu_seconds(run, blamed))
         elif measurement.status == "preempted":
             self._give_back(run, measurement)
         else:

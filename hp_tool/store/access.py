@@ -87,7 +87,7 @@ class Access(StoreBase):
     def add_audit(self, **entry: Unpack[NewAudit]) -> None:
         resource = storable(entry["resource"][:500])  # what a stranger typed
         shortened = {**entry, "action": entry["action"][:200], "resource": resource}
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             connection.execute(sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened))
 
     def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:

@@ -14,7 +14,7 @@ from hp_tool.domain.records import EventRecord, JsonObject, Label, Lease, RunSta
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict
-from hp_tool.store.engine import WRITES
+from hp_tool.store.engine import LASTING, WRITES
 
 SEARCH = tables.searches
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
@@ -33,8 +33,8 @@ class StoreBase:
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
 
-    def _writing(self) -> AbstractContextManager[sa.Connection]:
-        return writing(self._engine)
+    def _writing(self, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine, lasting=lasting)
 
 
 @contextmanager
@@ -44,9 +44,9 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def writing(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
-    """A transaction that may write."""
-    return transaction(engine.execution_options(**{WRITES: True}))
+def writing(engine: sa.Engine, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+    """A transaction that may write; `lasting`: what was committed survives a power cut (on PostgreSQL all does)."""
+    return transaction(engine.execution_options(**{WRITES: True, LASTING: lasting}))
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class Coordination(StoreBase):
             return record, record.lease
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             at = now(connection)
             update_search(connection, lease.search_id, at=at, lease_expires_at=at + _positive(lease_s), heartbeat_at=at)
@@ -121,13 +121,13 @@ class Coordination(StoreBase):
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None:
         progress = encode(progress, field="progress")
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             update_search(connection, lease.search_id, at=now(connection), progress=progress)
 
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord:
         payload = encode(payload, field="payload")
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
 

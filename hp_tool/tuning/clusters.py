@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Literal
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
@@ -18,6 +19,8 @@ from hp_tool.trainers import TrainerLauncher, trainer_of
 from hp_tool.training.problem import TrainingProblem
 
 LOCAL = "local"
+ENDPOINT: Literal["endpoint"] = "endpoint"
+"""The launcher of a server that runs already, and the runner of its runs."""
 log = logging.getLogger(__name__)
 
 

@@ -151,7 +151,7 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
             error=result.error,
         )
         if record.state is not result.search.state:  # cancelled in the last moment
-            search = replace(result.search, state=record.state, stopped_because=record.stopped_because)
+            search = replace(result.search, state=record.state, stopped_because=record.stopped_because or "")
             return replace(result, search=search, error=None)
     return result
 
