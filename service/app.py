@@ -18,7 +18,7 @@ from hp_tool.store import open_store
 from service import logs
 from service.agents.mount import AgentsRoute
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
-from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches
+from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
 from service.keys import Keyring
@@ -69,7 +69,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    routed = (estimates, searches, measurements, catalog, keys)
+    routed = (estimates, searches, workers, measurements, catalog, keys)
     for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations, searches.plans):
         app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
     app.include_router(health.router)

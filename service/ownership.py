@@ -21,12 +21,14 @@ from hp_tool.domain.records import (
     RegistrationRecord,
     SearchRecord,
 )
-from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.tuning import daily_limits, within_limits
+from hp_tool.errors import ConflictError, HpToolError, NotFoundError
+from hp_tool.queries.schema import parse_query
+from hp_tool.tuning import check_offered, daily_limits, within_limits
 from service.keys import Principal
+from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
-SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters"})
+SHARED = frozenset({"latest_calibration", "list_calibrations", "live_workers", "measured_clusters"})
 """Methods whose answers show nobody's data."""
 
 
@@ -41,12 +43,13 @@ class PrincipalStore:
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
         """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is filled in.
 
-        Raises InputError `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used up, and
-        HpToolError `forbidden` for a priority that is reserved for administrators.
+        Raises InputError `launcher_mismatch` where no live worker could run it, `gpu_seconds_ceiling` for a budget above the
+        ceiling, LimitError where today's quota is used up, and HpToolError `forbidden` for an administrator's priority.
         """
         principal = self._principal
         if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
             raise HpToolError("only administrators may give a priority above 0", code="forbidden")
+        check_offered(parse_query(query), self._store.live_workers())
         return self._store.create_search(
             query=within_limits(query, ceiling=self._ceiling()),
             owner=principal.owner,
@@ -75,6 +78,8 @@ class PrincipalStore:
         )
 
     def get_search(self, *, search_id: str) -> SearchRecord:
+        if search_id == SAMPLE:
+            return sample_store().get_search(search_id=search_id)
         record = self._store.get_search(search_id=search_id)
         if not self._may_see(record.owner):
             raise NotFoundError(f"no search {search_id!r}", field="search_id")
@@ -109,19 +114,24 @@ class PrincipalStore:
     def __getattr__(self, name: str) -> Any:
         """Every other method, restricted by its parameters to one's own data or search; the rest is for administrators."""
         method = getattr(self._store, name)
-        if self._principal.scope >= Scope.ADMIN or name in SHARED:
-            return method
-
-        def checked(*, search_id: str, **arguments: Any) -> Any:
-            self.get_search(search_id=search_id)
-            return method(search_id=search_id, **arguments)
-
         takes = _parameters(getattr(type(self._store), name))
+        if name not in READING and (self._principal.scope >= Scope.ADMIN or name in SHARED):
+            return method
         if "owner" in takes:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
         if "search_id" in takes:
-            return checked
+            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(search_id=search_id, **arguments)
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
+
+    def _of(self, search_id: str, method: str) -> AccessStore:
+        """The store that has this search, which the principal may see."""
+        if search_id == SAMPLE:
+            if method not in READING:
+                raise ConflictError("the sample cannot be changed; run it again as a search of your own")
+            return sample_store()
+        if self._principal.scope < Scope.ADMIN:
+            self.get_search(search_id=search_id)
+        return self._store
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):

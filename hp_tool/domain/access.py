@@ -1,13 +1,23 @@
 """Who may do what in the service, and what was done: keys, the audit log, and the port of a store that keeps them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import ANY_KEY, JsonObject, Page, Paging, RunRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    ANY_KEY,
+    JsonObject,
+    Offer,
+    Page,
+    Paging,
+    RunRecord,
+    RunState,
+    SearchRecord,
+    SearchState,
+)
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
@@ -134,6 +144,12 @@ class AccessStore(Store, Protocol):
         """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
         runs. Searches, runs, measurements and calibrations stay. How many of each.
         """
+
+    def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
+        """Say that this worker is alive and what it can run; said anew every few seconds."""
+
+    def retire_worker(self, *, holder: str) -> None:
+        """Take leave."""
 
     def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
         """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after;

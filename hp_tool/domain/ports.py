@@ -13,6 +13,7 @@ from hp_tool.domain.records import (
     GpuSecondsLimit,
     Head,
     JsonObject,
+    Label,
     Lease,
     MeasuredCluster,
     MeasurementQuery,
@@ -30,6 +31,7 @@ from hp_tool.domain.records import (
     RunState,
     SearchRecord,
     SearchState,
+    WorkerRecord,
 )
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
@@ -194,10 +196,15 @@ class Store(Protocol):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
+        words: str | None = None,
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results. `model`: as their queries name it."""
+        """Newest first unless asked otherwise, without results. `model`: as their queries name it; `words`: all of them in
+        its label."""
+
+    def label_search(self, *, search_id: str, label: Label) -> SearchRecord:
+        """Give it this name, these tags and this note in place of those it has."""
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         """A waiting or failed search without open runs is cancelled at once, any other is asked through `requested`.
@@ -371,6 +378,10 @@ class Store(Protocol):
 
     def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
         """NotFoundError where this owner has none of this name."""
+
+    # Workers
+    def live_workers(self) -> list[WorkerRecord]:
+        """Workers that announced themselves of late, the longest running first."""
 
     # The store itself
     def close(self) -> None:

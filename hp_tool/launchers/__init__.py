@@ -15,6 +15,11 @@ _ADAPTERS = {
 }
 
 
+def names() -> tuple[str, ...]:
+    """Names of all launchers."""
+    return tuple(_ADAPTERS)
+
+
 def check_known(name: str) -> None:
     """Raise InputError for a launcher that this version does not have."""
     if name not in _ADAPTERS:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hp_tool.domain.records import EventRecord, JsonObject, Lease, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, JsonObject, Label, Lease, RunState, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict
@@ -178,7 +178,8 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
             expires_at=row.lease_expires_at,
             heartbeat_at=row.heartbeat_at,
         )
-    return SearchRecord(**values | {"state": SearchState(row.state), "lease": lease})
+    label = Label(**row.label | {"tags": tuple(row.label["tags"])}) if row.label else Label()
+    return SearchRecord(**values | {"state": SearchState(row.state), "lease": lease, "label": label})
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:

@@ -40,6 +40,7 @@ searches = sa.Table(
     sa.Column("result", json_column()),
     sa.Column("error", json_column()),
     sa.Column("stopped_because", sa.Text),
+    sa.Column("label", json_column()),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
     sa.Column("started_at", UtcDateTime),
@@ -49,6 +50,23 @@ searches = sa.Table(
     sa.Index(None, "owner", "started_at"),
     sa.Index(None, "api_key_id"),
     sa.Index(None, "state", "priority", "created_at"),
+)
+
+search_words = sa.Table(  # of names, tags and notes
+    "hp_search_words",
+    metadata,
+    sa.Column("word", sa.String(64), primary_key=True),
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Index(None, "search_id"),
+)
+
+workers = sa.Table(
+    "hp_workers",
+    metadata,
+    sa.Column("holder", sa.String(200), primary_key=True),
+    sa.Column("offers", json_column(), nullable=False),
+    sa.Column("started_at", UtcDateTime, nullable=False),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
 )
 
 events = sa.Table(

@@ -15,7 +15,7 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import EventRecord, Head, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError
@@ -109,10 +109,11 @@ def list_searches(
     owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
     kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
     model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
+    words: Annotated[str | None, Query(max_length=200, description="Words of its name, tags or note; all of them")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Searches that match all filters, newest first."""
-    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **paging)
+    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, words=words, limit=limit, **paging)
     return PageView.of(page, SearchView.of)
 
 
@@ -140,6 +141,12 @@ class BudgetChange(Strict):
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
     """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
     return SearchView.of(changed_budget(store, search_id=search_id, change=change))
+
+
+@router.put("/{search_id}/label", openapi_extra=openapi.body(Label, example={"name": "baseline", "tags": ["h100"]}))
+def label_search(search_id: str, label: Annotated[Label, json_body(Label)], store: StoreDep) -> SearchView:
+    """Name, tag and annotate a search, in place of what it was called; lists find it by `words`."""
+    return SearchView.of(store.label_search(search_id=search_id, label=label))
 
 
 @router.get("/{search_id}/trials")

@@ -11,6 +11,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.records import (
     CalibrationRecord,
     Imported,
+    Label,
     MeasurementSource,
     MeasurementState,
     Page,
@@ -93,6 +94,8 @@ class SearchView(View):
     """Action that the worker has yet to carry out."""
     owner: str | None
     """Owner of the key that submitted it; None: the operator, or the service needs no key."""
+    label: Label
+    """Its name, tags and note."""
     query: dict[str, Any]
     progress: dict[str, Any]
     """Counts and the best so far, as the coordinator last reported them."""

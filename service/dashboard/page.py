@@ -42,6 +42,7 @@ SECTIONS = (
     ("New search", "/searches/new"),
     ("Explorer", "/explorer"),
     ("Calibration", "/calibration"),
+    ("Workers", "/workers"),
     ("Models", "/models"),
     ("GPUs", "/gpus"),
     ("Clusters", "/clusters"),

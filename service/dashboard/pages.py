@@ -12,16 +12,21 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    labels,
     measurements,
     new_search,
     plotly,
     search,
     searches,
+    workers,
 )
 from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
-MODULES = (new_search, searches, search, access, calibration, measurements, catalogue, configuration, compare, explorer, plotly)
+MODULES = (
+    *(new_search, searches, search, labels, workers, access, calibration, measurements),
+    *(catalogue, configuration, compare, explorer, plotly),
+)
 """Modules with a router of pages."""
 
 

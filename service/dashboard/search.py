@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord, SearchState
+from hp_tool.domain.records import JsonObject, Label, RunRecord, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, NotFoundError
@@ -100,6 +100,7 @@ class SearchPage(Page, View):
     events_href: str | None
     """Event stream of changes; None once the search has ended."""
     state: SearchState
+    label: Label
     tone: Tone
     ended: bool
     requested: str | None
@@ -123,6 +124,8 @@ class SearchPage(Page, View):
     """Problem with the runs folder that keeps runs from starting."""
     stopped_because: str | None
     worker: str | None
+    no_worker: bool
+    """It waits, and no worker is alive."""
     created_at: datetime
     finished_at: datetime | None
     query_text: str
@@ -231,6 +234,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
+        no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
 
