@@ -1,6 +1,6 @@
 """`python -m tests.formats.record_engine_options {vllm|sglang} FOLDER`: an engine's own argument parser, as data for tests.
 
-FOLDER has the unpacked wheel (`pip download --no-deps vllm==0.12.0`: 470 MB). Its Python is imported, its parser built; packages
+FOLDER has an unpacked wheel (`pip download --no-deps vllm==0.12.0`, 470 MB). Its Python is imported, its parser built; packages
 that it imports and that are not installed are empty stubs. First install msgspec, gguf, cbor2, openai, jiter, distro, sniffio,
 partial-json-parser, cachetools, blake3 and pybase64 (`pip install --no-deps --target`).
 Of each option its names, the words it takes (0 or 1, or argparse's letter), its type and its choices are kept.
