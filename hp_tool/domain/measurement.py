@@ -15,7 +15,8 @@ from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
-
+KILLED = "a process was killed by signal 9"
+"""Cause of a run that somebody ended from outside: it is tried once more before its configuration is blamed."""
 
 GRAPHS_AFTER = 2
 """Steps before CUDA graphs run: one as usual, one to record them."""

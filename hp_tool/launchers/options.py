@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hp_tool import documents
-from hp_tool.domain.fields import BUILDING, Devices, Strict
+from hp_tool.domain.fields import Devices, Strict, building
 from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
 
@@ -135,7 +135,7 @@ class ClusterOptions(Strict):
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
         """Options from a mapping. Raises InputError with `origin` and the field for an unknown key or an invalid value."""
         try:
-            with BUILDING:
+            with building(described=False):
                 adapter = TypeAdapter(cls)
             return adapter.validate_json(json.dumps(dict(fields)), strict=True)
         except (ValidationError, TypeError, ValueError) as error:
