@@ -1,8 +1,8 @@
 """A search's page with very many trials in a real browser: `python -m benchmarks.service.pages [--trials N] [--json]`.
 
-First paint, the moment everything in sight is drawn, how long each filter and each order of the table takes until table and charts in sight follow, and
-what the page weighs; of each filter the processor time of the page's own thread too, which a busy machine does not
-stretch. The server is a process of its own over a SQLite file; the browser is headless Chromium.
+First paint, the moment everything in sight is drawn, how long each filter takes until table and charts in sight follow, and
+each order of the table, and what the page weighs; of each filter the processor time of the page's own thread too, which a
+busy machine does not stretch. The server is a process of its own over a SQLite file; the browser is headless Chromium.
 """
 
 from __future__ import annotations
