@@ -7,7 +7,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
@@ -33,6 +33,7 @@ class Latency:
 class Best:
     """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
 
+    parallel: Configuration
     arithmetic: str
     details: str
     measured: bool
@@ -99,6 +100,7 @@ def _trained(row: Recommendation, answer_json: JsonObject | None) -> Best:
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
     return Best(
+        parallel=row.parallel,
         arithmetic=arithmetic,
         details=details,
         step_s_interval=known.intervals.step_s if known.intervals else None,
@@ -132,6 +134,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     )
     arithmetic, details = trials.words(run.parallel)
     best = Best(
+        parallel=run.parallel,
         arithmetic=arithmetic,
         details=details,
         measured=True,
@@ -185,9 +188,10 @@ def _served(row: ServingRecommendation, query: JsonObject, *, as_good: int) -> B
     if as_good:
         said += f"; {counted(as_good, 'other configuration')} of those shown may be as good"
     return Best(
+        parallel=row.parallel,
         arithmetic=arithmetic,
         details=details,
-        sentences=(said,),
+        sentences=(f"{said}.",),
         measured=measurement is not None,
         step_s=known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,

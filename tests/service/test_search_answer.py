@@ -74,7 +74,7 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
         build(), ["tune", "--resume", search], env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"}
     )
     assert headline(answer) in said.output
-    assert f"measured {duration(group.step_s)} by the last of 2 runs" in said.output
+    assert f"Measured {duration(group.step_s)} by the last of 2 runs" in said.output
 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")

@@ -34,8 +34,8 @@ def test_all_that_is_known_is_said_and_nothing_else():
     )
     alone = replace(ANSWER, baseline=None, free_memory_bytes=-1.0, out_of_memory_probability=0.0, outside=False, as_good=0)
     assert sentences(alone) == [
-        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs); measured 5.18 s by the last of 2 runs, "
-        "which took 4.18 s to 5.18 s"
+        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs).",
+        "Measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s.",
     ]
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
     assert "saves 3.0 days of training" in headline(days)
