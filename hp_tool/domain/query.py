@@ -45,7 +45,7 @@ class Constraints(Strict):
 class SearchSettings(Strict):
     """tune only: the budget of real runs, and where they run."""
 
-    launcher: Literal["local", "slurm", "ray", "kubernetes"] | None = None
+    launcher: Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None = None
     """What starts the runs; None: the registered cluster's launcher, else this host."""
     budget_runs: Repetitions = 8
     """Maximum number of profile runs."""

@@ -35,7 +35,7 @@ from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.training.recommend import fewest_devices
 from hp_tool.tuning.answer import baseline_config
-from hp_tool.tuning.clusters import LOCAL, check_profiled, launcher_name
+from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -66,6 +66,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     problem = resolve_training(query)
     baseline_config(query, problem)
     check_known(launcher_name(query))
+    if launcher_name(query) == ENDPOINT:
+        raise InputError("an endpoint only serves; ask a query of kind inference", field="search.launcher")
     if (trainer := trainer_of(query)) is not None:
         check_trainer(trainer)
         if query.search.breakdown:

@@ -16,6 +16,7 @@ from service.dashboard import (
     labels,
     measurements,
     new_search,
+    offline,
     plotly,
     search,
     searches,
@@ -26,7 +27,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, plotly),
+    *(catalogue, configuration, compare, explorer, plotly, offline),
 )
 """Modules with a router of pages."""
 

@@ -24,7 +24,7 @@ from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects
 from service.dashboard.formats import subject
 from service.dashboard.live import Running, running_now
-from service.dashboard.page import Form, Page, Tone, configuration_href, page_at
+from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -137,7 +137,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
     changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=int(text)))
-    return RedirectResponse(f"/searches/{search_id}", status_code=303)
+    return done(f"/searches/{search_id}", "changed")
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:

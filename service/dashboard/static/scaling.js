@@ -18,9 +18,12 @@ box?.addEventListener("toggle", async () => {
     return;
   }
   const { scaling, fewest_gpus_near_cheapest: fewest, fastest_gpus_near_cheapest: fastest } = answer.sensitivity;
-  says.textContent = !scaling.length ? "Nothing fits on any number of GPUs up to the cluster's."
-    : fewest === fastest ? `${count(fewest)} GPUs cost least; any other number costs over 5 % more.`
-      : `${count(fewest)} GPUs are the fewest within 5 % of the lowest cost; ${count(fastest)} are the fastest for that money.`;
+  const alone = answer.recommendations[0]?.calibrated_estimate ? "" : " By the cost model alone: the cluster has no calibration.";
+  const gpus = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
+  const advice = !scaling.length ? "Nothing fits on any number of GPUs up to the cluster's."
+    : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5 % more.`
+      : `The fewest within 5 % of the lowest cost: ${gpus(fewest)}; the fastest for that money: ${gpus(fastest)}.`;
+  says.textContent = advice + alone;
   const place = box.querySelector(".plot");
   place.hidden = !scaling.length;
   if (scaling.length) await draw(place, figure(scaling));
