@@ -20,6 +20,10 @@ SEARCH = tables.searches
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
+FULL = "make room on the database's disk"
+FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
+"""What to do about an error of the driver, by words of it."""
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -58,7 +62,8 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = getattr(error, "orig", None) or error
         first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
-        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error
+        fix = next((f"; {fix}" for sign, fix in FIXES.items() if sign in first_line), "")
+        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}{fix}") from error
 
 
 def is_the_drivers(error: BaseException | None) -> bool:
