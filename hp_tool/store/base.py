@@ -163,7 +163,20 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = connection.execute(sa.select(table).filter_by(**same_key)).one()
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    assert first is not None
+    return first
+
+
+def earlier_use(connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str) -> str | None:
+    """The resource id of an idempotency key that was used; None of a new one.
+
+    Raises ConflictError if the key was used with another request.
+    """
+    table = tables.idempotency_keys
+    first = connection.execute(sa.select(table).filter_by(scope=scope, owner=owner or "", key=key)).one_or_none()
+    if first is None:
+        return None
     if first.fingerprint != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
