@@ -97,8 +97,8 @@ STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
 measured any), what of it is the device's, whatever runs there; how far memory is; and the logarithm of how much oftener than
 usual a configuration stalls."""
 ALONE_RISK, PIPELINE_RISK, NODES_RISK = -3.42, 1.50, 0.52
-"""STALL_RISK of one node, of a pipeline over several, and of each doubling of nodes (`benchmarks.search.stalls`: nanotron's grid,
-confirmed on either model by constants of the other)."""
+"""STALL_RISK of one node, of a pipeline over several, and of each doubling of nodes: nanotron's grid, by
+`python -m benchmarks.search.stalls`."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
