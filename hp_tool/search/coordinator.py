@@ -183,6 +183,7 @@ class Coordinator:
                 "parallel": asdict(run.parallel),
                 "calibrated_step_s": decision.predicted["calibrated_step_s"],
                 "chosen_by": decision.predicted["chosen_by"],
+                "hold_probability": decision.predicted["hold_probability"],
                 "calibration": decision.calibration.summary(),
             }
             self._store.append_event(lease=self._lease, kind="proposed", payload=payload)

@@ -95,9 +95,7 @@ class Planner:
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
-        predicted = self.problem.predicted(
-            row=row, calibration=calibration, reason=proposal.reason, expected_gain=proposal.expected_gain
-        )
+        predicted = self.problem.predicted(row=row, calibration=calibration, proposal=proposal)
         reused = self.reusable.get(configuration_digest(parallel=parallel))
         if reused is not None:
             predicted |= {REUSED: reused}
@@ -169,7 +167,8 @@ class Planner:
         row = self.problem.row(run.parallel)
         if row is None:
             return None
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=reason, expected_gain=expected_gain)
+        seen = Proposal(row=row, expected_gain=expected_gain, reason=reason, hold_probability=1.0)  # it did before
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=seen)
         return NextRun(parallel=run.parallel, fidelity=fidelity, predicted=predicted)
 
     def _calibration(self) -> Calibration:
