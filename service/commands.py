@@ -32,7 +32,7 @@ ServerOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the service's commands."""
     app.add_typer(keys, name="keys")
-    for command in (report, budget, cancel, serve, worker, mcp):
+    for command in (report, budget, label, cancel, serve, worker, mcp):
         app.command()(command)
 
 
@@ -180,6 +180,28 @@ def budget(
     seconds = settings.get("budget_gpu_seconds")
     bound = "no bound on GPU-seconds" if seconds is None else f"{seconds:g} GPU-seconds"
     typer.echo(f"search {changed.id} ({changed.state}): {settings.get('budget_runs')} runs, {bound}")
+
+
+def label(
+    search: SearchArgument,
+    name: Annotated[str, typer.Option(help="What to call it.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="A tag; may be given several times.")] = None,
+    note: Annotated[str, typer.Option(help="What to remember of it.")] = "",
+    server: ServerOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Give a search a name, tags and a note, in place of those it has; the dashboard's list finds it by their words."""
+    from hp_tool.domain.records import Label
+    from hp_tool.queries import schema
+
+    given = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
+    labelled = _changed(
+        server,
+        database_url,
+        on_server=lambda client: client.label(search_id=search, name=given.name, tags=given.tags, note=given.note),
+        in_store=lambda store: store.label_search(search_id=search, label=given),
+    )
+    typer.echo(f"search {labelled.id}: {labelled.label.name or 'no name'}")
 
 
 def cancel(

@@ -174,7 +174,7 @@ class Endpoints:
     def searches(
         self, /, *, state: str | None = None, limit: int = 50, cursor: str | None = None, **filters: str
     ) -> Call[PageView[SearchView]]:
-        """A page of searches, newest first; filters: owner, since, until, order, kind, model."""
+        """A page of searches, newest first; filters: owner, since, until, order, kind, model, words."""
         params = {"state": state, "limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/searches", answer=PageView[SearchView], params=params)
 
@@ -223,6 +223,12 @@ class Endpoints:
         """Let a search spend more or less from now on."""
         budget = _without_none({"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
         return Call(method="PATCH", path=f"/v1/searches/{search_id}", answer=SearchView, json=budget)
+
+    @Endpoint
+    def label(self, *, search_id: str, name: str = "", tags: Sequence[str] = (), note: str = "") -> Call[SearchView]:
+        """Name, tag and annotate a search, in place of what it was called; lists find it by these `words`."""
+        body = {"name": name, "tags": list(tags), "note": note}
+        return Call(method="PUT", path=f"/v1/searches/{search_id}/label", answer=SearchView, json=body)
 
     @Endpoint
     def result(self, *, search_id: str, wait_s: float = 0.0) -> Call[JsonObject | None]:
@@ -281,6 +287,11 @@ class Endpoints:
         until, order."""
         params = {"limit": limit, "cursor": cursor, **filters}
         return Call(path="/v1/measurements", answer=PageView[MeasurementView], params=params)
+
+    @Endpoint
+    def workers(self) -> Call[JsonObject]:
+        """Live workers: what they can run, and which searches they run."""
+        return Call(path="/v1/workers", answer=JsonObject)
 
     @Endpoint
     def catalog(self, *, kind: str) -> Call[JsonObject]:

@@ -1,7 +1,8 @@
 """The store as one caller may use it. Routes get no other store, so none of them can forget to check whose a search is.
 
-A search, run or measurement is visible to its owner and to administrators; calibrations, which are learnt from all of them, to
-everybody. Another owner's search is answered as if it did not exist, so that nobody can probe for it.
+A search, run or measurement is visible to its owner and to administrators. A calibration is visible to everybody, but for one
+that learnt from reports which only their owner trusts. Another owner's search is answered as if it did not exist, so that
+nobody can probe for it.
 """
 
 import inspect
@@ -12,21 +13,25 @@ from typing import Any
 
 from hp_tool.domain.access import AccessStore, Scope
 from hp_tool.domain.records import (
+    CalibrationRecord,
     GpuSecondsLimit,
     JsonObject,
     MeasurementRecord,
     MeasurementState,
     NewMeasurement,
+    Page,
     RegistrationKind,
     RegistrationRecord,
     SearchRecord,
 )
-from hp_tool.errors import HpToolError, NotFoundError
-from hp_tool.tuning import daily_limits, within_limits
+from hp_tool.errors import ConflictError, HpToolError, NotFoundError
+from hp_tool.queries.schema import parse_query
+from hp_tool.tuning import check_offered, daily_limits, within_limits
 from service.keys import Principal
+from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
-SHARED = frozenset({"latest_calibration", "list_calibrations", "measured_clusters"})
+SHARED = frozenset({"live_workers", "measured_clusters"})
 """Methods whose answers show nobody's data."""
 
 
@@ -41,12 +46,13 @@ class PrincipalStore:
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
         """Queue a search as the principal's. Under a ceiling, a missing budget of GPU-seconds is filled in.
 
-        Raises InputError `gpu_seconds_ceiling` for a budget above the ceiling, LimitError where today's quota is used up, and
-        HpToolError `forbidden` for a priority that is reserved for administrators.
+        Raises InputError `launcher_mismatch` where no live worker could run it, `gpu_seconds_ceiling` for a budget above the
+        ceiling, LimitError where today's quota is used up, and HpToolError `forbidden` for an administrator's priority.
         """
         principal = self._principal
         if options.get("priority", 0) > 0 and principal.scope < Scope.ADMIN:
             raise HpToolError("only administrators may give a priority above 0", code="forbidden")
+        check_offered(parse_query(query), self._store.live_workers())
         return self._store.create_search(
             query=within_limits(query, ceiling=self._ceiling()),
             owner=principal.owner,
@@ -75,13 +81,18 @@ class PrincipalStore:
         )
 
     def get_search(self, *, search_id: str) -> SearchRecord:
+        if search_id == SAMPLE:
+            return sample_store().get_search(search_id=search_id)
         record = self._store.get_search(search_id=search_id)
         if not self._may_see(record.owner):
             raise NotFoundError(f"no search {search_id!r}", field="search_id")
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
+        """Store it as the principal's; it teaches others where they trust its reporter."""
+        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        own = replace(measurement, owner=self._principal.owner, trusted=everybody)
+        return self._store.add_measurement(measurement=own, **options)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         record = self._store.get_measurement(measurement_id=measurement_id)
@@ -90,8 +101,16 @@ class PrincipalStore:
         return record
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        self.get_measurement(measurement_id=measurement_id)
-        return self._store.set_measurement_state(measurement_id=measurement_id, state=state)
+        """Whoever accepts one vouches for it: an administrator for everybody, an owner for their own answers."""
+        if self.get_measurement(measurement_id=measurement_id).state == state:
+            return self._store.get_measurement(measurement_id=measurement_id)
+        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
+
+    def list_calibrations(self, **asked: Any) -> Page[CalibrationRecord]:
+        """Everybody's, and the principal's own."""
+        owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
+        return self._store.list_calibrations(owners=owners, **asked)
 
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
@@ -109,19 +128,24 @@ class PrincipalStore:
     def __getattr__(self, name: str) -> Any:
         """Every other method, restricted by its parameters to one's own data or search; the rest is for administrators."""
         method = getattr(self._store, name)
-        if self._principal.scope >= Scope.ADMIN or name in SHARED:
-            return method
-
-        def checked(*, search_id: str, **arguments: Any) -> Any:
-            self.get_search(search_id=search_id)
-            return method(search_id=search_id, **arguments)
-
         takes = _parameters(getattr(type(self._store), name))
+        if name not in READING and (self._principal.scope >= Scope.ADMIN or name in SHARED):
+            return method
         if "owner" in takes:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
         if "search_id" in takes:
-            return checked
+            return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(search_id=search_id, **arguments)
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")
+
+    def _of(self, search_id: str, method: str) -> AccessStore:
+        """The store that has this search, which the principal may see."""
+        if search_id == SAMPLE:
+            if method not in READING:
+                raise ConflictError("the sample cannot be changed; run it again as a search of your own")
+            return sample_store()
+        if self._principal.scope < Scope.ADMIN:
+            self.get_search(search_id=search_id)
+        return self._store
 
     def _registrant(self, owner: str | None) -> str | None:
         if not self._may_see(owner):

@@ -34,6 +34,7 @@ SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
 """How often a worker looks for jobs that no live search owns, beside its own work."""
+ANNOUNCE_EVERY_S = 10.0
 FOLLOW_EVERY_S = 60.0
 """How often a worker without a search learns from newly reported measurements."""
 
@@ -149,6 +150,17 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
             sweeper.sweep()
 
 
+def announce(*, store: AccessStore, holder: str, stopping: threading.Event, every_s: float) -> None:
+    """Say every `every_s` seconds that this worker is alive and what it can run, until `stopping` is set; then take leave."""
+    while True:
+        with surviving("announce this worker", log):
+            store.announce_worker(holder=holder, offers=tuning.offers())
+        if stopping.wait(every_s):
+            break
+    with surviving("take leave", log):
+        store.retire_worker(holder=holder)
+
+
 def work(
     *,
     database_url: str | None,
@@ -171,6 +183,7 @@ def work(
         signal.signal(number, stop)
     url = stores.database_url(database_url)
     store = stores.open_store(url)
+    announcing: threading.Thread | None = None
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
         storage = tuning.study_storage(url)  # imports the rest of SQLAlchemy, before a second thread uses it
@@ -183,6 +196,9 @@ def work(
         threading.Thread(target=delivering, name="webhooks", daemon=True).start()
         sweeping = partial(sweep, store=store, stopping=stopping, every_s=SWEEP_EVERY_S)
         threading.Thread(target=sweeping, name="sweep", daemon=True).start()
+        saying = partial(announce, store=store, holder=holder, stopping=stopping, every_s=ANNOUNCE_EVERY_S)
+        announcing = threading.Thread(target=saying, name="announce", daemon=True)
+        announcing.start()
         Worker(
             store=store,
             storage=storage,
@@ -194,4 +210,6 @@ def work(
             stopping=stopping,
         ).run()
     finally:
+        if announcing is not None and stopping.is_set():
+            announcing.join(timeout=LONGEST_IDLE_S)
         store.close()

@@ -169,7 +169,7 @@ def _stated(case: TrainingCase) -> dict[str, float]:
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
-        PAIR_LOG_SD: math.sqrt(framework.pair_log_sd**2 + 2.0 * adapters) if framework.pair_log_sd else 0.0,
+        PAIR_LOG_SD: framework.pair_log_sd or 0.0,
         DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
         MEMORY_LOG_SD: framework.memory_log_sd,
     }

@@ -1,13 +1,23 @@
 """Who may do what in the service, and what was done: keys, the audit log, and the port of a store that keeps them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import ANY_KEY, JsonObject, Page, Paging, RunRecord, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    ANY_KEY,
+    JsonObject,
+    Offer,
+    Page,
+    Paging,
+    RunRecord,
+    RunState,
+    SearchRecord,
+    SearchState,
+)
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
@@ -135,6 +145,12 @@ class AccessStore(Store, Protocol):
         runs. Searches, runs, measurements and calibrations stay. How many of each.
         """
 
+    def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
+        """Say that this worker is alive and what it can run; said anew every few seconds."""
+
+    def retire_worker(self, *, holder: str) -> None:
+        """Take leave."""
+
     def claim_webhook(self, *, except_of: Collection[str | None] = ()) -> tuple[WebhookRecord, SearchRecord] | None:
         """Begin the next attempt that is due to tell of a search's end, of all owners but these, and put off the one after;
         None: nothing is due.
@@ -149,8 +165,8 @@ class AccessStore(Store, Protocol):
         """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had some in the last day."""
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and those that were
-        abandoned on the cluster in the last day, which may have cost more than was known."""
+        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and on the cluster those
+        that an ended search left open, or were abandoned in the last day, which may have cost more than was known."""
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended

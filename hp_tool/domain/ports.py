@@ -13,6 +13,7 @@ from hp_tool.domain.records import (
     GpuSecondsLimit,
     Head,
     JsonObject,
+    Label,
     Lease,
     MeasuredCluster,
     MeasurementQuery,
@@ -30,6 +31,7 @@ from hp_tool.domain.records import (
     RunState,
     SearchRecord,
     SearchState,
+    WorkerRecord,
 )
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
@@ -194,10 +196,15 @@ class Store(Protocol):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
+        words: str | None = None,
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """Newest first unless asked otherwise, without results. `model`: as their queries name it."""
+        """Newest first unless asked otherwise, without results. `model`: as their queries name it; `words`: all of them in
+        its label."""
+
+    def label_search(self, *, search_id: str, label: Label) -> SearchRecord:
+        """Give it this name, these tags and this note in place of those it has."""
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         """A waiting or failed search without open runs is cancelled at once, any other is asked through `requested`.
@@ -255,7 +262,8 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go.
+        """End it as succeeded, failed or cancelled, and let go. A cancel that was requested meanwhile is its end, where no run
+        is open.
 
         Only a failed search may leave open runs behind (for whoever resumes or cancels it); otherwise they are a ConflictError.
         """
@@ -337,25 +345,43 @@ class Store(Protocol):
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit."""
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
+        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit. `trusted`: one that is
+        accepted teaches everybody, not its owner alone."""
+
+    def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
+        """Owners whom measurements teach that nobody else trusts."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""
 
     def save_calibration(
-        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+        self,
+        *,
+        cluster_key: str,
+        framework: str,
+        payload: JsonObject,
+        num_measurements: int,
+        model_family: str = "",
+        owner: str = "",
     ) -> CalibrationRecord:
         """Store as the next version; versions are never changed."""
 
     def latest_calibration(
-        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+        self, *, cluster_key: str, framework: str, model_family: str = "", owner: str = "", before: datetime | None = None
     ) -> CalibrationRecord | None:
         """The newest version, or the newest of those made before."""
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
-    ) -> Page[CalibrationRecord]: ...
+        self,
+        *,
+        cluster_key: str | None = None,
+        framework: str | None = None,
+        owners: Collection[str] | None = None,
+        limit: int = 50,
+        **paging: Unpack[Paging],
+    ) -> Page[CalibrationRecord]:
+        """Newest first. `owners`: only theirs, the empty one being everybody; None: all."""
 
     # Registered clusters and models: `owner` None is everybody's
     def put_registration(
@@ -371,6 +397,10 @@ class Store(Protocol):
 
     def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
         """NotFoundError where this owner has none of this name."""
+
+    # Workers
+    def live_workers(self) -> list[WorkerRecord]:
+        """Workers that announced themselves of late, the longest running first."""
 
     # The store itself
     def close(self) -> None:

@@ -6,8 +6,11 @@ Instants are timezone-aware UTC. JSON values hold no infinity and no NaN.
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
+from annotated_types import MaxLen, MinLen
+
+from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import Configuration
 
@@ -73,6 +76,15 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Label(Strict):
+    """What people call a search, to find it again by its words."""
+
+    name: Annotated[str, MaxLen(200)] = ""
+    tags: Annotated[tuple[Annotated[str, MinLen(1), MaxLen(64)], ...], MaxLen(20)] = ()
+    note: Annotated[str, MaxLen(4000)] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
     """One search: what was asked, who works on it, what came out."""
 
@@ -98,10 +110,34 @@ class SearchRecord:
     error: JsonObject | None = None
     """{code, message, field} of a failed search."""
     stopped_because: str | None = None
+    label: Label = field(default_factory=Label)
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Devices that a worker can run a search on."""
+
+    launcher: str
+    gpu: str
+    num_gpus: int
+    """At most, for one job."""
+    profiler: bool = True
+    """False: on this host nothing but a query's own `trainer` runs, because torch or megatron-core is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A live worker."""
+
+    holder: str
+    """Host and process id."""
+    offers: tuple[Offer, ...]
+    started_at: datetime
+    seen_at: datetime
 
 
 class RunAccount(TypedDict, total=False):
@@ -153,6 +189,16 @@ class RunRecord:
     created_at: datetime
     submitted_at: datetime | None = None
     finished_at: datetime | None = None
+
+    @property
+    def status(self) -> MeasurementStatus | None:
+        """Its measurement's; None: no measurement (yet)."""
+        return None if self.measurement is None else self.measurement.status
+
+    @property
+    def objective_s(self) -> float | None:
+        """As `Measurement.objective_s`."""
+        return None if self.measurement is None else self.measurement.objective_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +259,8 @@ class NewMeasurement:
     problem_digest: str = ""
     """digests.problem_digest: measurements with the same one and the same digest may stand for each other."""
     state: MeasurementState = "accepted"
+    trusted: bool = True
+    """Whether it may teach everybody; else it teaches its owner alone."""
     owner: str | None = None
 
     @property
@@ -291,6 +339,8 @@ class MeasurementQuery(Paging, total=False):
     status: MeasurementStatus | None
     state: MeasurementState | None
     """None: all but the deleted."""
+    teaches: str | None
+    """Those that may teach this owner; empty: everybody."""
     search_id: str | None
     problem_digest: str | None
     digest: str | None
@@ -309,7 +359,8 @@ class MeasuredCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family)."""
+    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family,
+    owner)."""
 
     id: str
     version: int
@@ -317,6 +368,8 @@ class CalibrationRecord:
     framework: str
     model_family: str = ""
     """Empty: all families."""
+    owner: str = ""
+    """Who alone uses it, because it learnt from reports of theirs that others need not trust; empty: everybody."""
     payload: JsonObject
     num_measurements: int
     created_at: datetime

@@ -10,8 +10,14 @@ _ADAPTERS = {
     "local": ("hp_tool.launchers.local", "LocalLauncher"),
     "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher"),
     "kubernetes": ("hp_tool.launchers.kubernetes", "KubernetesLauncher"),
+    "endpoint": ("hp_tool.launchers.endpoint", "EndpointLauncher"),
     "ray": ("hp_tool.launchers.ray_jobs", "RayLauncher"),
 }
+
+
+def names() -> tuple[str, ...]:
+    """Names of all launchers."""
+    return tuple(_ADAPTERS)
 
 
 def check_known(name: str) -> None:

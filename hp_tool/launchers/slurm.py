@@ -169,6 +169,8 @@ class SlurmLauncher:
             state = JobState.FINISHED
         elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
+        if state is JobState.FINISHED and cancelled and not any((folder / name).exists() for name in (ENDED, jobs.RESULT)):
+            state = JobState.CANCELLED  # the script saw the mark when it started, and did nothing
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
             state = JobState.FINISHED  # it was done, or had measured something, before Slurm ended it
         return state, job

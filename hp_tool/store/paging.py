@@ -26,6 +26,8 @@ class Listing:
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
     """What columns must equal; None: anything."""
     paging: Paging = field(default_factory=Paging)
+    words: tuple[str, ...] = ()
+    """What the query looks for besides; a cursor belongs to them, too."""
 
     def page(
         self,
@@ -75,7 +77,7 @@ class Listing:
         filters = {str(column): str(wanted) for column, wanted in self.filters.items() if wanted is not None}
         instants = (self.paging.get("since"), self.paging.get("until"))
         span = [None if instant is None else instant.astimezone(UTC).isoformat() for instant in instants]
-        return json_digest([self.table.name, filters, span, self._rises])[:16]
+        return json_digest([self.table.name, filters, span, self._rises, *self.words])[:16]
 
     def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
         """The key of the row that the cursor names. InputError for another list's."""

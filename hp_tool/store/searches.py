@@ -1,20 +1,32 @@
 """Searches: create, list, cancel, pause, resume."""
 
+import re
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.records import EventRecord, GpuSecondsLimit, Head, JsonObject, Page, Paging, SearchRecord, SearchState
+from hp_tool.domain.records import (
+    EventRecord,
+    GpuSecondsLimit,
+    Head,
+    JsonObject,
+    Label,
+    Page,
+    Paging,
+    SearchRecord,
+    SearchState,
+)
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
-from hp_tool.store.access import admit, budget_of, gpu_seconds_of
+from hp_tool.store.access import admit, budget_of
 from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
     first_use,
+    gpu_seconds_of,
     locked_search,
     now,
     open_runs,
@@ -28,6 +40,11 @@ from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
+WORD = tables.search_words
+MOST_WANTED = 8
+"""Words of a look-up; more tell no better."""
+LONGEST_WORD = 64
+"""Characters kept of one."""
 UNENDED = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
 """Outcome columns, cleared when a failed search goes on."""
 
@@ -95,15 +112,29 @@ class Searches(StoreBase):
         owner: str | None = None,
         kind: str | None = None,
         model: str | None = None,
+        words: str | None = None,
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         c = SEARCH.c
+        wanted = _words(words or "")[:MOST_WANTED]
+        for word in wanted:
+            query = query.where(c.id.in_(sa.select(WORD.c.search_id).where(WORD.c.word == word)))
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
-        listing = Listing(table=SEARCH, filters=filters, paging=paging)
+        listing = Listing(table=SEARCH, filters=filters, paging=paging, words=wanted)
         with self._reading() as connection:
             return listing.page(connection, query=query, limit=limit, record=search_record)
+
+    def label_search(self, *, search_id: str, label: Label) -> SearchRecord:
+        with self._writing() as connection:
+            locked_search(connection, search_id)
+            stored = encode(label, field="label")
+            connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(label=stored))
+            connection.execute(sa.delete(WORD).where(WORD.c.search_id == search_id))
+            if words := _words(" ".join([label.name, *label.tags, label.note])):
+                connection.execute(sa.insert(WORD), [{"word": word, "search_id": search_id} for word in words])
+            return read_search(connection, search_id)
 
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         with self._writing() as connection:
@@ -202,6 +233,11 @@ def model_of(query: JsonObject) -> str | None:
     model = query.get("model")
     name = model.get("name") if isinstance(model, dict) else model
     return name if isinstance(name, str) else None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a text, each once, as they are looked up."""
+    return tuple(dict.fromkeys(word[:LONGEST_WORD] for word in re.findall(r"\w+", text.casefold())))
 
 
 def _column_text(value: Any, *, most: int) -> str | None:

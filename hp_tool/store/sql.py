@@ -13,9 +13,10 @@ from hp_tool.store.measurements import Measurements
 from hp_tool.store.runs import Runs, Strays
 from hp_tool.store.searches import Searches
 from hp_tool.store.webhooks import Deliveries
+from hp_tool.store.workers import Workers
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Retention, Deliveries, Strays):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Retention, Deliveries, Strays, Workers):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:

@@ -40,6 +40,7 @@ searches = sa.Table(
     sa.Column("result", json_column()),
     sa.Column("error", json_column()),
     sa.Column("stopped_because", sa.Text),
+    sa.Column("label", json_column()),
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("updated_at", UtcDateTime, nullable=False),
     sa.Column("started_at", UtcDateTime),
@@ -49,6 +50,23 @@ searches = sa.Table(
     sa.Index(None, "owner", "started_at"),
     sa.Index(None, "api_key_id"),
     sa.Index(None, "state", "priority", "created_at"),
+)
+
+search_words = sa.Table(  # of names, tags and notes
+    "hp_search_words",
+    metadata,
+    sa.Column("word", sa.String(64), primary_key=True),
+    sa.Column("search_id", ID, sa.ForeignKey("hp_searches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Index(None, "search_id"),
+)
+
+workers = sa.Table(
+    "hp_workers",
+    metadata,
+    sa.Column("holder", sa.String(200), primary_key=True),
+    sa.Column("offers", json_column(), nullable=False),
+    sa.Column("started_at", UtcDateTime, nullable=False),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
 )
 
 events = sa.Table(
@@ -123,7 +141,7 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # for older versions: nothing reads it
+    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # below a half: it teaches its owner alone
     sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
@@ -143,10 +161,11 @@ calibrations = sa.Table(
     sa.Column("cluster_key", sa.String(200), nullable=False),
     sa.Column("framework", sa.String(100), nullable=False),
     sa.Column("model_family", sa.String(100), nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False, server_default=""),  # empty: everybody's
     sa.Column("payload", json_column(), nullable=False),
     sa.Column("num_measurements", sa.Integer, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("cluster_key", "framework", "model_family", "version", name="uq_hp_calibrations_version"),
+    sa.UniqueConstraint("cluster_key", "framework", "model_family", "owner", "version", name="uq_hp_calibrations_version"),
     sa.Index(None, "created_at", "id"),
 )
 

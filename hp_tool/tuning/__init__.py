@@ -1,6 +1,7 @@
 """Tuning: a search from its stored query to its ranked answer, the same for the command line and for a worker."""
 
 from hp_tool.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
+from hp_tool.tuning.offers import check_offered, offers, offers_in_words
 from hp_tool.tuning.result import SearchSummary, TuneResult
 from hp_tool.tuning.run import resolve_search, run_search, tune
 from hp_tool.tuning.study import study_storage
@@ -9,8 +10,11 @@ __all__ = [
     "SearchSummary",
     "Sweeper",
     "TuneResult",
+    "check_offered",
     "create_launcher",
     "daily_limits",
+    "offers",
+    "offers_in_words",
     "resolve_search",
     "run_search",
     "study_storage",

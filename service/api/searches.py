@@ -1,5 +1,6 @@
 """Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
 
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,10 +16,10 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import EventRecord, Head, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
@@ -109,10 +110,11 @@ def list_searches(
     owner: Annotated[str | None, Query(max_length=200, description="Owner (administrators; others see their own)")] = None,
     kind: Annotated[domain.Kind | None, Query(description="Kind of query")] = None,
     model: Annotated[str | None, Query(max_length=200, description="Model, as the query names it")] = None,
+    words: Annotated[str | None, Query(max_length=200, description="Words of its name, tags or note; all of them")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> PageView[SearchView]:
     """Searches that match all filters, newest first."""
-    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, limit=limit, **paging)
+    page = store.list_searches(state=state, owner=owner, kind=kind, model=model, words=words, limit=limit, **paging)
     return PageView.of(page, SearchView.of)
 
 
@@ -140,6 +142,12 @@ class BudgetChange(Strict):
 def change_budget(search_id: str, change: Annotated[BudgetChange, json_body(BudgetChange)], store: StoreDep) -> SearchView:
     """Change what a search may spend. Its worker follows within seconds; a run in progress is not interrupted."""
     return SearchView.of(changed_budget(store, search_id=search_id, change=change))
+
+
+@router.put("/{search_id}/label", openapi_extra=openapi.body(Label, example={"name": "baseline", "tags": ["h100"]}))
+def label_search(search_id: str, label: Annotated[Label, json_body(Label)], store: StoreDep) -> SearchView:
+    """Name, tag and annotate a search, in place of what it was called; lists find it by `words`."""
+    return SearchView.of(store.label_search(search_id=search_id, label=label))
 
 
 @router.get("/{search_id}/trials")
@@ -211,18 +219,19 @@ async def events(
     """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
     watch: Watch = request.app.state.watch
     seen = start
-    while await _is_still_allowed(request):
-        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
-        for record in records:
-            seen = record.seq
-            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
-            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
-        if records:
-            continue
-        if state.ended:
-            yield ServerSentEvent(event=STREAM_END, data={"state": state})
-            return
-        await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
+    with contextlib.suppress(StoreError):  # it is too late for an answer; who connects again is told
+        while await _is_still_allowed(request):
+            state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+            for record in records:
+                seen = record.seq
+                # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+                yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+            if records:
+                continue
+            if state.ended:
+                yield ServerSentEvent(event=STREAM_END, data={"state": state})
+                return
+            await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:

@@ -11,6 +11,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.records import (
     CalibrationRecord,
     Imported,
+    Label,
     MeasurementSource,
     MeasurementState,
     Page,
@@ -93,6 +94,8 @@ class SearchView(View):
     """Action that the worker has yet to carry out."""
     owner: str | None
     """Owner of the key that submitted it; None: the operator, or the service needs no key."""
+    label: Label
+    """Its name, tags and note."""
     query: dict[str, Any]
     progress: dict[str, Any]
     """Counts and the best so far, as the coordinator last reported them."""
@@ -197,6 +200,8 @@ class MeasurementView(View):
     source: MeasurementSource
     state: MeasurementState
     """Only accepted ones teach."""
+    trusted: bool
+    """It teaches everybody; else its owner alone."""
     gpu: str
     framework: str
     model: str
@@ -232,6 +237,8 @@ class CalibrationView(View):
     framework: str
     model_family: str
     """dense or moe; empty: all families."""
+    owner: str
+    """Who alone uses it, for their own reports; empty: everybody."""
     num_measurements: int
     measurement_ids: list[str]
     """The measurements it was fitted to."""

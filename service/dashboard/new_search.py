@@ -18,12 +18,13 @@ from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
+from hp_tool.domain.records import WorkerRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.tuning import resolve_search
+from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
@@ -42,6 +43,7 @@ from service.dashboard.new_search_form import (
     to_values,
 )
 from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
+from service.dashboard.presets import PRESETS, Preset
 
 MAX_ROWS = 8
 MAX_POINTS = 60
@@ -65,6 +67,9 @@ class NewSearchPage(Page):
     """The form's values by field."""
     error: ErrorFields | None
     """Why the search was not accepted."""
+    presets: dict[str, Preset]
+    preset: str | None = None
+    """The one that fills the form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +139,13 @@ def form_context(
     clone: Annotated[
         str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
     ] = None,
+    preset: Annotated[str | None, QueryParameter(max_length=40, description="A query to start from")] = None,
 ) -> NewSearchPage:
-    """Form of a new search, as shown on its page; filled with a search's query, or with the fields in the address."""
+    """Form of a new search, as shown on its page; filled with a preset, a search's query, or the fields in the address."""
+    if preset is not None:
+        if preset not in PRESETS:
+            raise NotFoundError(f"no preset {preset!r}; there are {', '.join(PRESETS)}", field="preset")
+        return replace(form_page(to_values(PRESETS[preset].query), store=store), preset=preset)
     if clone is not None:
         query = schema.query_mapping(schema.parse_query(store.get_search(search_id=clone).query))
         return form_page(to_values(query), store=store)
@@ -163,6 +173,7 @@ def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
         recipes=recipe_choices(),
         values=dict(values),
         error=None,
+        presets=PRESETS,
     )
 
 
@@ -190,7 +201,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         seconds=answer.space.seconds,
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
-        unsearchable=_unsearchable(resolved),
+        unsearchable=_unsearchable(resolved, workers=store.live_workers()),
         plan=_plan(resolved, store=store) if answer.recommendations else None,
         commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
@@ -237,9 +248,10 @@ def commands(query: Query, *, server: str) -> tuple[Command, ...]:
     )
 
 
-def _unsearchable(query: Query) -> str | None:
+def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | None:
     try:
         resolve_search(query)
+        check_offered(query, workers)
     except HpToolError as error:
         return error.message
     return None

@@ -12,16 +12,23 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    exports,
+    labels,
     measurements,
     new_search,
+    offline,
     plotly,
     search,
     searches,
+    workers,
 )
 from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
-MODULES = (new_search, searches, search, access, calibration, measurements, catalogue, configuration, compare, explorer, plotly)
+MODULES = (
+    *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
+    *(catalogue, configuration, compare, explorer, plotly, offline),
+)
 """Modules with a router of pages."""
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import SearchState
+from hp_tool.domain.records import Label, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
@@ -39,6 +39,7 @@ class SearchRow(View):
     kind: Kind
     subject: str
     """Model on cluster."""
+    label: Label
     model: str | None
     owner: str | None
     best: str | None
@@ -60,6 +61,8 @@ class SearchFilters:
     kind: Annotated[Kind | None, BLANK_IS_NONE] = None
     model: Name = None
     """Its whole name: a search for parts of names would read every row."""
+    words: Name = None
+    """Of its name, tags or note; all of them."""
     owner: Name = None
     """For callers who may see others' searches."""
     since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None
@@ -85,6 +88,8 @@ class SearchesPage(Page):
     """Saved by the searches on this page."""
     live: bool
     """A search on this page has not ended."""
+    no_worker: bool
+    """Searches wait, and no worker is alive."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
 
@@ -102,6 +107,7 @@ def searches_context(
         state=filters.state,
         kind=filters.kind,
         model=filters.model,
+        words=filters.words,
         owner=filters.owner,
         since=datetime.combine(filters.since, time(), UTC) if filters.since else None,
         limit=MAX_ROWS,
@@ -121,6 +127,7 @@ def searches_context(
         gpu_seconds=sum(row.gpu_seconds for row in rows),
         saved_gpu_seconds=sum(row.saved_gpu_seconds or 0.0 for row in rows),
         live=any(not record.state.ended for record in page.items),
+        no_worker=any(record.state is SearchState.QUEUED for record in page.items) and not store.live_workers(),
         rows=rows,
         next_href=next_href("/", page, parameters),
     )

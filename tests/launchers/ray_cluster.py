@@ -35,7 +35,7 @@ class RayCluster:
 
     def start(self) -> None:
         self._start_node("--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.port + 1}")
-        until(self._answers, limit_s=60)
+        until(self._answers)
 
     def add_node(self) -> None:
         if len(self.nodes) == 1:

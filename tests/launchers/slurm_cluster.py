@@ -140,7 +140,7 @@ def free_ports(*, count: int = 3, among: range = range(10_000, 20_000)) -> int:
     raise AssertionError("no free ports")
 
 
-def until(condition: Callable[[], object], *, limit_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], *, limit_s: float = 120.0) -> None:
     """Wait for the condition; one that cannot be asked yet is not fulfilled."""
     deadline = time.monotonic() + limit_s
     while True:

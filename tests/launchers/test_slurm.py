@@ -63,6 +63,20 @@ class TestSlurmLauncher(LauncherContract):
         finally:
             slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
 
+    def test_a_job_that_sees_the_mark_of_its_cancel_when_it_starts_is_cancelled(
+        self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
+    ) -> None:
+        """The order to end it is on its way while Slurm starts it."""
+        slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
+        try:
+            handle = launcher.submit(plan(GOOD))
+            (tmp_path / "job-1" / "cancel").touch()
+        finally:
+            slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")
+        assert wait(launcher, handle, until={JobState.CANCELLED, JobState.FINISHED}) is JobState.CANCELLED
+        assert launcher.fetch(handle).cause == "cancelled on request"
+        assert not (tmp_path / "job-1" / "runs.txt").exists()
+
     def test_a_job_that_somebody_else_cancels_is_taken_from_us(
         self, launcher: Launcher, slurm: SlurmCluster, tmp_path: Path
     ) -> None:

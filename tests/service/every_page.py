@@ -82,6 +82,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "gpu": "/gpus/h100-sxm-80gb",
         "clusters": "/clusters",
         "cluster": "/clusters/dgx-h100",
+        "workers": "/workers",
+        "sample": "/searches/sample",
+        "offline": "/offline",
         "keys": "/keys",
         "audit": "/audit",
     }

@@ -1,0 +1,27 @@
+"""What people keep of a search: its name, tags and note, and its report as one file."""
+
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
+
+from hp_tool.domain.records import Label
+from hp_tool.queries import schema
+from service.api.dependencies import StoreDep
+from service.dashboard.page import Form, done
+from service.dashboard.report import report_html
+
+router = APIRouter(tags=["dashboard"])
+
+
+@router.post("/searches/{search_id}/label", include_in_schema=False)
+def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
+    tags = [tag.strip() for tag in values.get("tags", "").split(",") if tag.strip()]
+    given = {"name": values.get("name", ""), "tags": tags, "note": values.get("note", "")}
+    store.label_search(search_id=search_id, label=schema.parse(Label, given))
+    return done(f"/searches/{search_id}", "changed")
+
+
+@router.get("/searches/{search_id}/report", response_class=Response)
+def report(search_id: str, store: StoreDep) -> Response:
+    """A search with its charts as one HTML file that opens anywhere: what `hp-tool report` writes."""
+    headers = {"Content-Disposition": f'attachment; filename="{store.get_search(search_id=search_id).id}.html"'}
+    return Response(report_html(store=store, search_id=search_id), media_type="text/html", headers=headers)

@@ -1,0 +1,46 @@
+"""Queries to start from: each answers or runs as it stands."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A query that fills the form."""
+
+    label: str
+    about: str
+    query: dict[str, Any] = field(repr=False)
+
+
+PRESETS: dict[str, Preset] = {
+    "this-machine": Preset(
+        label="This machine",
+        about="A small GPT on two processes of a worker's processor: real runs, a few minutes, no GPU.",
+        query={
+            "kind": "training",
+            "model": {
+                "name": "gpt-quickstart",
+                "num_hidden_layers": 4,
+                "hidden_size": 512,
+                "num_attention_heads": 8,
+                "vocab_size": 8192,
+            },
+            "cluster": {"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 2},
+            "training": {"sequence_length": 256, "global_batch_size": 8, "precision": "bf16"},
+            "parallel": {"sequence_parallel": [False, True], "recompute": ["none", "selective", "full"]},
+            "search": {"launcher": "local", "budget_runs": 6, "run_timeout_s": 120.0, "steps": 3, "warmup_steps": 1},
+        },
+    ),
+    "llama-3-70b": Preset(
+        label="Llama 3 70B on 64 H100",
+        about="Predictions alone: read the ranking beside the form. A search would need a worker on such a cluster.",
+        query={
+            "kind": "training",
+            "model": "llama-3-70b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, "gpus_per_node": 8},
+            "training": {"sequence_length": 8192, "global_batch_size": 128, "precision": "bf16"},
+        },
+    ),
+}
+"""By the name that `/searches/new?preset=NAME` uses; the first is examples/quickstart.yaml."""

@@ -1,0 +1,62 @@
+"""The first minutes with an empty service: steps, presets that answer, and a finished search to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.access import Scope
+from hp_tool.store import SqlStore
+from service.app import create_app
+from service.dashboard.presets import PRESETS
+from service.settings import Settings
+from tests.service.test_access import OPERATOR, key
+
+
+def test_an_empty_service_teaches_in_three_steps(http: TestClient) -> None:
+    page = http.get("/").text
+    assert page.count("<li>") == 3 and "/searches/sample" in page and "hp-tool worker" in page
+    for name in PRESETS:
+        assert f"/searches/new?preset={name}" in page
+    assert "this-machine" in http.get("/searches/new?preset=none").text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_answer_as_they_stand(http: TestClient, store: SqlStore, name: str) -> None:
+    form = http.get("/searches/new.json", params={"preset": name}).json()
+    preview = http.post("/searches/new/preview.json", data=form["values"]).json()
+    assert preview["error"] is None and preview["rows"] and preview["unsearchable"] is None
+    answer = http.post("/searches/new", data=form["values"], follow_redirects=False)
+    assert answer.status_code == 303
+    search = answer.headers["location"]
+    assert "hp-tool worker" in http.get(search).text
+
+
+def test_this_machine_is_the_quickstart() -> None:
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "quickstart.yaml").read_text())
+    assert PRESETS["this-machine"].query == example
+
+
+def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlStore) -> None:
+    with TestClient(create_app(Settings(api_key=OPERATOR), store=store), base_url="http://127.0.0.1:8000") as http:
+        reader, admin = key(store, Scope.READ), {"Authorization": f"Bearer {OPERATOR}"}
+        for headers in (reader, admin):
+            page = http.get("/searches/sample.json", headers=headers).json()
+            assert page["state"] == "succeeded" and page["profile_runs"] == 6
+            trials = http.get("/searches/sample/trials.json", headers=headers).json()
+            assert sum(each is not None for each in trials["measured_step_s"]) == 6
+            assert http.get("/searches/sample", headers=headers).status_code == 200
+            assert http.get("/searches/sample/export?format=megatron-lm", headers=headers).status_code == 200
+            assert http.get("/v1/searches/sample/trials", headers=headers).status_code == 200
+        for action in ("cancel", "pause", "resume"):
+            assert http.post(f"/v1/searches/sample/{action}", headers=admin).status_code in (404, 409)
+        submitter = key(store, Scope.SUBMIT)
+        assert http.put("/v1/searches/sample/label", json={"name": "mine"}, headers=submitter).status_code in (404, 409)
+        assert http.get("/searches/sample.json", headers=reader).json()["label"]["name"].startswith("Sample")
+        again = http.post("/v1/searches/sample/clone", headers=submitter)
+        assert again.status_code == 202 and again.json()["id"] != "sample"
+        assert http.get("/v1/searches", headers=admin).json()["items"][0]["id"] == again.json()["id"]
+        assert http.get("/v1/measurements", headers=admin).json()["items"] == []

@@ -1,0 +1,93 @@
+"""What workers announce, and searches that none of them could run."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
+
+from hp_tool.domain.records import Offer
+from hp_tool.store import SqlStore, tables
+from hp_tool.store.workers import SILENT_S
+from hp_tool.tuning import offers
+from service.worker import announce
+from tests.service.processes import wait_for
+
+GPUS: dict[str, Any] = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "search": {"budget_runs": 2}}
+CPU = Offer(launcher="local", gpu="cpu", num_gpus=8)
+
+
+def _posted(http: TestClient, query: dict[str, Any]) -> tuple[int, str | None, str | None]:
+    answer = http.post("/v1/searches", json=query)
+    return answer.status_code, answer.json().get("code"), answer.json().get("field")
+
+
+def test_what_no_live_worker_can_run_is_refused_with_the_fix(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+    gpus = query | GPUS
+    assert _posted(http, gpus) == (202, None, None)  # nobody is alive: the right worker may come
+    assert "hp-tool worker" in http.get("/").text
+    store.announce_worker(holder="host:1", offers=[CPU])
+    assert _posted(http, gpus) == (422, "launcher_mismatch", "search.launcher")
+    said = http.post("/v1/searches", json=gpus).json()["detail"]
+    assert "h100-sxm-80gb" in said and "8 x cpu by local" in said and "hp-tool recommend" in said
+    form = {"kind": "training", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8",
+            "training.sequence_length": "4096", "training.global_batch_size": "64"}  # fmt: skip
+    shown = http.post("/searches/new", data=form)
+    assert shown.status_code == 422 and "no live worker can run this" in shown.text
+    assert _posted(http, query) == (202, None, None)
+    store.announce_worker(holder="host:2", offers=[Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=64)])
+    assert _posted(http, gpus) == (422, "launcher_mismatch", "search.launcher")
+    assert _posted(http, gpus | {"search": {"launcher": "slurm"}}) == (202, None, None)
+    store.retire_worker(holder="host:2")
+    assert _posted(http, gpus | {"search": {"launcher": "slurm"}})[0] == 422
+
+
+def test_too_few_devices_are_refused_where_no_smaller_run_can_stand_for_them(
+    http: TestClient, store: SqlStore, query: dict[str, Any]
+) -> None:
+    store.announce_worker(holder="host:1", offers=[Offer(launcher="local", gpu="cpu", num_gpus=2)])
+    large = query | {"cluster": {"gpu": "cpu", "num_gpus": 8}}
+    whole = large | {"search": query["search"] | {"fidelity": "full"}}
+    assert _posted(http, whole) == (422, "launcher_mismatch", "cluster.num_gpus")
+    assert _posted(http, large) == (202, None, None)
+    store.announce_worker(holder="host:1", offers=[Offer(launcher="local", gpu="cpu", num_gpus=2, profiler=False)])
+    assert _posted(http, query) == (422, "launcher_mismatch", "search.launcher")
+
+
+def test_a_worker_announces_itself_until_it_leaves_or_falls_silent(http: TestClient, store: SqlStore) -> None:
+    stopping = threading.Event()
+    worker = threading.Thread(
+        target=announce, kwargs={"store": store, "holder": "here:7", "stopping": stopping, "every_s": 60.0}
+    )
+    worker.start()
+    wait_for(lambda: bool(store.live_workers()), timeout_s=20)
+    (view,) = http.get("/v1/workers").json()["items"]
+    assert view["holder"] == "here:7" and {"launcher": "local", "gpu": "cpu"}.items() <= view["offers"][-1].items()
+    page = http.get("/workers").text
+    assert "here:7" in page and "cpu" in page
+    stopping.set()
+    worker.join(timeout=10)
+    assert store.live_workers() == [] and "hp-tool worker" in http.get("/workers").text
+    store.announce_worker(holder="silent:1", offers=[])
+    with store._writing() as connection:
+        seen_at = tables.workers.c.seen_at
+        late = connection.execute(sa.select(seen_at)).scalar_one() - timedelta(seconds=SILENT_S + 1)
+        connection.execute(sa.update(tables.workers).values(seen_at=late))
+    assert store.live_workers() == []
+    store.announce_worker(holder="next:1", offers=[])
+    with store._reading() as connection:
+        assert connection.execute(sa.select(tables.workers.c.holder)).scalars().all() == ["next:1"]
+
+
+def test_clusters_of_the_catalogue_are_offered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {offer.launcher for offer in offers()} == {"local"}
+    options = tmp_path / "slurm.yaml"
+    options.write_text("{name: site, gpu: h100-sxm-80gb, gpus_per_node: 8, max_nodes: 4, folder: /shared/runs}")
+    monkeypatch.setenv("HP_SLURM_CONFIG", str(options))
+    assert Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=32) in offers()
+    options.write_text("gpu: 1")
+    assert {offer.launcher for offer in offers()} == {"local"}
