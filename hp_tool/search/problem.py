@@ -105,8 +105,8 @@ class Question(ABC):
     def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> RunRequest:
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
-        `best_step_s`: of the best configuration known; a run that is hopeless against it may end early. `startup_s`: of earlier
-        runs.
+        `best_step_s`: of the best configuration known, or expected; a run that is hopeless against it may end early.
+        `startup_s`: of earlier runs.
         """
 
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
