@@ -23,9 +23,9 @@ from hp_tool.space.pareto import undominated
 from hp_tool.training.best import NEAR
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.choice import simplest
+from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
-from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -162,7 +162,7 @@ def nothing_feasible(
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
-        nearest_misses=nearest_recommendations(nearest(space, problem=problem).candidates, problem=problem),
+        nearest_misses=nearest_recommendations(space.candidates.take(nearest(space, problem=problem)), problem=problem),
         search=account.summary(grid_gpu_seconds=None),
     )
 
