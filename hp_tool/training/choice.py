@@ -11,8 +11,9 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unchecked_table
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.training.best import NEAR, Best
+from hp_tool.training.best import Best
 from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import recommendations
 

@@ -20,9 +20,9 @@ from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
 from hp_tool.search.fidelity import standing
 from hp_tool.search.problem import Question
 from hp_tool.space.pareto import undominated
-from hp_tool.training.best import NEAR
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.choice import simplest
+from hp_tool.training.exact import NEAR
 from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
