@@ -39,8 +39,8 @@ SHARDED = ("data_parallel", "optimizer", "offload")
 EXCHANGED = "context_parallel"
 NEAR = 1.01
 """Rank 1 may take so many times the fastest expected step."""
-FIRST, BLOCK = 256, 8192
-"""Rows whose other values are costed together: few first, which lower the limit for the others."""
+FIRST, BLOCK = 256, 1 << 17
+"""Rows whose other values are costed first, which lower the limit for the others, and candidates costed together then."""
 ROUNDING = 1.0 - 1e-9
 """Bounds are sums of floating-point numbers."""
 
@@ -123,11 +123,12 @@ class BestSearch:
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
         )
-        near = legal & (layouts.bound_s * ROUNDING <= self.reach_s)
-        self.combinations += int(self._number(c.take(legal & ~near), usual=len(self.axes.zero_stage)).sum())
-        rows = np.flatnonzero(near)
-        grid = spanned(c.take(rows), recompute=self.axes.recompute, stages=self.axes.zero_stage)
-        self._usual(grid, layouts.layout[rows])
+        self.combinations += int(self._number(c.take(legal), usual=len(self.axes.zero_stage)).sum())
+        for block in self._blocks(
+            layouts.take(np.flatnonzero(legal)), each=len(self.axes.recompute) * len(self.axes.zero_stage)
+        ):
+            grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage)
+            self._usual(grid, block.layout, counted=True)
         self._shard()
         self._recompute()
         return self
@@ -153,14 +154,16 @@ class BestSearch:
         """What ranks the rows, in seconds; infinity where they are not acceptable."""
         return rows.expected_s if self.rank_by == "expected" else np.where(rows.acceptable, rows.step_s, np.inf)
 
-    def _usual(self, grid: Candidates, layout: IntArray) -> None:
-        """Cost layouts with their usual recomputations and states, and note for which of them others may matter."""
+    def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
+        """Cost layouts with their usual recomputations and states, and note for which of them others may matter; `counted`:
+        their combinations are.
+        """
         if not len(grid):
             return
         costs = self._cost(grid, layout)
         base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
         number = self._number(base, usual=grid.shape[2])
-        self.combinations += int(number.sum())
+        self.combinations += 0 if counted else int(number.sum())
         bound_s = costs.unsharded_s.min(axis=(1, 2))
         every = Open(
             candidates=base, layout=layout, bound_s=bound_s, full_s=costs.step_s[:, 0, 0],
@@ -204,7 +207,7 @@ class BestSearch:
         if not self._unsharded:
             return
         every = Open.joined(self._unsharded)
-        for block in self._blocks(every):
+        for block in self._blocks(every, each=len(self.axes.recompute) * max(len(self.stages), 1)):
             fits = block.full_fits
             if self.stages:
                 grid = spanned(block.candidates, recompute=self.axes.recompute, stages=self.stages)
@@ -221,7 +224,7 @@ class BestSearch:
         """Cost the other recomputations of rows that may matter."""
         if not self._unrecomputed:
             return
-        for block in self._blocks(Open.joined(self._unrecomputed)):
+        for block in self._blocks(Open.joined(self._unrecomputed), each=max(len(self.modules), 1)):
             if self.modules:
                 self._cost(spanned(block.candidates, recompute=self.modules), block.layout, reopen=False)
             if self.counts:
@@ -244,10 +247,12 @@ class BestSearch:
         grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
         self._cost(grid, block.layout[row], reopen=False)
 
-    def _blocks(self, rows: Open) -> Iterator[Open]:
-        """The rows in blocks, by rising bound, until none can matter: each block may lower the limit."""
-        order = np.argsort(rows.bound_s, kind="stable")
-        for part in np.split(order, [FIRST, *range(FIRST + BLOCK, len(order), BLOCK)]):
+    def _blocks(self, rows: Open, *, each: int) -> Iterator[Open]:
+        """The rows in blocks, by rising bound, until none can matter: each block may lower the limit. `each` row stands for so
+        many candidates.
+        """
+        order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
+        for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
             block = rows.take(part)
             near = np.flatnonzero(block.bound_s * ROUNDING <= self.reach_s)
             if not len(near):
