@@ -63,8 +63,8 @@ def as_text(found: dict[str, Any]) -> str:
             f"{1e6 * row['cpu_s'] / row['candidates']:6.3f} us each, the process at most {row['peak_bytes'] / 2**20:4.0f} MiB"
             for row in g["rows"]
         ),
-        f"recommend 405B on 2,048 GPUs, {r['space']['legal'] + r['space']['pruned']:,} legal candidates, {r['call_s']:.2f} s as "
-        f"a call; as a process {r['cpu_best_s']:.2f} s of processor time (median {r['cpu_median_s']:.2f}), "
+        f"recommend 405B on 2,048 GPUs, {r['space']['legal'] + r['space']['pruned']:,} candidates: {r['call_s']:.2f} s as a "
+        f"call; as a process {r['cpu_best_s']:.2f} s of processor time (median {r['cpu_median_s']:.2f}), "
         f"{r['wall_median_s']:.2f} s of wall time ({r['runs']} runs)",
         "limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in found["limits"].items()),
     ]

@@ -174,6 +174,29 @@ class RayOptions(ClusterOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions(ClusterOptions):
+    """A running server with OpenAI's completions API. What it runs on is what the entry declares."""
+
+    name: str = "endpoint"
+    url: Url
+    """Base URL, such as `http://host:8000/v1`."""
+    api_key: Line | None = field(default=None, repr=False)
+    """The bearer token. It reaches the process that sends the requests, and no file, log or database."""
+    api_key_variable: Variable | None = None
+    """Instead: the environment variable that holds it, of the process that runs the search."""
+    model: Line | None = None
+    """The name it is served by; None: the first that the server lists."""
+    prompts: Literal["tokens", "text"] = "tokens"
+    """Token ids, exactly as many as asked; or words, for servers that take only text: a first answer tells tokens per word."""
+    body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
+    """Further fields of a request; by default an answer does not end before its length."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and self.api_key_variable is not None:
+            raise ValueError("api_key or api_key_variable: give one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions(ClusterOptions):
     """A Kubernetes cluster, or a pool of its nodes. A node is a pod."""
 

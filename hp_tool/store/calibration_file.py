@@ -15,9 +15,9 @@ from hp_tool.store import CALIBRATIONS, HEAD, MEASUREMENTS, VERSION_TABLE
 if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
 
-COLUMNS = "id, version, cluster_key, framework, model_family, payload, num_measurements, created_at"
+COLUMNS = "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, created_at"
 NEWEST = (
-    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? "  # noqa: S608
+    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? AND owner = ? "  # noqa: S608
     "ORDER BY version DESC LIMIT 1"
 )
 
@@ -39,7 +39,7 @@ class CalibrationFile:
         """As `Store.latest_calibration`."""
         if asked.get("before") is not None:
             return self._whole().latest_calibration(**asked)
-        series = asked["cluster_key"], asked["framework"], asked.get("model_family", "")
+        series = asked["cluster_key"], asked["framework"], asked.get("model_family", ""), asked.get("owner", "")
         row = self._connection.execute(NEWEST, series).fetchone()
         if row is None:
             return None
