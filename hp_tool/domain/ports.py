@@ -262,7 +262,8 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go.
+        """End it as succeeded, failed or cancelled, and let go. A cancel that was requested meanwhile is its end, where no run
+        is open.
 
         Only a failed search may leave open runs behind (for whoever resumes or cancels it); otherwise they are a ConflictError.
         """
@@ -344,25 +345,43 @@ class Store(Protocol):
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit."""
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
+        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit. `trusted`: one that is
+        accepted teaches everybody, not its owner alone."""
+
+    def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
+        """Owners whom measurements teach that nobody else trusts."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""
 
     def save_calibration(
-        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+        self,
+        *,
+        cluster_key: str,
+        framework: str,
+        payload: JsonObject,
+        num_measurements: int,
+        model_family: str = "",
+        owner: str = "",
     ) -> CalibrationRecord:
         """Store as the next version; versions are never changed."""
 
     def latest_calibration(
-        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+        self, *, cluster_key: str, framework: str, model_family: str = "", owner: str = "", before: datetime | None = None
     ) -> CalibrationRecord | None:
         """The newest version, or the newest of those made before."""
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
-    ) -> Page[CalibrationRecord]: ...
+        self,
+        *,
+        cluster_key: str | None = None,
+        framework: str | None = None,
+        owners: Collection[str] | None = None,
+        limit: int = 50,
+        **paging: Unpack[Paging],
+    ) -> Page[CalibrationRecord]:
+        """Newest first. `owners`: only theirs, the empty one being everybody; None: all."""
 
     # Registered clusters and models: `owner` None is everybody's
     def put_registration(

@@ -14,12 +14,13 @@ from hp_tool.domain.records import EventRecord, JsonObject, Label, Lease, RunSta
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict
-from hp_tool.store.engine import WRITES
+from hp_tool.store.engine import LASTING, WRITES
 
 SEARCH = tables.searches
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -32,8 +33,8 @@ class StoreBase:
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
 
-    def _writing(self) -> AbstractContextManager[sa.Connection]:
-        return writing(self._engine)
+    def _writing(self, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine, lasting=lasting)
 
 
 @contextmanager
@@ -43,9 +44,9 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def writing(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
-    """A transaction that may write."""
-    return transaction(engine.execution_options(**{WRITES: True}))
+def writing(engine: sa.Engine, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+    """A transaction that may write; `lasting`: what was committed survives a power cut (on PostgreSQL all does)."""
+    return transaction(engine.execution_options(**{WRITES: True, LASTING: lasting}))
 
 
 @contextmanager
@@ -187,8 +188,19 @@ def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
 
 
+def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
+    """What a search's runs have taken."""
+    total = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == search_id)
+    return float(connection.execute(total).scalar_one())
+
+
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search, and append an event for a new state or request."""
+    """Change a locked search, and append an event for a new state or request. One that ends shows what its runs took, whoever
+    ends it."""
+    if values.get("state") in ENDED and "progress" not in values:
+        progress = connection.execute(sa.select(SEARCH.c.progress).where(SEARCH.c.id == search_id)).scalar_one()
+        if (spent := gpu_seconds_of(connection, search_id)) != progress.get("gpu_seconds", 0.0):
+            values["progress"] = {**progress, "gpu_seconds": spent}
     connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
     payload = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
     if payload:

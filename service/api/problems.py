@@ -26,6 +26,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "key_revoked": 401,
     "cross_origin": 403,
     "forbidden": 403,
+    "request_timeout": 408,
     "payload_too_large": 413,
     "unknown_host": 421,
 }

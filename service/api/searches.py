@@ -1,5 +1,6 @@
 """Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
 
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
@@ -218,18 +219,19 @@ async def events(
     """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
     watch: Watch = request.app.state.watch
     seen = start
-    while await _is_still_allowed(request):
-        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
-        for record in records:
-            seen = record.seq
-            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
-            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
-        if records:
-            continue
-        if state.ended:
-            yield ServerSentEvent(event=STREAM_END, data={"state": state})
-            return
-        await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
+    with contextlib.suppress(StoreError):  # it is too late for an answer; who connects again is told
+        while await _is_still_allowed(request):
+            state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+            for record in records:
+                seen = record.seq
+                # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+                yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+            if records:
+                continue
+            if state.ended:
+                yield ServerSentEvent(event=STREAM_END, data={"state": state})
+                return
+            await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:

@@ -13,6 +13,7 @@ from service.dashboard import (
     configuration,
     explorer,
     explorer_serving,
+    exports,
     labels,
     measurements,
     new_search,
@@ -26,7 +27,7 @@ from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
-    *(new_search, searches, search, labels, workers, access, calibration, measurements),
+    *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
     *(catalogue, configuration, compare, explorer, explorer_serving, plotly, offline),
 )
 """Modules with a router of pages."""
