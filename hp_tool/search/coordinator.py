@@ -118,8 +118,7 @@ class Coordinator:
     def _turn(self) -> None:
         """Start one more run if there is room and it may pay off, else wait for those under way. Raises _Stop at the end."""
         record = self._heartbeat(every_s=0.0)
-        runs = self._runs()
-        unfinished = open_runs(runs)
+        unfinished = open_runs(runs := self._runs())
         pausing = record is not None and record.requested == "pause"
         room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
         try:
@@ -269,8 +268,8 @@ class Coordinator:
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         runs = self._runs()
-        best_step_s = self._planner.best_step_s(run, runs)
-        request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
+        best_s, startup_s = self._planner.best_step_s(run, runs), self._planner.startup_s(runs)
+        request = self._problem.request(run, best_step_s=best_s, startup_s=startup_s)
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))
         plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._owner)

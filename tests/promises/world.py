@@ -55,7 +55,7 @@ class Small(SearchProblem):
     """A search among a few configurations, of which nothing is predicted."""
 
     def predicted(self, **_: object) -> dict[str, Any]:
-        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order"}
+        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order", "hold_probability": 1.0}
 
 
 @cache
