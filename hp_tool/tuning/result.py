@@ -74,7 +74,7 @@ class TuneResult:
     answer: Answer | None = None
     """The first recommendation of a training search in figures; None where nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Step time of the best configuration with each value of an axis, measured or calibrated: what holding on to it costs."""
+    """Calibrated step time of the best configuration with each value of an axis: what holding on to that value costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
@@ -163,7 +163,7 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         error=account.error.as_dict() if account.error else None,
         recommendations=recommendations,
         answer=answer,
-        axes=effect_of_axes(table.axes, rows, known_s),
+        axes=effect_of_axes(table.axes, rows, step.median_s),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
         nearest_misses=_describe(problem, near, calibration=calibration, measured=measured),
