@@ -35,6 +35,8 @@ def database_url(url: str | None = None) -> str:
 
 CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
 """Names of tables, repeated here; a test compares them with the schema's."""
+LEAST_TRUST = 0.5
+"""Of a measurement that teaches everybody; below it its owner alone."""
 HEAD = "0012"
 HEAD = "0012"
 """The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
