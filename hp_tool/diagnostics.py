@@ -171,7 +171,7 @@ def clusters() -> Iterator[Check]:
     for entry in library.entries("clusters"):
         if RUNS in entry.fields:
             yield _launcher_check(f"cluster {entry.name}", partial(cluster_launcher, entry.name))
-    for name in ("slurm", "ray", "kubernetes"):
+    for name in ("slurm", "ray", "kubernetes", "endpoint"):
         if config_path(name).is_file():
             yield _launcher_check(name, partial(launchers.create, name))
 

@@ -22,6 +22,7 @@ from service.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
+from service.error_pages import ErrorPages
 from service.keys import Keyring
 from service.metrics import Metrics
 from service.protocol import PatientProtocol
@@ -85,6 +86,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
+    app.add_middleware(ErrorPages)
     app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app
 

@@ -14,6 +14,7 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
     NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster by default).
     """
-    found = _find(kind, name.casefold(), _folders())
-    if found is not None:
+    if (found := _called(kind, name)) is not None:
         return found
     known = entries(kind)
     hint = nearest(name, [known_name for each in known for known_name in (each.name, *each.aliases)])
@@ -71,7 +71,15 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
 def knows(kind: Kind, name: str) -> bool:
     """Whether some entry is called `name`, or so by alias."""
-    return _find(kind, name.casefold(), _folders()) is not None
+    return _called(kind, name) is not None
+
+
+def _called(kind: Kind, name: str) -> Entry | None:
+    """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the shape of its base."""
+    found = _find(kind, name.casefold(), _folders())
+    if found is None and kind == "models":
+        return _find(kind, _FURTHER.sub("", name.casefold()), _folders())
+    return found
 
 
 def entries(kind: Kind) -> list[Entry]:
@@ -154,6 +162,10 @@ _elsewhere: list[Callable[[], None]] = []
 def on_change(forget: Callable[[], None]) -> None:
     """Have `forget` called too: for who keeps something that was read from one's own folders."""
     _elsewhere.append(forget)
+
+
+_FURTHER = re.compile(r"-(?:instruct|chat|it|hf|base)(?=-|$)|-\d{4}$")
+"""What names of models end in after further training: a method, a date."""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -43,6 +43,8 @@ def checkpoint(name: object) -> str | None:
         return str(Path(name).parent if name.endswith(".json") else Path(name))
     ids = [alias for alias in library.entry("models", name).aliases if "/" in alias]
     named = [each for each in ids if each.casefold() == name.casefold()]
+    if "/" in name and not named:
+        return name
     return next(iter([*named, *(each for each in ids if each.endswith("-Instruct")), *ids]), None)
 
 

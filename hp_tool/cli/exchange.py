@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -80,7 +80,11 @@ def import_(
     ] = None,
     file: Annotated[
         list[str] | None,
-        typer.Option("--file", metavar="FILE", help="A file that the script sources or names: FILE, or NAME=FILE."),
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="A file that the script sources or names: FILE, or NAME=FILE; those beside it are found.",
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
@@ -99,6 +103,7 @@ def import_(
     flags."""
     import yaml
 
+    from hp_tool.cli.beside import files_beside
     from hp_tool.exchange import assess, read_configuration
     from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.queries import schema
@@ -109,9 +114,11 @@ def import_(
     if log is not None and not Path(log).is_file():
         raise InputError(f"no log at {log}", field="--log")
     lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
+    beside = {} if command == "-" else files_beside(Path(command), text)
     try:
         reading = read_configuration(
-            text, format=format, num_gpus=num_gpus, overrides=changes, variables=_pairs(variable, "--var"), files=_files(file),
+            text, format=format, num_gpus=num_gpus, overrides=changes, variables=_pairs(variable, "--var"),
+            files=_by_own_names(beside) | _files(file),
             ignore=ignore or (), log=lines,
         )  # fmt: skip
     except ImportRefusedError as error:
@@ -124,6 +131,8 @@ def import_(
         return
     own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
+    if beside:
+        typer.echo(f"at hand beside it: {', '.join(beside)}", err=True)
     typer.echo(schema.to_json(assessment)) if as_json else _print(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)
@@ -134,6 +143,10 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
     if bad := next((name for name, separator, _ in pairs if not separator), None):
         raise InputError(f"{option} {bad}: write NAME=VALUE", field=option)
     return {name: value for name, _, value in pairs}
+
+
+def _by_own_names(beside: dict[str, str]) -> dict[str, str]:
+    return {PurePosixPath(name).name: text for name, text in reversed(beside.items())} | beside
 
 
 def _files(given: list[str] | None) -> dict[str, str]:

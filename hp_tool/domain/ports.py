@@ -274,7 +274,8 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go.
+        """End it as succeeded, failed or cancelled, and let go. A cancel that was requested meanwhile is its end, where no run
+        is open.
 
         Only a failed search may leave open runs behind (for whoever resumes or cancels it); otherwise they are a ConflictError.
         """

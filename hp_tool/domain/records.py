@@ -190,6 +190,16 @@ class RunRecord:
     submitted_at: datetime | None = None
     finished_at: datetime | None = None
 
+    @property
+    def status(self) -> MeasurementStatus | None:
+        """Its measurement's; None: no measurement (yet)."""
+        return None if self.measurement is None else self.measurement.status
+
+    @property
+    def objective_s(self) -> float | None:
+        """As `Measurement.objective_s`."""
+        return None if self.measurement is None else self.measurement.objective_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:

@@ -9,7 +9,7 @@ from hp_tool import catalog
 from hp_tool.domain.model import ModelSpec
 from hp_tool.formats import imports
 from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.reading import ImportRefusedError, Missing, Reading, Setting
+from hp_tool.formats.reading import ImportRefusedError, Missing, Read, Reading, Setting
 from hp_tool.queries import schema
 
 _BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
@@ -89,6 +89,9 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
             reading.lack("cluster.num_gpus", f"{why}; add --num-gpus")
     model = query.get("model")
+    if isinstance(model, str) and not catalog.knows("models", model) and (same := _without_precision(model)):
+        reading.read.append(Read(flag="checkpoint", value=model[:200], line=None, field="model"))
+        query["model"] = model = same
     if isinstance(model, str) and model and not catalog.knows("models", model):
         near = _near_model(model)
         reading.lack("model", f"no model is called {model[:200]!r}; add --model {near or 'NAME'}, or its config.json")
@@ -118,6 +121,13 @@ def _near_model(text: str) -> str:
     return ""
 
 
+def _without_precision(checkpoint: str) -> str:
+    """The catalogue's model of a checkpoint whose name ends in the format of its weights, or that another publisher serves; or
+    ''."""
+    plain = re.sub(r"(?i)-(fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|int8|w\d+a\d+|dynamic)(?=-|$)", "", checkpoint.rstrip("/"))
+    return next((name for name in (plain, plain.rpartition("/")[2]) if catalog.knows("models", name)), "")
+
+
 def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of this shape."""
     if missing.field == "model":
@@ -141,10 +151,9 @@ def _vocabulary(found: Mapping[str, Setting]) -> str:
         return "50257"
     for key in ("tokenizer-model", "tokenizer-name-or-path", "load-tokenizer-from", "tokenizer-path"):
         if key in found and found[key].values and not found[key].unknown:
-            tail = found[key].values[0].rstrip("/").split("/")[-1].lower()
-            whole = found[key].values[0].lower()
-            plain = re.sub(r"^meta-|-(hf|instruct|chat|base|it)(?=-|$)", "", tail)
-            for name in (whole, tail, plain):
+            whole = found[key].values[0].rstrip("/").lower()
+            tail = whole.rpartition("/")[2]
+            for name in (whole, tail, tail.removeprefix("meta-")):
                 if catalog.knows("models", name):
                     return str(catalog.model(name).vocab_size)
     return ""
@@ -159,7 +168,7 @@ def _mentioned_gpu(text: str) -> str:
 
 def _refusal(reading: Reading) -> ImportRefusedError:
     """One error for all that is refused and all that is missing."""
-    parts = []
+    parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
     if reading.refused:
         listed = "; ".join(reading.refused[:MAX_NAMED])
         more = f"; and {len(reading.refused) - MAX_NAMED} more" if len(reading.refused) > MAX_NAMED else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, untold, whole_number
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -59,7 +59,7 @@ def read(
     for name, each in found.items():
         if each.unknown and table(engine)[name].fate == "read":
             field = table(engine)[name].why
-            reading.lack(field, f"{each.written} is {', '.join(each.unknown)}, which nothing sets here; add --set {field}=...")
+            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add --set {field}=...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
@@ -75,6 +75,9 @@ def read(
     elif groups > 1 and model is not None and num_experts_of(model) is None:
         replicas = parallel.pop("attention_data_parallel_size")
     if "enable-expert-parallel" in flags:
+        parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
+    deepep = flags.get("moe-a2a-backend") == ["deepep"] or "enable-deepep-moe" in flags or "enable-ep-moe" in flags
+    if engine == "sglang" and deepep:  # the server takes all ranks
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     if "eplb-config" in flags and (copies := _redundant(flags["eplb-config"])):
         parallel["redundant_experts"] = copies

@@ -3,28 +3,21 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from hp_tool import documents
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats import engine_commands, megatron_lm, nanotron, torchtitan, trainer, verl, yaml_configs
+from hp_tool.formats.detection import detect as detect
+from hp_tool.formats.detection import mapping_of, parsed
+from hp_tool.formats.interpolation import interpolated
 from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
 from hp_tool.formats.names import IMPORTS as READ
 from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table, whole_number
-from hp_tool.formats.renamed import of_printed, printed
+from hp_tool.formats.renamed import file_settings, of_printed, printed
 from hp_tool.formats.shell import Script
-
-NOT_READ = {
-    "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes",
-    "_component_": "torchtune",
-    "max_duration": "LLM Foundry (Composer)", "auto_map": "a model's config.json", "architectures": "a model's config.json",
-    "enable_attention_dp": "TensorRT-LLM's options", "nodes_and_edges": "a workflow",
-}  # fmt: skip
-"""Keys and words that give away a format that is not read."""
-MAX_YAML = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,99 +38,6 @@ class Source:
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
     layers_of: Callable[[str], int] = lambda name: 1
     num_experts_of: Callable[[str], int | None] = lambda name: None
-
-
-def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Whose configuration a text is, one of READ. Raises UnsupportedError for a known format that is not read, InputError
-    where it
-    is none.
-    """
-    stripped = text.lstrip("\ufeff \t\r\n")
-    if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ \t]*(#.*)?$", text):
-        return "torchtitan"
-    if re.search(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}", text[:200_000]):
-        return "megatron-lm"
-    if stripped.startswith("{") or (found := _mapping(text)) is not None:
-        content = found if not stripped.startswith("{") else _json(text)
-        return _of_mapping(content or {}, text)
-    if re.search(r"\bopenrlhf\b", text):
-        raise _unread("OpenRLHF")
-    if re.search(r"(?m)(?<![\w/.-])vllm\s+serve\b|vllm\.entrypoints\.(openai\.)?api_server", text):
-        return "vllm"
-    if re.search(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b", text):
-        return "sglang"
-    if re.search(r"trtllm-serve|tensorrt_llm\.commands\.serve", text):
-        raise _unread("TensorRT-LLM's server")
-    if re.search(r"\bverl\.trainer\.|actor_rollout_ref\.", text):
-        return "verl"
-    if re.search(r"\bdeepy\.py\b", text):
-        return "gpt-neox"
-    if re.search(
-        r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b",
-        text,
-    ):
-        return "megatron-lm"
-    if re.search(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path", text):
-        return "accelerate" if re.search(r"accelerate\s+launch", text) and "--config_file" in text and files else "deepspeed"
-    if re.search(r"--job\.config_file|--model\.flavor", text):
-        return "torchtitan"
-    if re.search(r"(?<!\S)--[A-Za-z]", text):
-        return "megatron-lm"
-    raise InputError(
-        f"nothing that is read: {', '.join(READ)} are, as launch scripts, configuration files or logs; say which with --format",
-        field="format",
-    )
-
-
-def _unread(name: str) -> UnsupportedError:
-    return UnsupportedError(f"this is {name}, which is not read; {', '.join(READ)} are", field="format")
-
-
-def _mapping(text: str) -> dict[str, Any] | None:
-    """What a YAML text holds; None where it is none, as a shell script."""
-    first = next((row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), "")
-    if len(text) > MAX_YAML or text.startswith("#!") or not re.match(r"(---|[\w\"'.-]+[ \t]*:([ \t]|$))", first):
-        return None
-    try:
-        return documents.parse(text, origin=Path("configuration.yaml"))
-    except InputError:
-        return None
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        return documents.parse(text, origin=Path("deepspeed.json"))
-    except InputError:  # GPT-NeoX writes YAML in braces, with comments
-        return documents.parse(text, origin=Path("configuration.yaml"))
-
-
-def _of_mapping(content: Mapping[str, Any], text: str) -> str:
-    keys = {str(key).replace("-", "_") for key in content}
-    model = content.get("model")
-    if keys & {"pipe_parallel_size", "model_parallel_size", "train_iters"} or ("num_layers" in keys and "hidden_size" in keys):
-        return "gpt-neox"
-    if keys & {"actor_rollout_ref", "critic"}:
-        return "verl"
-    if keys & {"distributed_type", "compute_environment"}:
-        return "accelerate"
-    if "parallelism" in keys and "tokens" in keys:
-        return "nanotron"
-    if keys & {"train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
-        return "deepspeed"
-    if keys & {"language_model", "model_parallel"} or (
-        isinstance(model, Mapping) and keys & {"train", "trainer", "ddp", "mixed_precision"}
-    ):
-        return "nemo"
-    if isinstance(model, Mapping) and any("tensor_model_parallel_size" in str(key) for key in model):
-        return "nemo"
-    for sign, name in NOT_READ.items():
-        if sign in keys or f"{sign}:" in text[:20_000]:
-            raise _unread(name)
-    if "kind" in keys and keys & {"training", "inference"}:
-        raise InputError("this is a query already: give it to estimate, recommend or tune", field="format")
-    if text.lstrip().startswith("{"):
-        return "deepspeed"
-    raise InputError(f"a file of keys that none of {', '.join(READ)} has; say which with --format", field="format")
 
 
 def read(source: Source, *, format: str | None = None) -> Reading:
@@ -216,7 +116,7 @@ def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading)
             Ignored(flag=named.values[0], reason="not at hand; give it with --file if it says a ZeRO stage", line=named.line)
         )
         return
-    zero = _json(text).get("zero_optimization")
+    zero = parsed(text).get("zero_optimization")
     if isinstance(zero, Mapping) and "stage" in zero:
         settings.append(
             Setting(name="zero-stage", written=f"{named.values[0]}: zero_optimization.stage", values=(str(zero["stage"]),))
@@ -247,11 +147,12 @@ def _torchtitan(source: Source, reading: Reading, told: list[Setting], facts: Ma
 
 
 def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-    if source.text.lstrip().startswith("{") or _mapping(source.text) is not None:
-        trainer.read(_json(source.text), text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    if source.text.lstrip().startswith("{") or mapping_of(source.text) is not None:
+        trainer.read(parsed(source.text), text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
         return
     launch, script = _script(source, reading)
     words = settings_of(launch.words, table=table("trainer"), reading=reading)
+    words = [*_recipe(words, script, reading), *(each for each in words if each.name != "config")]
     named = next(
         (
             each.values[0]
@@ -272,16 +173,31 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
         (script.files.get(word.text, script.files.get(PurePosixPath(word.text).name)) for word in _accelerate_files(script)),
         None,
     )
-    content = None if text is None else _json(text)
+    content = None if text is None else parsed(text)
     started = [word.text for command in script.commands for word in command.words]
     options = trainer.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
+    fsdp = next((each for each in words if each.name == "fsdp" and each.values), None)
+    if fsdp is not None and config is None and not options:
+        options = {"distributed_type": "FSDP", "fsdp_config": trainer.own_fsdp(" ".join(fsdp.values), reading)}
     if config is not None or (options and text is None):
-        laid = {} if config is None else _json(config)
+        laid = {} if config is None else parsed(config)
         for key, value in options.items():
             laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
         _accelerated(laid, config or "", source, reading, words=words)
         return
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _recipe(words: list[Setting], script: Script, reading: Reading) -> list[Setting]:
+    """The arguments in the file behind --config, as TRL's scripts read them before those of the command."""
+    named = next((each for each in words if each.name == "config" and each.values), None)
+    if named is None:
+        return []
+    text = script.files.get(named.values[0], script.files.get(PurePosixPath(named.values[0]).name))
+    if text is None:
+        reading.refuse(f"{named.written} {named.values[0]}: the file is not at hand; give it with --file {named.values[0]}")
+        return []
+    return file_settings(parsed(text), text=text)
 
 
 def _accelerated(content: dict[str, Any], text: str, source: Source, reading: Reading, **words: Any) -> None:
@@ -302,7 +218,7 @@ def _accelerate_files(script: Script) -> list[Any]:
 
 
 def _accelerate(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-    content = _mapping(source.text)
+    content = mapping_of(source.text)
     if content is None:
         _trainer(source, reading, told, facts)
         return
@@ -311,7 +227,7 @@ def _accelerate(source: Source, reading: Reading, told: list[Setting], facts: Ma
 
 def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
     def follow(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-        content = _json(source.text) if source.text.lstrip().startswith("{") else _mapping(source.text)
+        content = parsed(source.text) if source.text.lstrip().startswith("{") else mapping_of(source.text)
         if content is None:
             content = {}
             launch, script = _script(source, reading)
@@ -320,7 +236,8 @@ def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[
                 text = script.files.get(name, script.files.get(PurePosixPath(name).name))
                 if text is None:
                     raise InputError(f"{name} is not at hand; give it with --file", field="command", code="missing_field")
-                content |= _json(text)
+                content |= parsed(text)
+        content = interpolated(content, variables=source.variables)
         if known := source.vocabulary(
             {
                 plain(str(key)): Setting(name=plain(str(key)), written=str(key), values=(str(value),))
@@ -334,11 +251,9 @@ def _yaml(read_content: Callable[..., None]) -> Callable[[Source, Reading, list[
 
 
 def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-    from hp_tool.formats.renamed import file_settings
-
-    content = _mapping(source.text)
+    content = mapping_of(source.text)
     if content is not None:
-        settings = file_settings(content, text=source.text)
+        settings = file_settings(interpolated(content, variables=source.variables), text=source.text)
     else:
         launch, _ = _script(source, reading)
         settings = verl.settings_of(launch.words)

@@ -1,11 +1,12 @@
 """Which command of a script trains or serves, how many processes it starts, and what its own words are."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hp_tool.formats import shell
-from hp_tool.formats.reading import Ignored, Read, Reading
+from hp_tool.formats.reading import Ignored, Read, Reading, untold
 from hp_tool.formats.shell import Command, Script, Word
 
 _COUNTS = {
@@ -89,6 +90,7 @@ def find(script: Script, *, reading: Reading) -> Launch | None:
             elif launch is not None:
                 reason = "another command; the one with most flags is read"
             reading.ignored.append(Ignored(flag=text[:200], reason=reason, line=command.line))
+    reading.absent += [note.text for note in script.notes if note.reason == shell.SOURCED]
     for note in script.notes:
         reading.ignored.append(Ignored(flag=note.text, reason=note.reason, line=note.line))
     return best
@@ -123,6 +125,8 @@ def _program(texts: list[str], names: list[str]) -> int | None:
     for number, text in enumerate(texts):
         if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[number + 1 : number + 2] != ["-m"]:
             return number
+        if names[0] in ("docker", "podman") and re.match(r"vllm-openai(:|@|$)", names[number]):
+            return number
         if text == "-m" and number + 1 < len(texts) and texts[number + 1] not in LAUNCHERS:
             return number + 1
         if (
@@ -150,7 +154,17 @@ def _counts(words: list[Word]) -> dict[str, Word]:
             continue
         given = Word(value, word.line, word.unknown) if separator else (words[number + 1] if number + 1 < len(words) else word)
         counts[kind] = given
-    return counts
+    return counts | _included(words)
+
+
+def _included(words: list[Word]) -> dict[str, Word]:
+    """deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
+    for word, after in itertools.pairwise(words):
+        if word.text in ("--include", "-i"):
+            slots = [each.partition(":")[2] for each in after.text.split("@")]
+            if all(slots):
+                return {"all": after._replace(text=str(sum(len(each.split(",")) for each in slots)))}
+    return {}
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
@@ -189,8 +203,9 @@ def _number(word: Word | None, option: str, reading: Reading) -> int | None:
         reading.read.append(Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus"))
         return int(text)
     if word.unknown:
-        names = ", ".join(word.unknown)
-        reading.hints["cluster.num_gpus"] = f"{option} is {names}, which nothing sets here"
+        reading.hints["cluster.num_gpus"] = f"{option} is {untold(word.unknown)}"
+    elif text:
+        reading.hints["cluster.num_gpus"] = f"{option} is {text}, which the machine decides"
     return None
 
 

@@ -70,8 +70,15 @@ class Reading:
     refused: list[str] = field(default_factory=list)
     """Sentences, each naming its setting."""
     num_gpus: int | None = None
+    absent: list[str] = field(default_factory=list)
+    """Lines that source a file which is not at hand: what nothing sets may be set there."""
     hints: dict[str, str] = field(default_factory=dict)
     """By field, what the configuration suggests where it does not say."""
+
+    def refuse(self, why: str) -> None:
+        """Note what is not modelled or not known, once."""
+        if why not in self.refused:
+            self.refused.append(why)
 
     def lack(self, path: str, hint: str) -> None:
         """Note that a field is missing, once."""
@@ -139,6 +146,21 @@ def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
     return table[max(beginnings, key=len)] if beginnings else None
 
 
+_VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
+
+
+def untold(parts: Iterable[str]) -> str:
+    """Parts of a word that the script does not tell, and what would tell them."""
+    parts = tuple(parts)
+    if not all(_VARIABLE.fullmatch(part.strip()) for part in parts):
+        return f"{', '.join(parts)}, which only running would tell"
+    innermost = dict.fromkeys(
+        _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1] for part in parts
+    )
+    options = " ".join(f"--var {name}=..." for name in innermost)
+    return f"{', '.join(parts)}, which nothing sets here ({options})"
+
+
 def plain(name: str) -> str:
     """A flag's or a key's name as tables write it."""
     return name.lstrip("-").replace("_", "-")
@@ -161,10 +183,18 @@ def sort(
         argument, value = look_up(setting.name, table), " ".join(setting.values)
         if setting.name in spared:
             reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
+        elif any(part in setting.written for part in setting.unknown):
+            told = all(_VARIABLE.fullmatch(part.strip()) for part in setting.unknown)
+            why = (
+                f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
+                if told
+                else ("only running would tell which flags it passes; write them out")
+            )
+            reading.refuse(f"{setting.written}: {why}")
         elif argument is None:
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            reading.refused.append(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
+            reading.refuse(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
         elif argument.fate == "read":
             reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
         elif argument.fate == "ignored" or value in argument.harmless:
@@ -185,7 +215,8 @@ def as_settings(mapping: Mapping[str, Any], *, lines: str = "", prefix: str = ""
             continue
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_word(item) for item in items)
-        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=_line(lines, str(key))))
+        unknown = tuple(part for each in texts for part in re.findall(r"\$\{.+\}", each))
+        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=_line(lines, str(key)), unknown=unknown))
     return found
 
 
@@ -223,7 +254,14 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             current.append(word)
             room -= 1
         elif word.unknown:
-            reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
+            if not reading.absent and all(_VARIABLE.fullmatch(part.strip()) for part in word.unknown):
+                reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
+                continue
+            close()
+            current = []
+            found.append(
+                Setting(name=plain(word.text), written=word.text, values=(), line=word.line or None, unknown=word.unknown)
+            )
         else:
             reading.refused.append(f"{word.text!r}: no flag takes this word" + (f" (line {word.line})" if word.line else ""))
     close()

@@ -7,6 +7,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -85,7 +86,7 @@ def _argument(setting: Setting, name: str, *, off: bool, megatron_arity: str, re
     if absent:
         reading.ignored.append(Ignored(flag=setting.written, reason="says nothing", line=setting.line))
         return []
-    return [Setting(name=name, written=setting.written, values=setting.values, line=setting.line)]
+    return [replace(setting, name=name)]
 
 
 def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:

@@ -169,7 +169,8 @@ def _lora(training: dict[str, Any], arguments: Mapping[str, Setting]) -> None:
     if not used:
         return
     training["task"] = "lora"
-    training["lora"] = {"rank": whole_number(words.get("lora-r", words.get("lora-rank", "16")), "lora_r")}
+    usual = next((words[name] for name in ("use-lora", "lora") if words.get(name, "").isdecimal() and words[name] != "1"), "16")
+    training["lora"] = {"rank": whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")}
     targets = arguments.get("lora-target-modules", arguments.get("lora-target"))
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
         training["lora"]["target_modules"] = [part for value in targets.values for part in value.split(",") if part]
@@ -248,6 +249,15 @@ def accelerate(
         reading.read.append(
             Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")
         )
+
+
+def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
+    """The Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say it."""
+    parts = words.lower().split()
+    if "offload" in parts:
+        reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
+    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
+    return {"fsdp_sharding_strategy": next((part.upper() for part in parts if part in strategies), "FULL_SHARD")}
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Megatron's arguments in the YAML files of other trainers: GPT-NeoX, Megatron Bridge, NeMo."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,18 +26,24 @@ _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 
 def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
     """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
-    settings = renamed(file_settings(content, text=text), tool="gpt-neox", reading=reading, spare=spare)
+    own = [each for each in file_settings(content, text=text) if each.name not in ("mlp-type", "attention-config")]
+    settings = renamed(own, tool="gpt-neox", reading=reading, spare=spare)
+    keys = {str(key).replace("-", "_"): value for key, value in content.items()}
     found = {each.name: each for each in settings}
     if "position-embedding-type" in found and found["position-embedding-type"].values == ("rotary",):
         settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
         settings.remove(found["position-embedding-type"])
     if found.get("glu-activation") and found["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
-        settings.remove(found["glu-activation"])
+        settings.remove(found.pop("glu-activation"))
     if content.get("precision") in ("bfloat16", "fp16"):
         name = "bf16" if content["precision"] == "bfloat16" else "fp16"
         settings.append(Setting(name=name, written="precision", values=()))
-    if "flash" in str(content.get("attention_config", content.get("attention-config", ""))):
+    kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or ""))) - {"all"}
+    if kinds & {"flash"}:
         settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
+    if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
+        reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
+    settings += _gated(keys, found)
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
     sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
     parallel = [whole_number(found[name].values[0], name) for name in sizes if name in found]
@@ -52,6 +59,22 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
         pass
     read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+
+
+def _gated(keys: Mapping[str, Any], found: Mapping[str, Setting]) -> list[Setting]:
+    """A gated MLP as Megatron's flags: GPT-NeoX rounds two thirds of 4h up to multiples of mlp_multiple_of, and its older
+    mlp_type llama to multiples of 256, without bias.
+    """
+    older = keys.get("mlp_type") == "llama"
+    if not older and "glu-activation" not in found:
+        return []
+    settings = [Setting(name=name, written="mlp_type", values=()) for name in ("swiglu", "disable-bias-linear") if older]
+    if "ffn-hidden-size" not in found and "hidden-size" in found:
+        hidden = whole_number(found["hidden-size"].values[0], "hidden_size")
+        multiple = 256 if older else max(whole_number(keys.get("mlp_multiple_of", 1), "mlp_multiple_of"), 1)
+        width = -(-int(4 * hidden * 2 / 3) // multiple) * multiple
+        settings.append(Setting(name="ffn-hidden-size", written="hidden_size", values=(str(width),)))
+    return settings
 
 
 def _positive(setting: Setting) -> Setting:

@@ -4,7 +4,7 @@ import importlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -190,15 +190,15 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     """
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
-    groups = _configurations(evidence.take(timed))
+    runs = replace(evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan))  # memory is not asked for
+    groups = _configurations(runs)
     if len(groups) < 2:
         return predicted
     for several in np.array_split(np.arange(len(groups)), min(FOLDS, len(groups))):
         fold = np.concatenate([groups[number] for number in several])
-        rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
-        calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
-        unseen = evidence.take(timed[fold])
-        step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
+        rest, unseen = runs.take(np.setdiff1d(np.arange(len(timed)), fold)), runs.take(fold)
+        fit = fit_calibration(evidence=rest, prior=prior).step_time
+        step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[timed[fold]] = step.median_s
     return predicted
 

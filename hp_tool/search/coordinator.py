@@ -27,8 +27,8 @@ FULL_POLL_S = 1.0
 MAX_ENGINE_FAILURES = 20
 """Polls in a row that the engine may leave unanswered."""
 FOLDER_PATIENCE_S = 300.0
-"""How long a coordinator waits for a runs folder that takes nothing; then the search goes back to the queue, where a worker on
-a sound host may take it, and this one serves others first."""
+"""How long a coordinator waits for a runs folder that takes nothing, or for room on its cluster; then the search goes back to
+the queue: a worker on a sound host may take it, and this one may be the only one left to end the runs that fill the cluster."""
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
 
@@ -95,7 +95,7 @@ class Coordinator:
         self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
-        self._waiting_since = 0.0
+        self._waiting_since, self._full_since = 0.0, clock()
 
     def run(self) -> Outcome:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
@@ -126,6 +126,7 @@ class Coordinator:
             reason = self._next(runs) if room else None
         except LimitError:  # another search was faster
             room, reason = False, None
+        self._full_since = self._clock() if room or unfinished else self._full_since
         if room and reason is None:
             return
         if unfinished:
@@ -133,6 +134,8 @@ class Coordinator:
         elif pausing:
             raise _Stop(Outcome(state="paused", stopped_because="paused"))
         elif not room:  # other searches have all that the cluster gives
+            if self._clock() - self._full_since > FOLDER_PATIENCE_S:
+                raise _Stop(Outcome(state="released", stopped_because="released"))
             self._sleep(FULL_POLL_S)
         else:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))

@@ -33,8 +33,8 @@ def database_url(url: str | None = None) -> str:
     return f"sqlite:///{user_data_path('hp-tool', appauthor=False) / 'hp_tool.sqlite3'}"
 
 
-CALIBRATIONS = "hp_calibrations"
-"""The table's name, repeated here; a test compares the two."""
+CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
+"""Names of tables, repeated here; a test compares them with the schema's."""
 HEAD = "0012"
 """The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"

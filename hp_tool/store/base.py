@@ -24,6 +24,7 @@ READ_ONLY = "give this user the right to write the file and its folder, or use t
 FULL = "make room on the database's disk"
 FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
 """What to do about an error of the driver, by words of it."""
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -205,8 +206,19 @@ def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
 
 
+def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
+    """What a search's runs have taken."""
+    total = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == search_id)
+    return float(connection.execute(total).scalar_one())
+
+
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search, and append an event for a new state or request."""
+    """Change a locked search, and append an event for a new state or request. One that ends shows what its runs took, whoever
+    ends it."""
+    if values.get("state") in ENDED and "progress" not in values:
+        progress = connection.execute(sa.select(SEARCH.c.progress).where(SEARCH.c.id == search_id)).scalar_one()
+        if (spent := gpu_seconds_of(connection, search_id)) != progress.get("gpu_seconds", 0.0):
+            values["progress"] = {**progress, "gpu_seconds": spent}
     connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
     payload = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
     if payload:

@@ -6,10 +6,11 @@ import json
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hp_tool.domain.records import CalibrationRecord
-from hp_tool.store import CALIBRATIONS, HEAD, VERSION_TABLE
+from hp_tool.domain.records import CalibrationRecord, Page
+from hp_tool.store import CALIBRATIONS, HEAD, MEASUREMENTS, VERSION_TABLE
 
 if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
@@ -45,6 +46,13 @@ class CalibrationFile:
         values = dict(zip(COLUMNS.split(", "), row, strict=True))
         at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
+
+    def measurements(self, *, limit: int, **asked: str) -> Page[Any]:
+        """As `Store.measurements`; of each row only where it was measured."""
+        wanted = " AND ".join(f"{name} = ?" for name in asked)
+        newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
+        rows = self._connection.execute(newest, tuple(asked.values()))
+        return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:
         """Give the file back."""

@@ -20,13 +20,14 @@ from hp_tool.domain.records import (
 )
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
-from hp_tool.store.access import admit, budget_of, gpu_seconds_of
+from hp_tool.store.access import admit, budget_of
 from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
     earlier_use,
     first_use,
+    gpu_seconds_of,
     locked_search,
     now,
     open_runs,

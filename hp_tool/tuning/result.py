@@ -1,7 +1,7 @@
 """The result of a training search: candidates ranked by calibrated predictions, measured ones by their measured time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import Answer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
@@ -24,6 +25,7 @@ from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
 from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations
+from hp_tool.tuning.answer import alike, answer_of, effect_of_axes, noise_of
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -67,6 +69,10 @@ class TuneResult:
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     """Where nothing is recommended: the infeasible configurations that lack least of memory, days, money or latency."""
+    answer: Answer | None = None
+    """The first recommendation of a training search in figures; None where nothing is recommended."""
+    axes: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Step time of the best configuration with each value of an axis, measured or calibrated: what holding on to it costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
@@ -134,11 +140,27 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         order = np.lexsort((np.where(fits, median_s, table.memory_bytes), ~fits)).tolist()
         near = [row for row in order if row not in failed][:NEAREST]
     grid_gpu_seconds = _grid_gpu_seconds(problem, account.runs, median_s=step.median_s[fits]) if measured else None
+    recommendations = _describe(problem, shown, calibration=calibration, measured=measured)
+    answer = None
+    if shown:
+        noise = {problem.search.row(parallel): share for parallel, share in noise_of(account.runs).items()}
+        answer = answer_of(
+            recommendations[0],
+            query=problem.query,
+            problem=problem.training,
+            predictor=CalibratedPredictor(calibration=calibration),
+            runs=account.runs,
+            as_good=alike(rows, known_s=known_s, log_sd=log_sd, noise=noise),
+            free_memory_bytes=float(table.device_bytes[shown[0]] - known_bytes[shown[0]]),
+            out_of_memory_probability=float(1.0 - memory.fit_probability(table.device_bytes)[shown[0]]),
+        )
     return TuneResult(
         id=problem.query.id,
         status="error" if account.error else "ok",
         error=account.error.as_dict() if account.error else None,
-        recommendations=_describe(problem, shown, calibration=calibration, measured=measured),
+        recommendations=recommendations,
+        answer=answer,
+        axes=effect_of_axes(table.axes, rows, known_s),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
         nearest_misses=_describe(problem, near, calibration=calibration, measured=measured),

@@ -4,25 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.evidence import residual_report
 from hp_tool.learning.series import MODELS
-from hp_tool.search.serving import software
+from hp_tool.search.serving import SERVING
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.measurements import MeasuredRow, Word
-from service.dashboard.page import Page, address, json_href, page_at
+from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
@@ -174,7 +173,7 @@ def series_context(
         cluster=newest.cluster_key,
         framework=newest.framework,
         family=_family(newest),
-        serves=newest.framework.split()[0] in {software(runner) for runner in get_args(Runner)},
+        serves=newest.framework.split()[0].endswith(SERVING),
         newest=versions[0],
         models=tuple(f"{model} ({runs})" for model, runs in newest.payload.get(MODELS, {}).items()),
         versions=versions,
@@ -190,7 +189,7 @@ def series_context(
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
-    return RedirectResponse("/calibration", status_code=303)
+    return done("/calibration", "learned")
 
 
 def _series_href(record: CalibrationRecord) -> str:

@@ -242,7 +242,7 @@ def fields(kind: Kind) -> dict[str, Field]:
 
 def _field(spec: Spec) -> Field:
     path, label, placeholder = spec if len(spec) == 3 else (*spec, "")
-    query = schema.adapter(Query)
+    query = schema.described(Query)
     (declared,) = declarations(query, path.split("."))
     kinds = branches(query, declared)
     number = next((each for each in kinds if "maximum" in each), {})

@@ -83,7 +83,7 @@ def test_a_quantised_checkpoint_is_known_by_its_name(name: str, precision: str |
 
 def test_a_model_that_nobody_knows_is_asked_for_with_the_rest() -> None:
     with pytest.raises(InputError, match=r"--gpu .* --model qwen3-32b, or"):
-        read_query("vllm serve Qwen/Qwen3-32B-Instruct-2507", overrides={k: v for k, v in LOAD.items() if k != "cluster.gpu"})
+        read_query("vllm serve Qwen/Qwen3-32B-MoE", overrides={k: v for k, v in LOAD.items() if k != "cluster.gpu"})
 
 
 def test_what_is_not_modelled_or_not_said_is_refused_by_name() -> None:

@@ -83,6 +83,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "clusters": "/clusters",
         "cluster": "/clusters/dgx-h100",
         "workers": "/workers",
+        "sample": "/searches/sample",
+        "offline": "/offline",
         "keys": "/keys",
         "audit": "/audit",
     }

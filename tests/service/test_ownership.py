@@ -95,7 +95,8 @@ def furnished(http: TestClient, store: SqlStore, query: dict[str, Any], *, key: 
 
 def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -> httpx.Response:
     path, parameters = stand.path(address), stand.parameters(address)
-    changed: dict[str, Any] = {"state": "excluded"} if "{measurement_id}" in address.pattern else {"budget_runs": 3}
+    bodies = {"{measurement_id}": {"state": "excluded"}, "/label": {"name": "bob's"}}
+    changed: dict[str, Any] = next((body for part, body in bodies.items() if part in address.pattern), {"budget_runs": 3})
     body = {} if address.method == "GET" else {"json": changed} if "/v1/" in path else {"data": changed}
     return http.request(address.method, path, params=parameters, headers=who, follow_redirects=False, **body)
 

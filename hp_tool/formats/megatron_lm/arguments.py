@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.megatron_lm import words
-from hp_tool.formats.reading import Reading, Setting, table, whole_number
+from hp_tool.formats.reading import Reading, Setting, table, untold, whole_number
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
@@ -29,9 +29,7 @@ class Arguments:
         return any(name in self.found for name in names)
 
     def refuse(self, name: str, why: str) -> None:
-        self.reading.refused.append(
-            f"--{name} {' '.join(self.found[name].values) if name in self.found else ''}".strip() + f": {why}"
-        )
+        self.reading.refuse(f"--{name} {' '.join(self.found[name].values) if name in self.found else ''}".strip() + f": {why}")
 
     def lack(self, name: str, why: str) -> None:
         field = table(TABLE)[name].why
@@ -43,7 +41,7 @@ class Arguments:
             return default
         if setting.unknown:
             at = f"line {setting.line}: " if setting.line else ""
-            self.lack(name, f"{at}{setting.written} is {', '.join(setting.unknown)}, which nothing sets here")
+            self.lack(name, f"{at}{setting.written} is {untold(setting.unknown)}")
             return default
         if len(setting.values) != 1:
             raise InputError(f"--{name} takes one value, got {' '.join(setting.values) or 'none'}", field=f"--{name}")

@@ -18,6 +18,7 @@ _ALIASES = {
     "moe-train-capacity-factor": "moe-expert-capacity-factor", "use-custom-fsdp": "use-megatron-fsdp",
     "activations-checkpoint-method": "recompute-method", "activations-checkpoint-num-layers": "recompute-num-layers",
     "checkpoint-num-layers": "recompute-num-layers", "rotary-position-embeddings": "use-rotary-position-embeddings",
+    "pad-vocab-size-to": "padded-vocab-size",
 }  # fmt: skip
 """Older names, and today's."""
 OLDER = (

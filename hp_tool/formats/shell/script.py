@@ -13,6 +13,7 @@ from hp_tool.formats.shell.statements import (
     MAX_COMMANDS,
     MAX_NESTING,
     SHELLS,
+    SOURCED,
     BreakError,
     Command,
     Note,
@@ -47,9 +48,10 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     Raises InputError where it is no bash, or asks for more than is followed.
     """
     given = dict(variables or {})
-    arguments = [Word(given[str(number)]) for number in range(1, 100) if str(number) in given]
     runner = _Runner(files=dict(files or {}))
-    runner.filler.arguments = arguments
+    last = max((number for number in range(1, 100) if str(number) in given), default=0)
+    for name in map(str, range(1, last + 1)):
+        runner.filler.arguments.append(Word(given[name] if name in given else runner.filler.mark(f"${{{name}}}")))
     header = {}
     for match in re.finditer(r"(?m)^#SBATCH[ \t]+(?:--([\w-]+)|-([A-Za-z]))(?:[= \t]+(\S+))?", text):
         header[match[1] or {"N": "nodes", "n": "ntasks"}.get(match[2], match[2])] = match[3] or ""
@@ -61,6 +63,10 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     runner.filler.variables |= {name: Word(value) for name, value in given.items() if not name.isdecimal()}
     runner.run(text, first_line=0)
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
+
+
+_DATA = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
+"""Endings of files that a command reads, and does not run as bash."""
 
 
 class _Runner(Statements):
@@ -112,6 +118,8 @@ class _Runner(Statements):
             if program in SHELLS and after:
                 return self._shell(after, before=words[:number], node=node)
             path = word.text.removeprefix("./")
+            if PurePosixPath(path).suffix in _DATA:
+                continue
             if (number == 0 or words[0].text in ("sbatch", "srun")) and (path in self.files or program in self.files):
                 self._nested(self.files.get(path, self.files.get(program, "")), words[:number], arguments=after, line=0)
                 return True
@@ -190,6 +198,14 @@ class _Runner(Statements):
         self.filler.arguments = self.filler.arguments[count:]
         return had
 
+    def _do_printf(self, words: list[Word], node: Node) -> bool:
+        if len(words) > 2 and words[0].text == "-v":
+            form, values = words[2], iter([word.text for word in words[3:]])
+            plain = "%" not in re.sub(r"%[sd]", "", form.text)
+            text = re.sub(r"%[sd]", lambda match: next(values, ""), form.text) if plain else self.filler.mark(source_of(node))
+            self.filler.variables[words[1].text] = form._replace(text=text)
+        return True
+
     def _do_eval(self, words: list[Word], node: Node) -> bool:
         self.run(" ".join(word.text for word in words), first_line=self.filler.line(node) - 1)
         return True
@@ -198,7 +214,7 @@ class _Runner(Statements):
         name = words[0].text if words else ""
         text = self.files.get(name, self.files.get(PurePosixPath(name).name))
         if text is None:
-            self.note(node, "the sourced file is not at hand; give it with --file")
+            self.note(node, SOURCED)
         else:
             self.run(text, first_line=0)
         return True
@@ -243,6 +259,6 @@ class _Runner(Statements):
 _BUILTIN = {
     ":": "true", "true": "true", "false": "false", "test": "test", "[": "test", "break": "break", "continue": "true",
     "return": "return", "exit": "exit", "let": "let", "set": "set", "shift": "shift", "eval": "eval", "source": "source",
-    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read",
+    ".": "source", "read": "read", "mapfile": "read", "readarray": "read", "getopts": "read", "printf": "printf",
 }  # fmt: skip
 """Commands of the shell itself, and the method that follows each."""

@@ -16,6 +16,7 @@ from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, W
 
 MAX_NESTING = 12
 """Functions, sourced files and scripts within scripts."""
+SOURCED = "the sourced file is not at hand; give it with --file"
 MAX_COMMANDS = 2_000
 SHELLS = ("bash", "sh", "zsh", "dash")
 
@@ -293,9 +294,8 @@ class Statements:
 
     def _declaration_command(self, node: Node) -> bool:
         local = node.children[0].type in ("local", "declare", "typeset") and self.locals_
-        keyed = any(
-            source_of(child).startswith("-") and "A" in source_of(child) for child in node.children if child.type == "word"
-        )
+        options = [source_of(child) for child in node.children if child.type == "word" and source_of(child).startswith("-")]
+        keyed, refers = (any(letter in option for option in options) for letter in "An")
         for child in node.children[1:]:
             if child.type not in ("variable_assignment", "variable_name"):
                 continue
@@ -306,6 +306,8 @@ class Statements:
                 self.filler.variables[name] = {}
             if child.type == "variable_assignment":
                 self.statement(child)
+                if refers and (told := self.filler.variables.get(first(self.filler.variables[name]).text)) is not None:
+                    self.filler.variables[name] = told  # as it is now
         return True
 
     def _unset_command(self, node: Node) -> bool:

@@ -1,0 +1,45 @@
+"""Files that lie beside a script and that it names, so that nobody has to list them."""
+
+import itertools
+import re
+from pathlib import Path
+
+from hp_tool.documents import MAX_FILE_BYTES, read_text
+from hp_tool.errors import InputError
+
+_NAMED = re.compile(r"[\w.*/-]*[\w*-]\.(sh|bash|env|sbatch|slurm|json|ya?ml|toml|conf|cfg)\b")
+_VARIABLE = re.compile(r"\$(\{[^}\s]*\}|\w+)")
+MAX_FILES = 50
+
+
+def files_beside(script: Path, text: str) -> dict[str, str]:
+    """Texts of the files that `text` names and of those that they name, by path from the script's folder, and below it alone.
+    A variable in a name stands for any text.
+    """
+    folder = script.parent.resolve()
+    found: dict[str, str] = {script.name: text}
+    texts = [text]
+    while texts:
+        names = {match[0].lstrip("./*") for match in _NAMED.finditer(_VARIABLE.sub("*", texts.pop()))}
+        for name in sorted(names):
+            if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
+                continue  # any script
+            for path in itertools.islice(_matches(folder, name), MAX_FILES - len(found)):
+                key = path.relative_to(folder).as_posix()
+                if key not in found and (content := _text(path)) is not None:
+                    found[key] = content
+                    texts.append(content)
+    del found[script.name]
+    return found
+
+
+def _matches(folder: Path, name: str) -> list[Path]:
+    paths = [path.resolve() for path in (folder.glob(name) if "*" in name else (folder / name,)) if path.is_file()]
+    return [path for path in paths if path.is_relative_to(folder) and path.stat().st_size < MAX_FILE_BYTES]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return read_text(path)
+    except InputError:
+        return None

@@ -1,0 +1,57 @@
+"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above}, ${multiply:2, 3}."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MAX_ROUNDS = 20
+MAX_TEXT = 10_000
+_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+
+
+def interpolated(content: Mapping[str, Any], *, variables: Mapping[str, str]) -> dict[str, Any]:
+    """The file with its references filled in; `variables` stand for what it leaves to others. One that nothing tells stays
+    as it is written.
+    """
+
+    def filled(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: filled(each, (*path, str(key))) for key, each in value.items()}
+        if isinstance(value, list):
+            return [filled(each, (*path, "")) for each in value]
+        return _filled(value, path, content, variables) if isinstance(value, str) and "${" in value else value
+
+    result: dict[str, Any] = filled(content, ())
+    return result
+
+
+def _filled(text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
+    """`text`, which stands at `path`, with what its references tell; a text that is one reference takes the value's type."""
+    value: Any = text
+    for _ in range(MAX_ROUNDS):
+        match = _INNERMOST.search(value) if isinstance(value, str) and len(value) < MAX_TEXT else None
+        if match is None:
+            return value
+        told = _told(match[1].strip(), path, content, variables)
+        if told is None or isinstance(told, Mapping | list):
+            return value
+        value = told if match[0] == value else value[: match.start()] + str(told) + value[match.end() :]
+    return text
+
+
+def _told(name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
+    """What one reference says; None where nothing tells it."""
+    resolver, separator, rest = name.partition(":")
+    if separator:
+        parts = [part.strip() for part in rest.split(",")]
+        if resolver == "oc.env":
+            return variables.get(parts[0], parts[1] if len(parts) > 1 else None)
+        if resolver == "multiply" and all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+            return math.prod(int(part) for part in parts)
+        return None
+    up = len(name) - len(name.lstrip("."))
+    node: Any = content
+    for key in (*(path[:-up] if up else ()), *name.lstrip(".").split(".")):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return variables.get(name) if node is None else node
