@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
 
 COLUMNS = "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, created_at"
+TEACHES = "(trust >= 0.5 OR owner = ?)"
 NEWEST = (
     f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? AND owner = ? "  # noqa: S608
     "ORDER BY version DESC LIMIT 1"
@@ -47,11 +48,11 @@ class CalibrationFile:
         at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
 
-    def measurements(self, *, limit: int, **asked: str) -> Page[Any]:
+    def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
         """As `Store.measurements`; of each row only where it was measured."""
-        wanted = " AND ".join(f"{name} = ?" for name in asked)
+        wanted = " AND ".join((TEACHES, *(f"{name} = ?" for name in asked)))
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
-        rows = self._connection.execute(newest, tuple(asked.values()))
+        rows = self._connection.execute(newest, (teaches, *asked.values()))
         return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:
