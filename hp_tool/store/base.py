@@ -20,11 +20,11 @@ SEARCH = tables.searches
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
 FULL = "make room on the database's disk"
 FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
 """What to do about an error of the driver, by words of it."""
-GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 States = TypeVar("States", bound=StrEnum)
 
 

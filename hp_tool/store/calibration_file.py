@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
 
 COLUMNS = "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, created_at"
-TEACHES = "(trust >= 0.5 OR owner = ?)"
 NEWEST = (
     f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? AND owner = ? "  # noqa: S608
     "ORDER BY version DESC LIMIT 1"
@@ -50,7 +49,7 @@ class CalibrationFile:
 
     def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
         """As `Store.measurements`; of each row only where it was measured."""
-        wanted = " AND ".join((TEACHES, *(f"{name} = ?" for name in asked)))
+        wanted = " AND ".join(["(trust >= 0.5 OR owner = ?)", *(f"{name} = ?" for name in asked)])
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
         rows = self._connection.execute(newest, (teaches, *asked.values()))
         return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)

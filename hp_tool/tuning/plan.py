@@ -43,6 +43,8 @@ class PlannedRun:
     """Start-up and all steps, as predicted; waiting for devices is not in it."""
     time_limit_s: float
     """After which it is cut off."""
+    hold_probability: float
+    """That it fits, works and does not stall."""
 
     @property
     def gpu_seconds(self) -> float:
@@ -164,6 +166,7 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         step_s=step_s,
         wall_s=run_gpu_seconds(num_gpus=1, step_s=step_s, startup_s=startup_s, settings=search.settings),
         time_limit_s=search.time_limit_s(run, startup_s=startup_s),
+        hold_probability=predicted["hold_probability"],
     )
 
 
