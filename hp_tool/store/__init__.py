@@ -38,7 +38,6 @@ CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
 LEAST_TRUST = 0.5
 """Of a measurement that teaches everybody; below it its owner alone."""
 HEAD = "0012"
-HEAD = "0012"
 """The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
 
