@@ -119,7 +119,9 @@ def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[Sea
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
     if isinstance(problem, CostedSpace):
-        raise InputError("nothing that the query allows fits, so there is nothing to run", code="nothing_feasible")
+        raise InputError(
+            "nothing that the query allows fits, so there is nothing to run", field="parallel", code="nothing_feasible"
+        )
     if store is not None:
         startup_s = known_startup_s(store=store, problem=problem.search)
         problem = replace(problem, search=replace(problem.search, assumed_startup_s=startup_s))
