@@ -1,9 +1,9 @@
 """Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who revalidate them by ETags.
 
-The service's key is a query's bytes, its route and its parameters; the answer depends only on them, the catalogue's files and
-the stored calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it used has a
-successor; both are checked at most once a second, and after this process made a calibration itself. Queries that name
-registrations are never cached, for those differ by owner.
+The service's key is a query's bytes, its route, its parameters and who asks; the answer depends only on them, the catalogue's
+files and the stored calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it
+used has a successor; both are checked at most once a second, and after this process made a calibration itself. Queries that
+name registrations are never cached.
 """
 
 import hashlib
@@ -27,6 +27,8 @@ from service.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
+PROBLEM_BYTES = 8 * 1024
+"""Of a resolved problem; measured: 3 to 5 KiB, and as much for the rest of an entry."""
 CHECK_EVERY_S = 1.0
 ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
 """The cached routes, as the observer tells routes apart."""
@@ -34,9 +36,10 @@ ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", 
 PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
 """Answers that no client may keep."""
-Key = tuple[str, bytes, bytes]
-Learnt = list[tuple[TrainingProblem, JsonObject | str | None]]
-"""The calibrations that an answer used, by problem."""
+Key = tuple[str | None, str, bytes, bytes]
+"""Owner, route, parameters, and digest of the query."""
+Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
+"""What an answer asked for calibrations, about which problem, and what it used."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,14 +50,17 @@ class Entry:
     learnt: Learnt
     checked_at: float
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.body) + (1 + len(self.learnt)) * PROBLEM_BYTES
+
 
 class AnswerCache:
     """A least-recently-used cache. Used on one event loop only, so nothing is locked."""
 
-    def __init__(
-        self, *, calibrations: Calibrations, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._calibrations, self._max_bytes, self._clock = calibrations, max_bytes, clock
+    def __init__(self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._clock = max_bytes, clock
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._bytes = 0
         self._catalogue = catalog.revision()
@@ -74,7 +80,7 @@ class AnswerCache:
         if entry is None:
             return None
         if entry.learnt and (now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at):
-            if not await run_in_threadpool(self._is_current, entry.learnt):
+            if not await run_in_threadpool(_is_current, entry.learnt):
                 self._drop(key)
                 return None
             entry.checked_at = now
@@ -87,8 +93,8 @@ class AnswerCache:
         if len(body) > MAX_ANSWER_BYTES:
             return
         self._drop(key)
-        self._entries[key] = Entry(body=body, learnt=learnt, checked_at=self._clock())
-        self._bytes += len(body)
+        entry = self._entries[key] = Entry(body=body, learnt=learnt, checked_at=self._clock())
+        self._bytes += entry.num_bytes
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
@@ -98,12 +104,12 @@ class AnswerCache:
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
-        self._bytes -= len(entry.body) if entry else 0
+        self._bytes -= entry.num_bytes if entry else 0
 
-    def _is_current(self, learnt: Learnt) -> bool:
-        """Whether the newest calibrations are those that the answer used."""
-        newest = ((applied(self._calibrations, problem), used) for problem, used in learnt)
-        return all(now == used for now, used in newest)
+
+def _is_current(learnt: Learnt) -> bool:
+    """Whether the newest calibrations are those that the answer used."""
+    return all(applied(calibrations, problem) == used for calibrations, problem, used in learnt)
 
 
 def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
@@ -128,7 +134,8 @@ class CachedAnswers:
         if body is None:  # the sender hung up
             return
         path: str = scope["path"]
-        key = (path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
+        owner = scope["state"]["principal"].owner  # whose own reports may correct the answer
+        key = (owner, path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
         known = await self.cache.get(key)
         self.metrics.count_cached(route=path, hit=known is not None)
         if known is not None:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
@@ -21,8 +22,10 @@ from service.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
 from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
+from service.error_pages import ErrorPages
 from service.keys import Keyring
 from service.metrics import Metrics
+from service.protocol import PatientProtocol
 from service.request_limits import RequestLimits
 from service.request_log import RequestLog
 from service.routes import AGENTS_PATH
@@ -78,11 +81,12 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     openapi.install(app)
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
-    app.state.answers = AnswerCache(calibrations=app.state.calibrations)
+    app.state.answers = AnswerCache()
     app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(CachedAnswers, cache=app.state.answers, metrics=metrics)
     app.add_middleware(ETags)
     app.add_middleware(Gate, settings=settings, keyring=keyring)
+    app.add_middleware(ErrorPages)
     app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app
 
@@ -90,14 +94,20 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
 def serve(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
     logs.configure(form=settings.log_form, level=settings.log_level)
-    uvicorn.run(
-        create_app(settings),
-        log_config=None,
-        host=settings.host,
-        port=settings.port,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
+    uvicorn.run(create_app(settings), **server_options(settings))
+
+
+def server_options(settings: Settings) -> dict[str, Any]:
+    """How uvicorn serves the application."""
+    return {
+        "log_config": None,
+        "host": settings.host,
+        "port": settings.port,
+        "access_log": False,
+        "server_header": False,
+        "timeout_graceful_shutdown": 5,
+        "limit_concurrency": int(settings.max_connections),
+        "http": PatientProtocol,
         # Every worker would be a process with its own pool; the work is short, so one process and threads do.
-        workers=1,
-    )
+        "workers": 1,
+    }

@@ -1,10 +1,14 @@
 """Reading a request's body in a middleware, and passing it on to the application below."""
 
+import asyncio
 from collections.abc import Iterator
 
 from starlette.types import Message, Receive
 
 from hp_tool.errors import HpToolError
+
+SILENCE_S = 30.0
+"""How long the rest of a body may let wait."""
 
 
 def too_large(limit: int) -> HpToolError:
@@ -28,10 +32,14 @@ def counted(receive: Receive, limit: int) -> Receive:
 
 
 async def whole(receive: Receive) -> bytes | None:
-    """The body; None where the client hung up."""
+    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing more of it comes."""
     pieces = []
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                message = await receive()
+        except TimeoutError:
+            raise HpToolError(f"nothing of the body came for {SILENCE_S:g} s", code="request_timeout") from None
         if message["type"] == "http.disconnect":
             return None
         pieces.append(message.get("body", b""))

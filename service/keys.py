@@ -69,6 +69,14 @@ def issue(
     return store.add_key(key=key, lifetime_s=lifetime_s), f"hp_{key_id}_{secret}"
 
 
+class ForbiddenKeyError(HpToolError):
+    """A key of ours that may no longer be used, and whose it was."""
+
+    def __init__(self, key: KeyRecord, message: str, *, code: str) -> None:
+        super().__init__(message, code=code)
+        self.key = key
+
+
 class Keyring:
     """Recognises keys. One per process, used only on its event loop."""
 
@@ -93,10 +101,18 @@ class Keyring:
             return OPERATOR
         key = await self._stored(token)
         if key.revoked_at is not None:
-            raise HpToolError(f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", code="key_revoked")
+            raise ForbiddenKeyError(key, f"key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC", code="key_revoked")
         if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
-            raise HpToolError(f"key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC", code="key_expired")
+            raise ForbiddenKeyError(key, f"key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC", code="key_expired")
         return Principal(owner=key.owner, scope=key.scope, key=key)
+
+    def recognises(self, headers: Headers) -> bool:
+        """Whether these headers hold a stored key that was right before: too long to have been guessed."""
+        form = FORM.fullmatch(token_of(headers) or "")
+        if form is None:
+            return False
+        known = self._remembered.get(_digest(form[2]))
+        return known is not None and known[0].id == form[1]
 
     def forget(self, key_id: str) -> None:
         """Ask the database again: the key was revoked here."""

@@ -1,7 +1,8 @@
 """The store as one caller may use it. Routes get no other store, so none of them can forget to check whose a search is.
 
-A search, run or measurement is visible to its owner and to administrators; calibrations, which are learnt from all of them, to
-everybody. Another owner's search is answered as if it did not exist, so that nobody can probe for it.
+A search, run or measurement is visible to its owner and to administrators. A calibration is visible to everybody, but for one
+that learnt from reports which only their owner trusts. Another owner's search is answered as if it did not exist, so that
+nobody can probe for it.
 """
 
 import inspect
@@ -12,11 +13,13 @@ from typing import Any
 
 from hp_tool.domain.access import AccessStore, Scope
 from hp_tool.domain.records import (
+    CalibrationRecord,
     GpuSecondsLimit,
     JsonObject,
     MeasurementRecord,
     MeasurementState,
     NewMeasurement,
+    Page,
     RegistrationKind,
     RegistrationRecord,
     SearchRecord,
@@ -28,7 +31,7 @@ from service.keys import Principal
 from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
-SHARED = frozenset({"latest_calibration", "list_calibrations", "live_workers", "measured_clusters"})
+SHARED = frozenset({"live_workers", "measured_clusters"})
 """Methods whose answers show nobody's data."""
 
 
@@ -58,6 +61,9 @@ class PrincipalStore:
             **options,
         )
 
+    def earlier_search(self, **sent: Any) -> SearchRecord | None:
+        return self._store.earlier_search(owner=self._principal.owner, **sent)
+
     def resume_search(self, *, search_id: str) -> SearchRecord:
         query = self.get_search(search_id=search_id).query
         return self._store.resume_search(search_id=search_id, limits=(*self._limits(), *daily_limits(query)))
@@ -86,7 +92,10 @@ class PrincipalStore:
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        return self._store.add_measurement(measurement=replace(measurement, owner=self._principal.owner), **options)
+        """Store it as the principal's; it teaches others where they trust its reporter."""
+        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        own = replace(measurement, owner=self._principal.owner, trusted=everybody)
+        return self._store.add_measurement(measurement=own, **options)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         record = self._store.get_measurement(measurement_id=measurement_id)
@@ -95,8 +104,16 @@ class PrincipalStore:
         return record
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        self.get_measurement(measurement_id=measurement_id)
-        return self._store.set_measurement_state(measurement_id=measurement_id, state=state)
+        """Whoever accepts one vouches for it: an administrator for everybody, an owner for their own answers."""
+        if self.get_measurement(measurement_id=measurement_id).state == state:
+            return self._store.get_measurement(measurement_id=measurement_id)
+        everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
+
+    def list_calibrations(self, **asked: Any) -> Page[CalibrationRecord]:
+        """Everybody's, and the principal's own."""
+        owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
+        return self._store.list_calibrations(owners=owners, **asked)
 
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""

@@ -30,18 +30,20 @@ class RequestLimits:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Open requests by key; None: those that no limit concerns."""
+        """Open requests by key, those that wait for a search apart; None: those that no limit concerns."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         principal = scope.get("state", {}).get("principal")
-        key_id = None if principal is None or scope["path"].endswith(WAITING) else principal.key_id
-        if key_id is not None and self.under_way[key_id] >= self.settings.max_requests_at_once:
+        waits = scope["path"].endswith(WAITING)
+        key_id = None if principal is None or principal.key_id is None else principal.key_id + waits * " waiting"
+        most = self.settings.max_waiting_at_once if waits else self.settings.max_requests_at_once
+        if key_id is not None and self.under_way[key_id] >= most:
+            doing = "waiting for searches; close one" if waits else "under way; send many queries as one POST /v1/batch"
             error = LimitError(
-                f"key {key_id} has {self.under_way[key_id]} requests under way, and may have no more at once; wait for one of "
-                "them, or send many queries as one POST /v1/batch",
+                f"key {principal.key_id} may have {most} requests at once {doing}, or wait for one of them to end",
                 retry_after_s=RETRY_AFTER_S,
                 code="too_many_at_once",
             )

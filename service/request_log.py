@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hp_tool.domain.access import AccessStore
+from hp_tool.domain.access import AccessStore, KeyRecord
 from hp_tool.errors import HpToolError
 from service import logs
 from service.keys import Principal
@@ -78,16 +78,19 @@ class RequestLog:
             with logs.about(search=search_id):
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
         over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED  # such requests could fill the table
-        if principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN):
-            await self._audit(scope, principal, route=route, status=status)
+        refused: KeyRecord | None = scope["state"].get("refused_key")
+        if refused is not None:
+            await self._audit(scope, owner=refused.owner, key_id=refused.id, route=route, status=status)
+        elif principal is not None and not over_limit and (changes or status == HTTPStatus.FORBIDDEN):
+            await self._audit(scope, owner=principal.owner, key_id=principal.key_id, route=route, status=status)
 
-    async def _audit(self, scope: Scope, principal: Principal, *, route: str, status: int) -> None:
+    async def _audit(self, scope: Scope, *, owner: str | None, key_id: str | None, route: str, status: int) -> None:
         path = scope["path"]
         try:
             await run_in_threadpool(
                 self.store.add_audit,
-                owner=principal.owner,
-                api_key_id=principal.key_id,
+                owner=owner,
+                api_key_id=key_id,
                 action=f"{scope['method']} {path if route == UNMATCHED else route}",
                 resource=path,
                 outcome=str(status),

@@ -1,8 +1,9 @@
 """The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
 
+import contextlib
 import time
 from collections.abc import Callable, Set
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -12,7 +13,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
 from service import asgi_body
 from service.api.problems import problem
-from service.keys import Keyring, Principal
+from service.keys import ForbiddenKeyError, Keyring, Principal
 from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
 
@@ -31,6 +32,9 @@ RESPONSE_HEADERS = {
 }
 RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items())
 """As ASGI carries them. Lower case, as every header of the framework is."""
+MOST_BUCKETS = 10_000
+AUDITED_PER_SECOND = 1 / 60
+"""Of one key that may no longer be used: its refused requests must not fill the audit log."""
 BURST_S = 5.0
 """A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a script that starts."""
 
@@ -42,7 +46,7 @@ class Gate:
         self.app = app
         self.settings = settings
         self.keyring = keyring
-        self.rates = RateLimits()
+        self.rates, self.owners, self.wrong_keys, self.refused = (RateLimits() for _ in range(4))
         self.hosts = {host.strip("[]").lower() for host in settings.hosts}
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -63,11 +67,13 @@ class Gate:
             check_text(scope)
             check_origin(scope["method"], request)
             if scope["path"] not in OPEN_PATHS:
-                principal = await self.keyring.principal(request)
+                principal = await self._principal(scope, request)
                 scope.setdefault("state", {})["principal"] = principal
                 if principal.key is not None:
                     rate = principal.key.requests_per_second or self.settings.requests_per_second
-                    self.rates.take(principal.key.id, per_second=rate)
+                    self.rates.take(f"key {principal.key.id}", per_second=rate)
+                    together = max(rate, self.settings.requests_per_second_per_owner)
+                    self.owners.take(f"owner {principal.owner}", per_second=together)
                 check_scope(principal, method=scope["method"], path=scope["path"])
             limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
             check_announced_size(request, limit)
@@ -84,30 +90,55 @@ class Gate:
             scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_headers)
 
+    async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
+        """Whose request it is. An address that sent many wrong keys is refused unheard, so that none is found by trying; a
+        stored key that was right before still works from there."""
+        address = (scope.get("client") or ("",))[0]
+        try:
+            if not self.keyring.recognises(request):
+                self.wrong_keys.take(address, per_second=self.settings.wrong_keys_per_second, tokens=0.0)
+        except LimitError as error:
+            message = f"too many wrong keys came from {address}"
+            raise LimitError(message, code="too_many_wrong_keys", retry_after_s=error.retry_after_s) from None
+        try:
+            return await self.keyring.principal(request)
+        except ForbiddenKeyError as error:
+            with contextlib.suppress(LimitError):
+                self.refused.take(error.key.id, per_second=AUDITED_PER_SECOND)
+                scope.setdefault("state", {})["refused_key"] = error.key
+            raise
+        except HpToolError as error:
+            if error.code == "unauthorized" and "authorization" in request:
+                with contextlib.suppress(LimitError):
+                    self.wrong_keys.take(address, per_second=self.settings.wrong_keys_per_second)
+            raise
+
 
 class RateLimits:
-    """A token bucket per key, in this process; used on one event loop only, so nothing is locked."""
+    """A token bucket per key, owner or address, in this process; used on one event loop only, so nothing is locked."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def take(self, key_id: str, *, per_second: float) -> None:
-        """Count one request; raises LimitError, with the wait until the next one, where there are no tokens.
+    def take(self, who: str, *, per_second: float, tokens: float = 1.0) -> None:
+        """Count a request as so many tokens; raises LimitError, with the wait until the next one, where there is none.
 
         tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x per_second)
         """
         capacity = max(1.0, BURST_S * per_second)
         now = self._clock()
-        tokens, seen = self._buckets.get(key_id, (capacity, now))
-        tokens = min(capacity, tokens + (now - seen) * per_second)
-        if tokens < 1.0:
-            self._buckets[key_id] = tokens, now
+        if who not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+            self._buckets.clear()
+        left, seen = self._buckets.get(who, (capacity, now))
+        left = min(capacity, left + (now - seen) * per_second)
+        if left < 1.0:
+            self._buckets[who] = left, now
             raise LimitError(
-                f"key {key_id} may send {per_second:g} requests a second; send many queries as one POST /v1/batch",
-                retry_after_s=(1.0 - tokens) / per_second,
+                f"{who} may send {per_second:g} requests a second; send many queries as one POST /v1/batch",
+                retry_after_s=(1.0 - left) / per_second,
             )
-        self._buckets[key_id] = tokens - 1.0, now
+        self._buckets[who] = left - tokens, now
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
@@ -122,7 +153,9 @@ def check_text(scope: AsgiScope) -> None:
     if "\0" in scope["path"]:
         raise NotFoundError("nothing has a name with a NUL character")
     if b"%00" in scope["query_string"]:
-        raise InputError("a parameter holds a NUL character", code="bad_request")
+        parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
+        raise InputError("a parameter holds a NUL character", field=next(names, "") or "query", code="bad_request")
 
 
 def check_origin(method: str, headers: Headers) -> None:
@@ -158,6 +191,6 @@ def check_announced_size(headers: Headers, limit: int) -> None:
     """Check that Content-Length is a number within the limit, where it is present."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
-        raise InputError("Content-Length is not a number", code="bad_request")
+        raise InputError("Content-Length is not a number", field="Content-Length", code="bad_request")
     if int(announced) > limit:
         raise asgi_body.too_large(limit)

@@ -18,7 +18,11 @@ MIB = 2**20
 SHORTEST_KEY = 8
 AMOUNTS = {
     "requests_per_second": "HP_REQUESTS_PER_SECOND",
+    "requests_per_second_per_owner": "HP_REQUESTS_PER_SECOND_PER_OWNER",
+    "wrong_keys_per_second": "HP_WRONG_KEYS_PER_SECOND",
     "max_requests_at_once": "HP_MAX_REQUESTS_AT_ONCE",
+    "max_waiting_at_once": "HP_MAX_WAITING_AT_ONCE",
+    "max_connections": "HP_MAX_CONNECTIONS",
     "max_combinations": "HP_MAX_COMBINATIONS_PER_REQUEST",
     "max_cpu_s": "HP_MAX_CPU_SECONDS_PER_REQUEST",
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
@@ -26,7 +30,14 @@ AMOUNTS = {
 }
 """Settings above 0, and the variables that set them."""
 LOGGING = {"log_form": "HP_LOG_FORMAT", "log_level": "HP_LOG_LEVEL"}
-VARIABLES = {"database_url": "HP_DATABASE_URL", "host": "HP_HOST", "port": "HP_PORT", **LOGGING, **AMOUNTS}
+VARIABLES = {
+    "database_url": "HP_DATABASE_URL",
+    "host": "HP_HOST",
+    "port": "HP_PORT",
+    "trusted_reports": "HP_TRUSTED_REPORTS",
+    **LOGGING,
+    **AMOUNTS,
+}
 """Environment variables by the setting that each gives as it stands."""
 Level = Literal["info", "debug", "warning"]
 
@@ -47,10 +58,16 @@ class Settings:
     """Names a request's Host header may carry; empty: the loopback names on loopback, any name elsewhere."""
     requests_per_second: float = 100.0
     """Default rate limit of a stored key."""
+    requests_per_second_per_owner: float = 400.0
+    """Rate limit of all stored keys of one owner together; a key that has a higher rate of its own keeps it."""
+    wrong_keys_per_second: float = 5.0
+    """Of one address: who sends more waits, with any key that was not right before."""
     max_gpu_seconds_per_search: float | None = None
     """Ceiling of one search's budget; None: no ceiling."""
     max_gpu_seconds_per_day: float | None = None
     """Ceiling for all searches of a day (UTC) together; None: no ceiling."""
+    trusted_reports: Literal["administrators", "everybody"] = "administrators"
+    """Whose reports of measurements teach everybody; other owners' teach those owners alone."""
     log_form: Form = "json"
     """json: a line each; text: for people."""
     log_level: Level = "info"
@@ -71,6 +88,10 @@ class Settings:
     """Processor seconds of one request, or of one line of a batch."""
     max_requests_at_once: int = 16
     """Requests that one stored key may have open at a time, not counting those that wait for a search."""
+    max_waiting_at_once: int = 64
+    """Event streams and requests that wait for a search, of one stored key."""
+    max_connections: int = 1000
+    """Connections of all clients; a further one is answered 503."""
     max_wait_s: float = 60.0
     """Longest that `wait_s` may hold a request open."""
     poll_s: float = 0.5

@@ -1,7 +1,7 @@
 """Waiting for news of searches: one look at the database at a time, for however many streams and requests wait."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
@@ -47,16 +47,18 @@ class Watch:
     async def _look(self) -> None:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
+            asked = [each for waiters in self._waiting.values() for each in waiters]  # who joins later waits for the next look
             try:
                 heads = await run_in_threadpool(self._heads, tuple(self._waiting))
             except Exception as error:
-                for waiter in self._everyone():
+                for waiter in _still_waiting(asked):
                     waiter.news.set_exception(error)
                 continue
-            for waiter in self._everyone():
+            for waiter in _still_waiting(asked):
                 head = heads.get(waiter.search_id)
                 if head is None or head.state != waiter.seen.state or head.seq > waiter.seen.seq:
                     waiter.news.set_result(None)
 
-    def _everyone(self) -> Iterator[_Waiter]:
-        return (each for waiters in self._waiting.values() for each in waiters if not each.news.done())
+
+def _still_waiting(waiters: Iterable[_Waiter]) -> Iterator[_Waiter]:
+    return (each for each in waiters if not each.news.done())

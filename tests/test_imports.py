@@ -60,7 +60,7 @@ HOMES = {
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},
-    "httpx": {"service"},
+    "httpx": {"service", LEAF},
     "httpcore": {"service"},
     "prometheus_client": {"service"},
     "typer": {"cli", "service"},

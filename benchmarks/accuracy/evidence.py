@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy import activations
@@ -18,7 +18,7 @@ from benchmarks.accuracy.fit_frameworks import (
     profile_2022,
     today_runs,
 )
-from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on
+from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on, votes
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
@@ -154,18 +154,26 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
     known = cells(folder)
     megatron = [*rows.get("Dense pre-training on H100", []), *rows.get("Models cut to fit 8 B200", [])]
     dense = [row for row in megatron if (row.model, row.what) in known]
+    # Of one kind, too few of one release: repeats of a layout count once, and devices alone make a cell.
+    experts, adapters = (
+        votes(rows.get(title, [])) for title in ("Mixtures of experts, releases from 26.02.01 on", "LoRA of MLPerf")
+    )
+
+    def cell(row: Comparison) -> Hashable:
+        return known[(row.model, row.what)]
+
+    def devices(row: Comparison) -> Hashable:
+        source, name, _, *devices = known[(row.model, row.what)]
+        return source, name, *devices
+
     return [
-        Group(
-            title=f"Two runs of a cell: {what}",
-            left_out="model",
-            unit="ratio",
-            rows=pairs(found, known, framework=framework),
-            saw="as of the runs",
-        )
-        for what, framework, found in (
-            ("Megatron Core", "megatron-core", dense),
-            ("MPT under FSDP", "torch-fsdp", rows.get("MPT under FSDP", [])),
-            ("InternEvo", "internevo", rows.get("InternEvo, a layout left out", [])),
+        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=found, saw="as of the runs")
+        for what, found in (
+            ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
+            ("mixtures of experts", pairs(experts, devices, framework="megatron-core", kind="experts")),
+            ("LoRA of MLPerf", pairs(adapters, devices, framework="megatron-core", kind="adapters")),
+            ("MPT under FSDP", pairs(rows.get("MPT under FSDP", []), cell, framework="torch-fsdp")),
+            ("InternEvo", pairs(rows.get("InternEvo, a layout left out", []), cell, framework="internevo")),
         )
     ]
 

@@ -40,7 +40,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Li
 Floats = NDArray[np.float64]
 
 OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/frameworks"
-SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd")
+SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd", "expert_pair_log_sd")
 
 PRIORS = {
     # name: (mean, standard deviation, lowest, highest)

@@ -23,6 +23,7 @@ from benchmarks.accuracy.data import add_data_argument, data_folder, write_const
 from benchmarks.accuracy.fit_frameworks import OUTPUT, today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.groups import votes
+from benchmarks.accuracy.pairs import log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
 from hp_tool import documents
 from hp_tool.catalog.efficiency import FOLDER
@@ -94,8 +95,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
     memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"] ** 2
     pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
+    pairs["nanotron"] = regular_scatter(log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part)))
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
-    profiles = {
+    of_experts["expert_pair_log_sd"] = scatter((groups["Two runs of a cell: mixtures of experts"], 0.0))
+    profiles: dict[str, dict[str, float]] = {
         "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts},
         "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts},
         "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts},
@@ -103,6 +106,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp)},
         "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp)},
         "internevo/default": {"time_log_sd": math.sqrt(internevo)},
+        "nanotron/default": {},
     }
     for name, widths in profiles.items():
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
@@ -114,6 +118,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ),
         "kernels_log_sd": (kernels, "dense runs and MPT by typical kernels in place of their die's"),
         "lora_log_sd": (math.sqrt(lora), "LoRA of MLPerf on H100 and B200, which no constant saw"),
+        "lora_pair_log_sd": (
+            scatter((groups["Two runs of a cell: LoRA of MLPerf"], pairs["megatron-core"] ** 2)),
+            "two settings of MLPerf's LoRA on the same devices",
+        ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
         "feature_log_sd": (math.sqrt(lora), "as adapters, whose runs no constant saw"),
         "memory_feature_log_sd": (

@@ -74,8 +74,11 @@ FIXED = FrameworkEfficiency(
 """What the runs do not tell, and where the values come from."""
 
 
-def fit(*, rows: Sequence[Row]) -> FrameworkEfficiency:
-    """The constants that these rows of the grid give; rows that failed, or whose sizes contradict each other, teach nothing."""
+def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficiency:
+    """The constants that these rows of the grid give; rows that failed, or whose sizes contradict each other, teach nothing.
+
+    `clocks_known`: matmuls run at the shipped clocks.
+    """
     ran = [row for row in rows if row["status"] == "ok"]
     grouped = groups(ran)
     step_s, used = (np.log(np.concatenate([getattr(g, name) for g in grouped])) for name in ("step_s", "used_bytes"))
@@ -86,7 +89,9 @@ def fit(*, rows: Sequence[Row]) -> FrameworkEfficiency:
     def memory_errors(constants: FrameworkEfficiency) -> Floats:
         return np.log(np.concatenate([group.predict(constants).first_stage_bytes for group in grouped])) - used
 
-    timed = _fitted(FIXED, TIME_PRIORS, step_errors)
+    priors = {name: prior for name, prior in TIME_PRIORS.items() if not (clocks_known and name == "matmul_slowdown")}
+    start = dataclasses.replace(FIXED, matmul_slowdown=1.0) if clocks_known else FIXED
+    timed = _fitted(start, priors, step_errors)
     found = _fitted(timed, MEMORY_PRIORS, memory_errors)
     models = " and ".join(sorted({row["model"] for row in ran}))
     return dataclasses.replace(
@@ -128,8 +133,13 @@ def _fitted(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data_argument(parser)
-    folder = data_folder(parser.parse_args())
+    parser.add_argument("--keep-clocks", action="store_true", help="leave the clocks, which frameworks share, as they are")
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
     if folder is None:
+        return
+    if arguments.keep_clocks:
+        write("default", fit(rows=read(folder, FILE), clocks_known=True), command="benchmarks.accuracy.fit_nanotron")
         return
     found = fit(rows=read(folder, FILE))
     # Forward matmuls, input gradients and weight gradients take equally long, and only the last accumulate in fp32: they get

@@ -5,48 +5,85 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.internevo_runs import internevo_cases
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import pretraining
+from hp_tool.calibration.regimes import LOG_MEAN
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
+
+Floats = NDArray[np.float64]
+Cell = Callable[[Comparison], Hashable]
 
 
-def cells(folder: Path) -> dict[tuple[str, str], Hashable]:
+def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
     """The cell of each published run by its model and description: model, card, devices and precision; releases apart."""
     cases = [*(run.case for run in mpt_runs(folder)), *internevo_cases(folder), *pretraining(folder), *b200_cases(folder)]
+    cases += [case for case in mlperf_cases(folder) if case.task == "lora"]
     return {(case.name, case.what): _cell(case) for case in cases}
 
 
-def _cell(case: Case) -> Hashable:
+def _cell(case: Case) -> tuple[Hashable, ...]:
     problem = Prepared.of(case).problem
     workload, cluster = problem.workload, problem.cluster
     return case.source, case.name, case.date, cluster.gpu.name, cluster.num_gpus, workload.precision
 
 
-def pairs(rows: Iterable[Comparison], known: Mapping[tuple[str, str], Hashable], *, framework: str) -> list[Comparison]:
+def pairs(
+    rows: Iterable[Comparison], cell: Cell, *, framework: str, kind: Literal["dense", "experts", "adapters"] = "dense"
+) -> list[Comparison]:
     """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by this framework states."""
+    found = []
+    for one, other in _paired(rows, cell):
+        profile = efficiency(gpu=gpu(one.gpu), framework=framework)
+        log_sd = float(ratio_log_sd(with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")))
+        found.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * log_sd)))
+    return found
+
+
+def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
+    """ln(measured / predicted) of the same ratios."""
+    return np.array([other.log_ratio - one.log_ratio for one, other in _paired(rows, cell)])
+
+
+def regular_scatter(logs: Floats) -> float:
+    """Standard deviation of ln(measured / predicted) of ratios of runs that did not stall: that of the most likely normal
+    distribution beside exponential tails, as calibrations see stalls.
+    """
+    log_sd, stalled = 0.3, 0.3
+    for _ in range(200):
+        regular = (1.0 - stalled) * np.exp(-0.5 * (logs / log_sd) ** 2) / (math.sqrt(2.0 * math.pi) * log_sd)
+        share = regular / (regular + stalled * np.exp(-np.abs(logs) / LOG_MEAN) / (2.0 * LOG_MEAN))
+        log_sd, stalled = math.sqrt(float(share @ logs**2 / share.sum())), 1.0 - float(share.mean())
+    return log_sd
+
+
+def _paired(rows: Iterable[Comparison], cell: Cell) -> list[tuple[Comparison, Comparison]]:
     grouped: dict[Hashable, list[Comparison]] = defaultdict(list)
     for row in rows:
         if math.isfinite(row.predicted):
-            grouped[known[(row.model, row.what)]].append(row)
+            grouped[cell(row)].append(row)
     found = []
     for members in grouped.values():
         ordered = sorted(members, key=lambda row: row.what)
         half = len(ordered) // 2  # the first half with the second: neighbours differ in one size alone
-        found += [_ratio(one, other, framework=framework) for one, other in zip(ordered[:half], ordered[half:], strict=False)]
+        found += list(zip(ordered[:half], ordered[half:], strict=False))
     return found
 
 
-def _ratio(one: Comparison, other: Comparison, *, framework: str) -> Comparison:
-    bound = math.exp(NORMAL_QUANTILE * ratio_log_sd(efficiency(gpu=gpu(one.gpu), framework=framework)))
+def _ratio(one: Comparison, other: Comparison, *, bound: float) -> Comparison:
     published, predicted = other.published / one.published, other.predicted / one.predicted
     return dataclasses.replace(
         other,

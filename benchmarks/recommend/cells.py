@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.pairs import Floats, regular_scatter
 from benchmarks.accuracy.recipe_runs import release_cases
 from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
@@ -44,15 +45,15 @@ class MeasuredCell:
 
 
 def cell_rows(folder: Path) -> list[MeasuredCell]:
-    """Cells of at least two layouts: nanotron's grid by constants without the cell's model, published runs by the shipped ones,
-    which saw them.
+    """Cells of at least two layouts: nanotron's grid by constants and a scatter without the cell's model, published runs by the
+    shipped ones, which saw them.
     """
     return [*_nanotron(folder), *_published(folder)]
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
     """By source: how many cells, how often group 1 holds the fastest row, and its slowest takes at most WITHIN times as long,
-    and the median number of rows in group 1 and in the cell.
+    its median, and the median number of rows in group 1 and in the cell.
     """
     found: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):
@@ -63,6 +64,7 @@ def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
             "cells": len(mine),
             "fastest in group 1": _share([best == min(group) for best, group in zip(fastest, groups, strict=True)]),
             f"slowest within {WITHIN}": _share([max(g) <= WITHIN * best for best, g in zip(fastest, groups, strict=True)]),
+            "median slowest": median(max(g) / best for best, g in zip(fastest, groups, strict=True)),
             "median group": median(map(len, groups)),
             "median cell": median(len(cell.measured_s) for cell in mine),
         }
@@ -78,13 +80,18 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
     if not path.is_file():
         return []
     profiles = profiles_without(grid=path, gpu=gpu, framework="nanotron")
-    found = []
+    steps: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
     for cell in read_grid(path, shapes={}, gpu=gpu, sequence_length=4096, framework="nanotron")[0]:
-        profile = profiles.of(cell.model.name)
-        predicted = sum(table_of(cell, profile).parts_s.values(), np.zeros(len(cell.step_s)))
+        parts_s = table_of(cell, profiles.of(cell.model.name)).parts_s
         rows = np.intersect1d(legal_rows(cell), np.flatnonzero(np.isfinite(cell.step_s)))
         if len(rows) > 1:
-            found.append(_cell("nanotron", predicted[rows], cell.step_s[rows], float(ratio_log_sd(profile))))
+            steps[cell.model.name].append((sum(parts_s.values(), np.zeros(len(cell.step_s)))[rows], cell.step_s[rows]))
+    found = []
+    for model, cells in steps.items():
+        others = [np.log(measured / predicted) for name, each in steps.items() if name != model for predicted, measured in each]
+        halves = [(logs[: len(logs) // 2], logs[len(logs) // 2 :]) for logs in others]
+        log_sd = regular_scatter(np.concatenate([one - other[: len(one)] for one, other in halves]))
+        found += [_cell("nanotron", predicted, measured, log_sd) for predicted, measured in cells]
     return found
 
 

@@ -91,9 +91,14 @@ class Evidence:
 MICRO_BATCHES = "micro_batches"
 """A feature that is also a count: what a stall is paid for."""
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
-STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD}
+STALL_RISK = "stall_log_risk"
+STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
 """No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody
-measured any), what of it is the device's, whatever runs there; and how far memory is."""
+measured any), what of it is the device's, whatever runs there; how far memory is; and the logarithm of how much oftener than
+usual a configuration stalls."""
+ALONE_RISK, PIPELINE_RISK, NODES_RISK = -3.52, 1.53, 0.54
+"""STALL_RISK of one node, of a pipeline over several, and of each doubling of nodes: nanotron's grid, by
+`python -m benchmarks.search.stalls`."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -142,6 +147,7 @@ def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str
         **{name: same * value for name, value in (_of_model(model) | _of_workload(case.workload)).items()},
         "flex_dispatcher": same * bool(model.num_experts) * _by_flex(case, c),
         **{name: same * value for name, value in _stated(case).items()},
+        STALL_RISK: _stall_risk(case, (pipeline > 1) & many_nodes),
     }
 
 
@@ -150,13 +156,20 @@ def _by_flex(case: TrainingCase, c: Candidates) -> Any:
     return (c.moe_token_dispatcher_type == FLEX) | ((c.moe_token_dispatcher_type == 0) & usual)
 
 
+def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
+    """Pipelines whose messages the cost model holds up already stall no more than others."""
+    framework, nodes = case.profile.framework, case.cluster.num_nodes
+    held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
+    return np.asarray(ALONE_RISK + PIPELINE_RISK * (pipeline_crosses & (not held_up)) + NODES_RISK * np.log2(nodes))
+
+
 def _stated(case: TrainingCase) -> dict[str, float]:
     """By STATED."""
     whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
-        PAIR_LOG_SD: math.sqrt(framework.pair_log_sd**2 + 2.0 * adapters) if framework.pair_log_sd else 0.0,
+        PAIR_LOG_SD: framework.pair_log_sd or 0.0,
         DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
         MEMORY_LOG_SD: framework.memory_log_sd,
     }

@@ -163,8 +163,9 @@ class Process:
         return np.asarray(self.rows.noise_log_sd**2)
 
     def _covariance(self, scales: FloatArray) -> FloatArray:
-        modelled: FloatArray = np.einsum("c,cnm->nm", scales[:-1], self._components)
-        return modelled + np.diag(scales[-1] * self._noise + self.doubt + NUGGET)
+        covariance: FloatArray = np.tensordot(scales[:-1], self._components, axes=1)
+        covariance.flat[:: len(covariance) + 1] += scales[-1] * self._noise + self.doubt + NUGGET
+        return covariance
 
     @cached_property
     def _root(self) -> FloatArray:
@@ -211,19 +212,20 @@ class Process:
 
     def fitted(self) -> Process:
         """The process under its most likely scales, searched from its own: marginal likelihood times their prior."""
+        from scipy.linalg.lapack import dtrtri
         from scipy.optimize import minimize
 
-        parts = np.concatenate([self._components, np.diag(self._noise)[None]])
+        parts = np.concatenate([self._components, np.diag(self._noise)[None]]).reshape(len(self.logs), -1)
 
         def loss(logs: FloatArray) -> tuple[float, FloatArray]:
             scales = np.exp(logs)
             factor = np.linalg.cholesky(self._covariance(scales))
-            root = np.linalg.inv(factor)
+            root, _ = dtrtri(factor, lower=1)  # a quarter of the time of a general inverse
             pull = root.T @ (root @ self.values)
             curve = np.outer(pull, pull) - root.T @ root
             unlikely, slope = self.improbability(logs)
             value = 0.5 * float(self.values @ pull) + float(np.log(np.diag(factor)).sum()) + unlikely
-            return value, slope - 0.5 * scales * np.einsum("cnm,nm->c", parts, curve)
+            return value, slope - 0.5 * scales * (parts @ curve.ravel())
 
         bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
         found = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)

@@ -31,6 +31,8 @@ class StepPrediction:
     log_sd: FloatArray
     """(n,) standard deviation of ln(step_s) there: unknown parameters and what none of them explains."""
     slow: SlowRegime | None = None
+    usual_slow_share: FloatArray | float = 0.0
+    """(n,) that usually stalls, where no run says more: `log_sd` has it in it."""
 
     @property
     def median_s(self) -> FloatArray:
@@ -40,7 +42,7 @@ class StepPrediction:
     @property
     def slow_probability(self) -> FloatArray:
         """(n,)"""
-        return np.zeros_like(self.regular_s) if self.slow is None else self.slow.probability
+        return self.usual_slow_share + np.zeros_like(self.regular_s) if self.slow is None else self.slow.probability
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
         """(low, high), each (n,): should hold the measured step time with this probability."""

@@ -12,6 +12,7 @@ from hp_tool.calibration.evidence import (
     PAIR_LOG_SD,
     SAME,
     SHAPE,
+    STALL_RISK,
     STATED,
     STEP_LOG_SD,
     BoolArray,
@@ -22,7 +23,7 @@ from hp_tool.calibration.evidence import (
 )
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
-from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
+from hp_tool.calibration.regimes import LOG_MEAN, MOST_SHARE, RARE, Judgement, Stalls, judge, stalls
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -142,8 +143,9 @@ class StepTimeFit:
         known = features or {}
         doubt = self._rows(gradient, known).variances().sum(axis=0)
         stated = known.get(STEP_LOG_SD, np.sqrt(doubt))
+        usual = _stall_share(known, prior=self.prior)
         if self.process is None:
-            return StepPrediction(regular_s=before_s, log_sd=stated)
+            return StepPrediction(regular_s=before_s, log_sd=stated, usual_slow_share=usual)
         median_s, gradient = self._model.seconds(design, self.x)
         rows = self._rows(gradient, known)
         shift, variance = self.process.predict(rows)
@@ -158,7 +160,7 @@ class StepTimeFit:
         regular_s = before_s * np.exp(correction)
         slow = None
         if self.stalls is not None and known:
-            probability, stall_s = self.stalls.predict(rows.layout)
+            probability, stall_s = self.stalls.predict(rows.layout, usual_share=usual)
             slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * _micro_batches(known))
         return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
 
@@ -216,9 +218,9 @@ def _fit_from(
     log_measured: FloatArray,
     features: Mapping[str, FloatArray],
     *,
-    often: float,
+    often: FloatArray,
 ) -> tuple[StepTimeFit, float]:
-    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how many usually stall."""
+    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how each usually stalls."""
     model, x = plain._model, plain.x
     logs = np.zeros(len(COMPONENTS))
     before_s = model.seconds(design, x)[0]
@@ -291,12 +293,14 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     return common, whole - own - common, own
 
 
-def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
+def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray:
+    """(n,) probability of a stall where none was seen: as many as make up what the cost model states beyond MOST, by kind of
+    configuration; (1,) where nothing is stated."""
     if STEP_LOG_SD not in features:
-        return prior.slow_share
-    beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - MOST**2
-    return max(beyond / (2.0 * LOG_MEAN**2), RARE)
+        return np.full(1, prior.slow_share)
+    usual = (features[STEP_LOG_SD] ** 2 - MOST**2) / (2.0 * LOG_MEAN**2)
+    risk = np.exp(features.get(STALL_RISK, np.zeros(len(usual))))
+    return np.asarray(np.where(usual > RARE, np.clip(usual * risk, RARE, MOST_SHARE), RARE))
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:

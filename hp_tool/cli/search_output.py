@@ -27,6 +27,7 @@ from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
+from hp_tool.render.answer import sentences
 from hp_tool.render.columns import (
     Column,
     configuration_columns,
@@ -178,6 +179,8 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         if best.measurement is not None:
             source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
         console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
+        for sentence in sentences(result.answer) if result.answer else ():
+            console.print(sentence, highlight=False)
     print_nearest(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)
@@ -206,7 +209,7 @@ def _planned(run: PlannedRun) -> str:
     return (
         f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}: {counted(run.num_nodes, 'node')}, "
         f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
-        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}"
+        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )
 
 

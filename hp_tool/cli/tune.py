@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def tune(
     query: queries.QueryArgument = None,
-    launcher: Annotated[Literal["local", "slurm", "ray", "kubernetes"] | None, typer.Option(help="Where to run.")] = None,
+    launcher: Annotated[
+        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None, typer.Option(help="Where to run.")
+    ] = None,
     budget_runs: Annotated[int | None, typer.Option(min=1, help="Maximum number of profile runs.")] = None,
     settings: queries.Setting = None,
     resume: Annotated[str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")] = None,

@@ -9,7 +9,7 @@ from hp_tool.cost.arrays import Floats, anywhere, maximum, where
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
-from hp_tool.cost.network import Axis, Group, dense_group, expert_group, group_ring
+from hp_tool.cost.network import Axis, Group, dense_group, expert_group, group_ring, ring_lap_seconds
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
     StageBytes,
@@ -242,7 +242,8 @@ def _divided(
     `pieces`.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
-    share of the accumulated gradients'.
+    share of the accumulated gradients'. Where these are small, each scattered or gathered one waits for a lap around the ring;
+    all-reduces run through trees, whose depth grows too slowly to matter.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
     all_reduced_below = 2 if case.workload.optimizer == "muon" else 1
@@ -263,6 +264,10 @@ def _divided(
         for name in ("trained_weights", "gradients", "optimizer", "communicated_trained", "communicated_weights")
     )
     data = group_ring(machine=case, group=sharding.shard_group)
+    if framework.message_bytes:
+        messages = maximum(gradients / framework.message_bytes, 1.0)
+        laps = messages * ring_lap_seconds(data, group=sharding.shard_group, machine=case)
+        data = replace(data, latency_s=where(zero_stage >= 1, laps, data.latency_s))
     sent = where(zero_stage >= 3, sent_always, sent)
     traffic = (2.0 * optimizer + gradients + weights) * optimizer_share + 2.0 * gradients * gradient_share
     reached = profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second

@@ -342,6 +342,13 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
     )
 
 
+def ring_lap_seconds(ring: Ring, *, group: Group, machine: Machine) -> Floats:
+    """Seconds of one short message all around a ring: its latency, which passes each domain once, and the hops from member to
+    member within every further domain."""
+    size, k = group.size, group.in_domain
+    return ring.latency_s + (size / k - 1.0) * (k - 1.0) * machine.profile.framework.network.latency_per_peer_s
+
+
 def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
     """The tensor-parallel group's ring."""
     return group_ring(machine=case, group=dense_group(candidates, "tp", cluster=case.cluster))

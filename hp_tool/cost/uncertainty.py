@@ -4,6 +4,7 @@ ln(measured / predicted step time) is taken as normal around zero. Its variance 
 doubt for each thing that its measured runs do not tell (`domain.efficiency.Doubts`).
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -88,6 +89,17 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
     pair = math.sqrt(2.0) * framework.time_log_sd if framework.pair_log_sd is None else framework.pair_log_sd
     variance: Floats = pair**2 + differing * profile.doubts.feature_log_sd**2
     return variance**0.5
+
+
+def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
+    """The profile with the scatter of ratios of two step times that holds for models with experts, adapters or both."""
+    constants = profile.framework
+    if constants.pair_log_sd is None:
+        return profile
+    pair = constants.expert_pair_log_sd or constants.pair_log_sd if experts else constants.pair_log_sd
+    if adapters:
+        pair = math.hypot(pair, profile.doubts.lora_pair_log_sd)
+    return dataclasses.replace(profile, framework=dataclasses.replace(constants, pair_log_sd=pair))
 
 
 def unchecked_table(*, case: TrainingCase, candidates: Candidates) -> BoolArray:

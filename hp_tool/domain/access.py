@@ -114,6 +114,8 @@ class DatabaseState:
     clock_offset_s: float
     """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
     read_only: bool
+    free_bytes: int | None = None
+    """Room on the disk of a SQLite file; None: a server's own matter."""
     overdue_webhooks: int = 0
     """Deliveries that should have been made OVERDUE_S ago."""
 
@@ -165,8 +167,8 @@ class AccessStore(Store, Protocol):
         """A query for each cluster (as `SearchRecord.cluster` names it) that has open runs or had some in the last day."""
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and those that were
-        abandoned on the cluster in the last day, which may have cost more than was known."""
+        """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and on the cluster those
+        that an ended search left open, or were abandoned in the last day, which may have cost more than was known."""
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended

@@ -145,7 +145,9 @@ class FrameworkEfficiency(Strict):
     for the same step."""
     pair_log_sd: float | None = None
     """The same of the ratio of two configurations' step times, of one model on the same devices: what is wrong with the model,
-    the kernels or the devices cancels. None: nobody measured pairs; as of two that share nothing."""
+    the kernels or the devices cancels. Stalls are not in it. None: nobody measured pairs; as of two that share nothing."""
+    expert_pair_log_sd: float | None = None
+    """The same of models with experts; None: as of dense ones."""
     fitted_gpus: tuple[str, ...] = ()
     """Cards whose runs the constants saw, by catalogue name."""
     fitted_silicon: tuple[str, ...] = ()
@@ -198,6 +200,8 @@ class Doubts(Strict):
     """A die whose kernels nobody timed."""
     lora_log_sd: float = 0.0
     """Adapters, whose runs no constant saw."""
+    lora_pair_log_sd: float = 0.0
+    """The same of the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
     """A release after the newest of the runs."""
     feature_log_sd: float = 0.0

@@ -5,6 +5,7 @@ from functools import cache
 
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import StatePrecision
+from hp_tool.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,9 @@ class FrameworkFacts:
     each shape of a matrix, kept for all layers (get_dummy_wgrad)."""
     bucket_bytes: float = 0.0
     """Bytes a parameter of the buckets in which replicas reduce gradients, besides the buffer that accumulates them."""
+    message_bytes: float = 0.0
+    """Accumulated gradients in one reduce-scatter of ZeRO 1, and their weights in one all-gather; 0: so many that latency does
+    not matter."""
     accumulates_in_fp32: bool = True
     """fp32 gradients are summed over micro-batches in fp32; False: kernels write 16 bits, and only their reduction is wider."""
     wide_weights: bool = False
@@ -72,13 +76,15 @@ FACTS = {
     # huggingface/nanotron, src/nanotron: models/llama.py (GLUActivation, cast_to_fp32),
     # parallel/tensor_parallel/functional.py (_ShardedCrossEntropy), models/base.py (build_model),
     # parallel/pipeline_parallel/engine.py (OneForwardOneBackwardPipelineEngine); DDP's buckets hold bf16
-    # gradients beside optim/gradient_accumulator.py's fp32 buffer.
+    # gradients beside optim/gradient_accumulator.py's fp32 buffer, from which each is reduced (get_fp32_accum_hook), in 25 MiB
+    # (config/config.py, ddp_bucket_cap_mb).
     "nanotron": FrameworkFacts(
         fused_activation=False,
         loss_copies=2.0,
         keeps_narrow_logits=False,
         caches_weight_gradients=False,
         bucket_bytes=2.0,
+        message_bytes=50.0 * MIB,
         balances_blocks=True,
         fills_pipeline=True,
         is_plain=True,

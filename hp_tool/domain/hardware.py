@@ -205,7 +205,7 @@ class ClusterRuns:
     """How profile runs reach a registered cluster, and how much of it they may take: `runs` of its catalogue entry."""
 
     launcher: str
-    """local, slurm, ray or kubernetes."""
+    """local, slurm, ray, kubernetes, or endpoint: a server that runs already, which searches of kind inference ask."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the launcher; gpu, gpus_per_node, max_nodes and name default to the cluster's."""
     max_concurrent_runs: Annotated[int, Interval(ge=1, le=10_000)] = 1

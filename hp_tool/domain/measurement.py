@@ -14,8 +14,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
-Runner = Literal["megatron-core", "vllm"]
-
+Runner = Literal["megatron-core", "vllm", "endpoint"]
+KILLED = "a process was killed by signal 9"
+"""Cause of a run that somebody ended from outside: it is tried once more before its configuration is blamed."""
 
 GRAPHS_AFTER = 2
 """Steps before CUDA graphs run: one as usual, one to record them."""
@@ -83,6 +84,8 @@ class Hardware(Strict):
     hosts: tuple[str, ...] = ()
     oversubscription: float = 1.0
     """Processes per physical core (cpu) or per device; above 1 the times are not those of real devices."""
+    declared: bool = False
+    """Whether a cluster's entry names the devices and the run did not see them: those behind an endpoint."""
 
 
 Clock = Annotated[float, Interval(ge=0.0, le=1e12)]

@@ -177,15 +177,27 @@ class Store(Protocol):
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
+        asked: JsonObject | None = None,
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
         `webhook`: a URL that a worker of a service tells when the search has ended.
 
         The same owner's idempotency key answers the first search again; with another query, priority or webhook it is a
-        ConflictError.
+        ConflictError. `asked`: the query as it was sent, before names were looked up; None: it names nothing.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
         counted one after another.
         """
+
+    def earlier_search(
+        self,
+        *,
+        asked: JsonObject,
+        idempotency_key: str,
+        owner: str | None = None,
+        priority: int = 0,
+        webhook: str | None = None,
+    ) -> SearchRecord | None:
+        """What `create_search` made for this key and request; None for a new key. ConflictError with another request."""
 
     def get_search(self, *, search_id: str) -> SearchRecord: ...
 
@@ -262,7 +274,8 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End it as succeeded, failed or cancelled, and let go.
+        """End it as succeeded, failed or cancelled, and let go. A cancel that was requested meanwhile is its end, where no run
+        is open.
 
         Only a failed search may leave open runs behind (for whoever resumes or cancels it); otherwise they are a ConflictError.
         """
@@ -344,25 +357,43 @@ class Store(Protocol):
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit."""
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
+        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit. `trusted`: one that is
+        accepted teaches everybody, not its owner alone."""
+
+    def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
+        """Owners whom measurements teach that nobody else trusts."""
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         """Every (cluster, framework) that has measurements, by name."""
 
     def save_calibration(
-        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+        self,
+        *,
+        cluster_key: str,
+        framework: str,
+        payload: JsonObject,
+        num_measurements: int,
+        model_family: str = "",
+        owner: str = "",
     ) -> CalibrationRecord:
         """Store as the next version; versions are never changed."""
 
     def latest_calibration(
-        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+        self, *, cluster_key: str, framework: str, model_family: str = "", owner: str = "", before: datetime | None = None
     ) -> CalibrationRecord | None:
         """The newest version, or the newest of those made before."""
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
-    ) -> Page[CalibrationRecord]: ...
+        self,
+        *,
+        cluster_key: str | None = None,
+        framework: str | None = None,
+        owners: Collection[str] | None = None,
+        limit: int = 50,
+        **paging: Unpack[Paging],
+    ) -> Page[CalibrationRecord]:
+        """Newest first. `owners`: only theirs, the empty one being everybody; None: all."""
 
     # Registered clusters and models: `owner` None is everybody's
     def put_registration(

@@ -177,15 +177,18 @@ def unprofiled_sizes(
 
 def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) -> Unsupported:
     """(field, words) of what no configuration of this query can be served with; nothing where all is well."""
-    load, precision = inference.load, inference.precision
-    yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
-    if inference.kv_cache_precision not in (None, precision):
+    load, precision, running = inference.load, inference.precision, runner == "endpoint"
+    by_rate = running and isinstance(inference.request_rate_per_second, int | float)
+    if not running:
+        yield from _unusual(inference, {"precision": ("bf16", "fp16", "fp32")}, of="inference")
+    if not running and inference.kv_cache_precision not in (None, precision):
         yield "inference.kv_cache_precision", "a kv_cache_precision other than precision"
-    if not isinstance(inference.concurrency, int):
-        yield "inference.concurrency", "a load without one concurrency"
-    if load is not None and load.arrival != "closed":
+    if not by_rate and not isinstance(inference.concurrency, int):
+        yield "inference.concurrency", "a load without one concurrency" + (" or request rate" if running else "")
+    if load is not None and load.arrival not in ("closed", "poisson" if by_rate else "closed"):
         yield "inference.load", f"arrival: {load.arrival}"
-    defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in _SERVED}
+    followed = (*_SERVED, "request_rate_per_second") if running else _SERVED
+    defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in followed}
     yield from _unusual(inference, defaults, of="inference")
     if runner == "megatron-core":
         length = inference.input_length + inference.output_length

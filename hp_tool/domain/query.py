@@ -45,7 +45,7 @@ class Constraints(Strict):
 class SearchSettings(Strict):
     """tune only: the budget of real runs, and where they run."""
 
-    launcher: Literal["local", "slurm", "ray", "kubernetes"] | None = None
+    launcher: Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None = None
     """What starts the runs; None: the registered cluster's launcher, else this host."""
     budget_runs: Repetitions = 8
     """Maximum number of profile runs."""
@@ -81,6 +81,9 @@ class SearchSettings(Strict):
     preflight: bool = False
     """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
     from nodes that lag behind their peers. It is charged to the first run."""
+    baseline: ParallelQuery | None = None
+    """What you run today, which the answer is compared with, as `parallel` of one configuration. It is not run for that. None:
+    the first run that worked."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
 

@@ -190,6 +190,16 @@ class RunRecord:
     submitted_at: datetime | None = None
     finished_at: datetime | None = None
 
+    @property
+    def status(self) -> MeasurementStatus | None:
+        """Its measurement's; None: no measurement (yet)."""
+        return None if self.measurement is None else self.measurement.status
+
+    @property
+    def objective_s(self) -> float | None:
+        """As `Measurement.objective_s`."""
+        return None if self.measurement is None else self.measurement.objective_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
@@ -249,6 +259,8 @@ class NewMeasurement:
     problem_digest: str = ""
     """digests.problem_digest: measurements with the same one and the same digest may stand for each other."""
     state: MeasurementState = "accepted"
+    trusted: bool = True
+    """Whether it may teach everybody; else it teaches its owner alone."""
     owner: str | None = None
 
     @property
@@ -327,6 +339,8 @@ class MeasurementQuery(Paging, total=False):
     status: MeasurementStatus | None
     state: MeasurementState | None
     """None: all but the deleted."""
+    teaches: str | None
+    """Those that may teach this owner; empty: everybody."""
     search_id: str | None
     problem_digest: str | None
     digest: str | None
@@ -345,7 +359,8 @@ class MeasuredCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family)."""
+    """One version of what was learnt from measurements; versions count from 1 within (cluster_key, framework, model_family,
+    owner)."""
 
     id: str
     version: int
@@ -353,6 +368,8 @@ class CalibrationRecord:
     framework: str
     model_family: str = ""
     """Empty: all families."""
+    owner: str = ""
+    """Who alone uses it, because it learnt from reports of theirs that others need not trust; empty: everybody."""
     payload: JsonObject
     num_measurements: int
     created_at: datetime

@@ -19,9 +19,12 @@ class InferenceRequest(Request):
     """Lengths, precision, and `concurrency`: the prompts served at once."""
     parallel: ServingConfig
     runner: Runner = "megatron-core"
-    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, where vLLM is installed."""
+    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, where vLLM is installed;
+    endpoint: requests to a server that runs already."""
     repetitions: int = 5
     warmup: int = 1
+    num_requests: int = 1
+    """Of a repetition, of an endpoint: those in flight. A batch is that of the load's concurrency."""
 
     @property
     def num_processes(self) -> int:

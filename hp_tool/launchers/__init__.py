@@ -10,6 +10,7 @@ _ADAPTERS = {
     "local": ("hp_tool.launchers.local", "LocalLauncher"),
     "slurm": ("hp_tool.launchers.slurm", "SlurmLauncher"),
     "kubernetes": ("hp_tool.launchers.kubernetes", "KubernetesLauncher"),
+    "endpoint": ("hp_tool.launchers.endpoint", "EndpointLauncher"),
     "ray": ("hp_tool.launchers.ray_jobs", "RayLauncher"),
 }
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hp_tool.domain.fields import Strict, checked
-from hp_tool.domain.measurement import ExitCode, Hardware, Measurement, WallSeconds, interquartile_range
+from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, Measurement, WallSeconds, interquartile_range
 from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.steps import RUN, read_steps
@@ -41,6 +41,8 @@ _SECONDARY = (
     *("Connection closed", "Connection reset", "Broken pipe"),
     *("Timed out waiting", "DistBackendError", "DistNetworkError"),
 )
+_LOST_CONNECTION = 2
+"""Rank of such an error among those that explain the end of a run."""
 _FOLDER_TROUBLE = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 """Errors of a job that could not write its result into its folder."""
 _NOT_FILLED = re.compile(r"Timed out .*waiting for clients|\d+/\d+ clients joined|RendezvousTimeoutError")
@@ -72,12 +74,18 @@ def default_root() -> Path:
 
 
 def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
-    """Create `folder` with all its files in one step; an existing one is left alone. Raises InputError for a bad file name."""
+    """Create `folder` with all its files in one step, which a power cut does not undo; an existing one is left alone.
+
+    Raises InputError for a bad file name.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
     try:
         for name, text in files.items():
-            (temporary / check_name(name)).write_text(text)
+            with (temporary / check_name(name)).open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
         temporary.rename(folder)  # fails if another process was first: the folder is not empty
     except OSError:
         if not folder.is_dir():
@@ -201,7 +209,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     failed = (
-        _root_cause(folder)
+        _root_cause(folder, killed=_killed(ending, tail))
         or _torn(folder, ending)
         or _explain(ending, tail=tail, timeout_s=timeout_s, cpu=hardware.gpu == "cpu")
     )
@@ -271,22 +279,29 @@ def _torn(folder: Path, ending: Ending) -> Measurement | None:
     return Measurement(status="preempted", cause=f"{RESULT} is cut off")
 
 
-def _root_cause(folder: Path) -> Measurement | None:
-    """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json."""
+def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
+    """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json. `killed`: one was ended by
+    signal 9, which explains why others lost their connections."""
     stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
     paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
     reports = []
     for path in paths:
         with contextlib.suppress(ValueError):
             reports.append(_read_measurement(path))
-    return min(filter(None, reports), key=_order_of_evidence, default=None)
+    cause = min(filter(None, reports), key=_order_of_evidence, default=None)
+    return None if killed and cause is not None and _order_of_evidence(cause) == _LOST_CONNECTION else cause
 
 
 def _order_of_evidence(report: Measurement) -> int:
     """Out of memory and a broken device explain everything else; a lost connection explains nothing."""
     if report.status == "oom" or report.suspects:
         return 0
-    return 2 if any(mark in (report.cause or "") for mark in _SECONDARY) else 1
+    return _LOST_CONNECTION if any(mark in (report.cause or "") for mark in _SECONDARY) else 1
+
+
+def _killed(ending: Ending, tail: str) -> bool:
+    """Whether a process of the job was ended by signal 9."""
+    return ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
 
 
 def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
@@ -303,7 +318,7 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
             return Measurement(status="crashed", cause=ending.error or "the job could not be started", refused=True)
     if ending.exit_code and (not_filled := _NOT_FILLED.search(tail)):
         return Measurement(status="preempted", cause=f"the rendezvous never filled: {not_filled[0]}")
-    if ending.exit_code not in _KILLED and _KILLED_IN_LOG not in tail:
+    if not _killed(ending, tail):
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)
     if ending.oom_kills > 0:
@@ -312,4 +327,4 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
             return Measurement(status="oom", cause=cause)
         # Says nothing about the memory of the GPUs.
         return Measurement(status="crashed", cause=f"{cause}; give jobs more of the node's memory")
-    return Measurement(status="crashed", cause="a process was killed by signal 9")
+    return Measurement(status="preempted", cause=KILLED)

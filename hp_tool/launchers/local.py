@@ -50,6 +50,8 @@ class LocalLauncher:
     """The Launcher port on one host. Jobs run one at a time; a handle is the job's name."""
 
     name = "local"
+    lock = "~devices"
+    """File under the root that a job locks while it runs: one job at a time."""
 
     def __init__(self, *, root: Path | str | None = None, cpu_only: bool = False) -> None:
         """root: folder of the jobs' folders, on a local disk (default: HP_RUNS_DIR, else the user's data folder)."""
@@ -82,11 +84,11 @@ class LocalLauncher:
             "command": list(plan.command),
             "timeout_s": plan.timeout_s,
             "num_gpus": plan.num_gpus,
-            "devices_lock": str(self._root / "~devices"),
+            "devices_lock": str(self._root / self.lock),
         }
         jobs.create_folder(folder, files={**plan.files, "job.json": json.dumps(job)})
         if not (folder / "started.json").exists() and not (folder / "cancel").exists():
-            self._start(folder, environment=torchrun.full_environment(plan.environment))
+            self._start(folder, environment=self.environment(plan))
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
@@ -117,12 +119,20 @@ class LocalLauncher:
             raise LauncherError(f"no job {handle} under {self._root}")
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
-        hardware = share(self.hardware(), num_gpus=job["num_gpus"])
+        hardware = self.part(num_gpus=job["num_gpus"])
         ended = jobs.read_json(folder / "ended.json")
         return measure(folder, ending=recorded(ended or {}), timeout_s=job["timeout_s"], hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return jobs.output(self._folder(handle), name=name)
+
+    def environment(self, plan: LaunchPlan) -> dict[str, str]:
+        """Of a job's processes; nothing of it is written down."""
+        return torchrun.full_environment(plan.environment)
+
+    def part(self, *, num_gpus: int) -> Hardware:
+        """What a job of so many devices ran on, if it cannot say so itself."""
+        return share(self.hardware(), num_gpus=num_gpus)
 
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from hp_tool import documents
-from hp_tool.domain.fields import BUILDING, Devices, Strict
+from hp_tool.domain.fields import Devices, Strict, building
 from hp_tool.domain.measurement import Hardware
 from hp_tool.errors import InputError
 
@@ -135,7 +135,7 @@ class ClusterOptions(Strict):
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
         """Options from a mapping. Raises InputError with `origin` and the field for an unknown key or an invalid value."""
         try:
-            with BUILDING:
+            with building(described=False):
                 adapter = TypeAdapter(cls)
             return adapter.validate_json(json.dumps(dict(fields)), strict=True)
         except (ValidationError, TypeError, ValueError) as error:
@@ -171,6 +171,29 @@ class RayOptions(ClusterOptions):
     job_prefix: Annotated[str, _matching(r"[a-zA-Z0-9._-]{0,40}", "letters, digits, . _ and -, at most 40")] = ""
     """Prefix of job names, to tell apart several databases that share a cluster."""
     poll_s: Seconds = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions(ClusterOptions):
+    """A running server with OpenAI's completions API. What it runs on is what the entry declares."""
+
+    name: str = "endpoint"
+    url: Url
+    """Base URL, such as `http://host:8000/v1`."""
+    api_key: Line | None = field(default=None, repr=False)
+    """The bearer token. It reaches the process that sends the requests, and no file, log or database."""
+    api_key_variable: Variable | None = None
+    """Instead: the environment variable that holds it, of the process that runs the search."""
+    model: Line | None = None
+    """The name it is served by; None: the first that the server lists."""
+    prompts: Literal["tokens", "text"] = "tokens"
+    """Token ids, exactly as many as asked; or words, for servers that take only text: a first answer tells tokens per word."""
+    body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
+    """Further fields of a request; by default an answer does not end before its length."""
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and self.api_key_variable is not None:
+            raise ValueError("api_key or api_key_variable: give one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,21 +46,22 @@ def of_series(
     One whose query can no longer be read or modelled teaches nothing and is passed over.
     """
     framework = series.framework.partition(" ")[0]  # earlier versions kept each release apart
-    records = newest(store, cluster_key=series.cluster_key, framework=framework)
+    records = newest(store, cluster_key=series.cluster_key, framework=framework, owner=series.owner)
     for problem, same in by_problem([each for each in records if without_search is None or each.search_id != without_search]):
         if series.model_family in ("", model_family(problem.model)):
             yield problem, same
 
 
-def newest(store: Store, *, cluster_key: str, framework: str) -> list[MeasurementRecord]:
-    """The newest measurements that may touch a calibration of this cluster and framework."""
-    asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted"}
-    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items)
+def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -> list[MeasurementRecord]:
+    """The newest measurements that may touch a calibration of this cluster and framework: everybody's, or an owner's own."""
+    asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
+    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items, owner=owner)
 
 
-def teaching(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
-    """Those that may touch a calibration: accepted, and not another record's number again."""
-    return [record for record in records if record.state == "accepted" and REUSED not in record.predicted]
+def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
+    """Those that may touch a calibration: accepted, trusted or the owner's own, and not another record's number again."""
+    trusted = (record for record in records if record.trusted or record.owner == owner)
+    return [record for record in trusted if record.state == "accepted" and REUSED not in record.predicted]
 
 
 def by_problem(records: Sequence[MeasurementRecord]) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
@@ -193,7 +194,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     calibration = read_calibration(record)
     if calibration is None:
         return ()
-    series = Series(cluster_key=record.cluster_key, framework=record.framework, model_family=record.model_family)
+    series = Series(**{field.name: getattr(record, field.name) for field in fields(Series)})
     release, unseen = known_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
     residuals: list[Residual] = []
     for problem, same in of_series(series, store=store):

@@ -4,7 +4,7 @@ import importlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, p
 from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.catalog import library
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementRecord
+from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementQuery, MeasurementRecord
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.crashes import crashes
 from hp_tool.learning.evidence import by_problem, evidence_of, known_or, newest, newest_release, of_series, teaching
@@ -64,35 +64,47 @@ class MadeCalibration:
     accuracy: Accuracy
 
 
-def calibrate(*, store: Store, gpu: str | None = None, framework: str | None = None) -> tuple[MadeCalibration, ...]:
-    """A calibration of every series that has measurements, of this GPU and framework where they are given.
+def calibrate(
+    *, store: Store, gpu: str | None = None, framework: str | None = None, owner: str = ""
+) -> tuple[MadeCalibration, ...]:
+    """A calibration of every series that has measurements, of this GPU and framework where they are given; `owner`'s own too.
 
     A series whose newest version was made from the same measurements, by the same cost model, keeps it.
     """
     clusters = store.measured_clusters(gpu=gpu, framework=framework)
-    return tuple(made for cluster in clusters for made in calibrate_cluster(store=store, cluster=cluster))
+    owners = dict.fromkeys(("", owner))
+    return tuple(
+        made for cluster in clusters for each in owners for made in calibrate_cluster(store=store, cluster=cluster, owner=each)
+    )
 
 
-def calibrate_cluster(*, store: Store, cluster: MeasuredCluster) -> tuple[MadeCalibration, ...]:
-    """The same for one cluster and framework. A series that lost every measurement gets a version that knows nothing."""
+def calibrate_cluster(*, store: Store, cluster: MeasuredCluster, owner: str = "") -> tuple[MadeCalibration, ...]:
+    """The same for one cluster and framework; of an owner, where reports that nobody else trusts make a difference. A series
+    that lost every measurement gets a version that knows nothing."""
     key, framework = cluster.cluster_key, cluster.framework
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
-    for problem, same in by_problem(newest(store, cluster_key=key, framework=framework)):
+    for problem, same in by_problem(newest(store, cluster_key=key, framework=framework, owner=owner)):
         groups[model_family(problem.model)].append((problem, same))
     made = []
     for family in get_args(ModelFamily):
-        series = Series(cluster_key=key, framework=framework, model_family=family)
-        if known := groups.get(family):
+        series = Series(cluster_key=key, framework=framework, model_family=family, owner=owner)
+        known = groups.get(family)
+        if known and (not owner or any(not record.trusted for _, same in known for record in same)):
             made.append(_make(store, series, known))
-        elif (last := store.latest_calibration(**asdict(series))) is not None and _is_emptied(store, last):
+        elif (last := store.latest_calibration(**asdict(series))) is not None and (
+            _is_emptied(store, last) if not owner else last.num_measurements > 0
+        ):
             made.append(_emptied(store, series, last))
     return tuple(made)
 
 
 def relearn(*, store: Store, record: MeasurementRecord) -> tuple[MadeCalibration, ...]:
-    """The same for the cluster and framework of a measurement that teaches from now on, or no more."""
+    """The same for the cluster and framework of a measurement that teaches from now on, or no more: everybody's and its
+    owner's."""
     place = {name: getattr(record, name) for name in ("cluster_key", "gpu", "framework")}
-    return calibrate_cluster(store=store, cluster=MeasuredCluster(**place, measurements=0))
+    cluster = MeasuredCluster(**place, measurements=0)
+    owners = dict.fromkeys(("", record.owner or ""))
+    return tuple(made for each in owners for made in calibrate_cluster(store=store, cluster=cluster, owner=each))
 
 
 def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
@@ -178,15 +190,15 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     """
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
-    groups = _configurations(evidence.take(timed))
+    runs = replace(evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan))  # memory is not asked for
+    groups = _configurations(runs)
     if len(groups) < 2:
         return predicted
     for several in np.array_split(np.arange(len(groups)), min(FOLDS, len(groups))):
         fold = np.concatenate([groups[number] for number in several])
-        rest = np.setdiff1d(np.arange(len(evidence)), timed[fold])
-        calibration = fit_calibration(evidence=evidence.take(rest), prior=prior)
-        unseen = evidence.take(timed[fold])
-        step = calibration.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
+        rest, unseen = runs.take(np.setdiff1d(np.arange(len(timed)), fold)), runs.take(fold)
+        fit = fit_calibration(evidence=rest, prior=prior).step_time
+        step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[timed[fold]] = step.median_s
     return predicted
 
@@ -230,28 +242,30 @@ class Follower:
         made = [
             each
             for cluster in self._store.measured_clusters()
-            if self._behind(cluster)
-            for each in calibrate_cluster(store=self._store, cluster=cluster)
+            for owner in ("", *self._store.reporters(cluster_key=cluster.cluster_key, framework=cluster.framework))
+            if self._behind(cluster, owner)
+            for each in calibrate_cluster(store=self._store, cluster=cluster, owner=owner)
         ]
         self._seen = last[0].id
         return tuple(each for each in made if each.new)
 
-    def _behind(self, cluster: MeasuredCluster) -> bool:
+    def _behind(self, cluster: MeasuredCluster, owner: str) -> bool:
         key, framework = cluster.cluster_key, cluster.framework
-        measured = self._store.measurements(cluster_key=key, framework=framework, state="accepted", limit=1).items
-        calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, limit=1).items
+        asked: MeasurementQuery = {"cluster_key": key, "framework": framework, "state": "accepted", "teaches": owner}
+        measured = self._store.measurements(limit=1, **asked).items
+        calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, owners=(owner,), limit=1).items
         if not measured or not calibrated:
             return bool(measured)
-        return calibrated[0].created_at < measured[0].created_at or outdated(self._store, cluster)
+        return calibrated[0].created_at < measured[0].created_at or outdated(self._store, cluster, owner=owner)
 
 
-def outdated(store: Store, cluster: MeasuredCluster) -> bool:
+def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
     """Whether the newest calibration of any family of models corrects other predictions than today's."""
     key, framework = cluster.cluster_key, cluster.framework
-    recent = store.measurements(cluster_key=key, framework=framework, state="accepted", limit=RECENT).items
-    for problem, _ in itertools.islice(by_problem(teaching(recent)), 1):
+    recent = store.measurements(cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT).items
+    for problem, _ in itertools.islice(by_problem(teaching(recent, owner=owner)), 1):
         for family in get_args(ModelFamily):
-            last = store.latest_calibration(cluster_key=key, framework=framework, model_family=family)
+            last = store.latest_calibration(cluster_key=key, framework=framework, model_family=family, owner=owner)
             digest = predictions_digest(problem.cluster, framework=framework, experts=family == "moe")
             if last is not None and last.payload.get(PREDICTIONS) != digest:
                 return True

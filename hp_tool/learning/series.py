@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,7 @@ OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
 )
+MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
 
@@ -41,10 +43,13 @@ class Series:
     """Of all releases: they are told apart as far as measurements do."""
     model_family: str
     """dense or moe; empty: all families (older calibrations)."""
+    owner: str = ""
+    """Who alone uses it; empty: everybody."""
 
     def nearest_first(self) -> tuple[Series, ...]:
-        """This series, and that of all families, which stands in for it."""
-        return self, replace(self, model_family="")
+        """This series, everybody's, and that of all families, which stands in for it."""
+        shared = replace(self, owner="")
+        return tuple(dict.fromkeys((self, shared, replace(shared, model_family=""))))
 
 
 def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
@@ -89,11 +94,19 @@ class StoredCalibrations:
         store: Store,
         before: datetime | None = None,
         hardware: Hardware | None = None,
+        owner: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host."""
-        self._store, self._before, self._hardware, self._clock = store, before, hardware, clock
+        """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host.
+        `owner`: whose own reports count beside what everybody trusts."""
+        self._store, self._before, self._hardware, self._owner, self._clock = store, before, hardware, owner, clock
         self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
+
+    def of(self, owner: str) -> StoredCalibrations:
+        """The same for another owner."""
+        other = copy.copy(self)
+        other._owner = owner
+        return other
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
         """The predictor of the problem's series, else of the nearest that stands in for it; None if nothing was learnt yet, or
@@ -109,9 +122,12 @@ class StoredCalibrations:
 
     def _find(self, problem: TrainingProblem) -> CalibratedPredictor | str | None:
         series = series_of(problem, hardware=self._hardware or own_hardware(problem.cluster))
+        series = replace(series, owner=self._owner)
         read_at, known = self._known.get(series, (-float("inf"), None))
         if self._clock() - read_at > MAX_AGE_S:
             known = self._newest(series, predictions=digest_of(problem))
+            if len(self._known) >= MOST_KNOWN:  # whoever asks names the network, so there may be any number
+                self._known.clear()
             self._known[series] = (self._clock(), known)
         return known
 
@@ -123,9 +139,7 @@ class StoredCalibrations:
         """The predictor with its provenance, or why there is none."""
         outdated = None
         for each in series.nearest_first():
-            record = self._store.latest_calibration(
-                cluster_key=each.cluster_key, framework=each.framework, model_family=each.model_family, before=self._before
-            )
+            record = self._store.latest_calibration(**asdict(each), before=self._before)
             if record is None or not record.num_measurements:  # all that it knew was excluded
                 continue
             if record.payload.get(PREDICTIONS) != predictions:
@@ -149,7 +163,9 @@ class StoredCalibrations:
         """Why there is nothing that could be used: the nearest measurements there are. None where nothing was ever measured."""
 
         def nearest(**asked: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
-            return next(iter(self._store.measurements(limit=1, **asked | {"state": "accepted"}).items), None)
+            return next(
+                iter(self._store.measurements(limit=1, **asked | {"state": "accepted", "teaches": series.owner}).items), None
+            )
 
         key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]
         if nearest(cluster_key=key, framework=series.framework) is not None:

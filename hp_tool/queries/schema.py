@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
-from hp_tool.domain.fields import BUILDING, out_of_bounds
+from hp_tool.domain.fields import building, out_of_bounds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
@@ -36,9 +36,16 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
     """The (expensive to build) validator of a domain type, built once."""
     if kind not in _ADAPTERS:
-        with BUILDING:
+        with building(described=False):
             _ADAPTERS.setdefault(kind, TypeAdapter(kind))
     return _ADAPTERS[kind]
+
+
+@functools.cache
+def described(kind: type[Any]) -> TypeAdapter[Any]:
+    """A validator whose schema has the descriptions of the fields."""
+    with building(described=True):
+        return TypeAdapter(kind)
 
 
 def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:

@@ -9,7 +9,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
-from hp_tool.search.fidelity import leader
+from hp_tool.search.fidelity import leader, repeats
 
 UNKNOWN_STARTUP_S = 20.0
 """Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
@@ -101,6 +101,7 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
     best step time."""
     spent = spent_by(runs)
     best, best_step_s = leader(runs) or (None, None)
+    its_runs = None if best is None else repeats(runs)[best.parallel]
     return {
         "profile_runs": spent.profile_runs,
         "budget_runs": budget_runs,
@@ -109,5 +110,7 @@ def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: f
         "best_run_id": best.id if best else None,
         "best_step_s": best_step_s,
         "best_parallel": asdict(best.parallel) if best else None,
+        "best_num_runs": its_runs.num_runs if its_runs else None,
+        "best_step_s_range": [its_runs.low_s, its_runs.high_s] if its_runs else None,
         "expected_gain_fraction": expected_gain,
     }

@@ -17,6 +17,10 @@ COVERAGE_SLOWDOWN = 2.0
 """A run for the sake of an unseen axis value may be predicted to be this much slower than the best."""
 
 
+STALLED = 3.0
+"""Times its regular step that a stalled run usually takes, until some have shown it (`regimes.LOG_MEAN`)."""
+AS_FAST = 0.99
+"""Of rows that are expected to reach this share of the best one's speed, the likeliest to hold up goes first."""
 STORED_SLOWDOWN, STORED_GAIN = 1.05, 2.0
 """A row whose run is stored costs nothing: it goes before one that is predicted so much faster, or to win so much more."""
 
@@ -51,6 +55,8 @@ class Proposal:
     """Expected saving as a share of the best step time so far; infinite while nothing has been measured."""
     reason: str
     """analytic_best, coverage or expected_improvement."""
+    hold_probability: float
+    """That it fits, works and does not stall."""
 
 
 def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
@@ -73,10 +79,10 @@ def propose(
 ) -> Proposal | None:
     """The row to run next; None where every row that may fit has been tried.
 
-    Nothing measured yet: the best by prediction. Then, until `coverage_runs` rows were tried, the rows that show most
-    axis values not yet seen, among those that are not much slower. Then expected improvement times the probability that
-    the row fits and works. Pending rows count as if they had returned what is predicted for them. `stored`: rows whose
-    measurement is there already, which go first among those nearly as good.
+    Nothing measured yet: the greatest expected speed, none for a row that fails, little for one that stalls. Then, until
+    `coverage_runs` rows were tried, the rows that show most axis values not yet seen, among those that are not much slower.
+    Then expected improvement times the probability that the row fits and works. Pending rows count as if they had returned
+    what is predicted for them. `stored`: rows whose measurement is there already, which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried)] = False
@@ -91,21 +97,29 @@ def propose(
         return None
     here = np.isin(np.arange(len(table)), list(stored))
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
+    holds = chance * quick
+
+    def chosen(row: int, *, gain: float, reason: str) -> Proposal:
+        return Proposal(row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row]))
+
     if not known:
-        row = _argmin(median_s / chance / np.where(here, STORED_SLOWDOWN, 1.0), likely)
-        return Proposal(row=row, expected_gain=np.inf, reason="analytic_best")
+        stalled_s = STALLED * median_s if step.slow is None else step.slow.step_s
+        speed = chance * (quick / median_s + (1.0 - quick) / stalled_s) * np.where(here, STORED_SLOWDOWN, 1.0)
+        as_fast = likely & (speed >= AS_FAST * speed[likely].max())
+        row = _argmin(-speed, as_fast & (holds > holds[as_fast].max() - 1e-6))
+        return chosen(row, gain=np.inf, reason="analytic_best")
     best_s = min(known)
-    gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * chance * quick * free
+    gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * holds * free
     if len(observations.tried) < coverage_runs:
         bearable = likely & (median_s <= COVERAGE_SLOWDOWN * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable
         if news.max() > 0:
             row = _argmin(median_s / np.where(here, STORED_SLOWDOWN, 1.0), news == news.max())
-            return Proposal(row=row, expected_gain=float(gain[row] / best_s), reason="coverage")
+            return chosen(row, gain=float(gain[row] / best_s), reason="coverage")
     if gain.max() > 0:
         row = int(np.argmax(gain * np.where(here, STORED_GAIN, 1.0)))
-        return Proposal(row=row, expected_gain=float(gain[row] / best_s), reason="expected_improvement")
-    return Proposal(row=_argmin(median_s, likely), expected_gain=0.0, reason="expected_improvement")
+        return chosen(row, gain=float(gain[row] / best_s), reason="expected_improvement")
+    return chosen(_argmin(median_s, likely), gain=0.0, reason="expected_improvement")
 
 
 def _argmin(values: FloatArray, where: BoolArray) -> int:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import JobState, Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.charges import Charges, end_run, failed_hosts, taken_off, with_traces
-from hp_tool.search.fidelity import extrapolated, leader
+from hp_tool.search.fidelity import extrapolated
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
 from hp_tool.search.study import StudyProjection
@@ -27,8 +27,8 @@ FULL_POLL_S = 1.0
 MAX_ENGINE_FAILURES = 20
 """Polls in a row that the engine may leave unanswered."""
 FOLDER_PATIENCE_S = 300.0
-"""How long a coordinator waits for a runs folder that takes nothing; then the search goes back to the queue, where a worker on
-a sound host may take it, and this one serves others first."""
+"""How long a coordinator waits for a runs folder that takes nothing, or for room on its cluster; then the search goes back to
+the queue: a worker on a sound host may take it, and this one may be the only one left to end the runs that fill the cluster."""
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
 
@@ -95,7 +95,7 @@ class Coordinator:
         self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
-        self._waiting_since = 0.0
+        self._waiting_since, self._full_since = 0.0, clock()
 
     def run(self) -> Outcome:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
@@ -126,6 +126,7 @@ class Coordinator:
             reason = self._next(runs) if room else None
         except LimitError:  # another search was faster
             room, reason = False, None
+        self._full_since = self._clock() if room or unfinished else self._full_since
         if room and reason is None:
             return
         if unfinished:
@@ -133,6 +134,8 @@ class Coordinator:
         elif pausing:
             raise _Stop(Outcome(state="paused", stopped_because="paused"))
         elif not room:  # other searches have all that the cluster gives
+            if self._clock() - self._full_since > FOLDER_PATIENCE_S:
+                raise _Stop(Outcome(state="released", stopped_because="released"))
             self._sleep(FULL_POLL_S)
         else:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
@@ -183,6 +186,7 @@ class Coordinator:
                 "parallel": asdict(run.parallel),
                 "calibrated_step_s": decision.predicted["calibrated_step_s"],
                 "chosen_by": decision.predicted["chosen_by"],
+                "hold_probability": decision.predicted["hold_probability"],
                 "calibration": decision.calibration.summary(),
             }
             self._store.append_event(lease=self._lease, kind="proposed", payload=payload)
@@ -221,6 +225,9 @@ class Coordinator:
         measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
+        elif measurement.cause == KILLED and any(each.digest == run.digest and each.cause == KILLED for each in self._runs()):
+            blamed = replace(measurement, status="crashed")
+            self._finish(run, blamed, gpu_seconds=self._charges.gpu_seconds(run, blamed))
         elif measurement.status == "preempted":
             self._give_back(run, measurement)
         else:
@@ -263,7 +270,7 @@ class Coordinator:
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         runs = self._runs()
-        _, best_step_s = leader(runs) or (None, None)
+        best_step_s = self._planner.best_step_s(run, runs)
         request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))

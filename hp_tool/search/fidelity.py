@@ -8,6 +8,7 @@ devices, fewer micro-batches and layers save seconds.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.answer import Repeats
+from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import Sizes
@@ -97,26 +99,65 @@ def micro_batches_kept(training: TrainingWorkload, parallel: ParallelConfig) -> 
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
-def standing(runs: Sequence[RunRecord]) -> dict[Configuration, RunRecord]:
+class Outcome(Protocol):
+    """A run, in full or as the figures of one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parallel(self) -> Configuration: ...
+    @property
+    def fidelity(self) -> Fidelity: ...
+    @property
+    def status(self) -> MeasurementStatus | None: ...
+    @property
+    def objective_s(self) -> float | None: ...
+
+
+Run = TypeVar("Run", bound=Outcome)
+
+
+def standing(runs: Sequence[Run]) -> dict[Configuration, Run]:
     """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
 
     What a reduced run implied is void once the whole of it failed; not if that was cut off by its time limit, which says
     nothing about the configuration.
     """
-    counting: dict[Configuration, RunRecord] = {}
+    counting: dict[Configuration, Run] = {}
     for run in runs:
-        if run.measurement is not None:
+        if run.status is not None:
             earlier = counting.get(run.parallel)
             if earlier is None or _rank(run) >= _rank(earlier):
                 counting[run.parallel] = run
     return counting
 
 
-def _rank(run: RunRecord) -> int:
-    status = run.measurement.status if run.measurement is not None else None
-    if status == "timeout":
+def repeats(runs: Sequence[Run]) -> dict[Configuration, Repeats]:
+    """What the runs of each configuration say together; those without a step time are left out."""
+    times_s: dict[Configuration, list[float]] = {}
+    for run in runs:
+        if run.objective_s is not None and run.fidelity.is_whole:
+            times_s.setdefault(run.parallel, []).append(run.objective_s)
+    found: dict[Configuration, Repeats] = {}
+    for parallel, run in standing(runs).items():
+        if (step_s := run.objective_s) is not None:
+            times = times_s.get(parallel, [step_s])  # a reduced run alone
+            low_s, high_s = min(times), max(times)
+            found[parallel] = Repeats(
+                run_id=run.id,
+                step_s=step_s,
+                num_runs=len(times),
+                low_s=low_s,
+                high_s=high_s,
+                reduced=not run.fidelity.is_whole,
+            )
+    return found
+
+
+def _rank(run: Outcome) -> int:
+    if run.status == "timeout":
         return -1
-    return (1 + (status == "ok")) if run.fidelity.is_whole else 0
+    return (1 + (run.status == "ok")) if run.fidelity.is_whole else 0
 
 
 def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:

@@ -19,6 +19,8 @@ PENALTY = 2.0
 """A missed target costs this many times the share it is missed by, on top of the latency: what keeps to the targets wins."""
 TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
 """Targets that a run can be held to. Its requests are too few for quantiles."""
+SERVING = "-serving"
+"""The end of every name that measurements of serving are filed under."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,52 @@ class ServingSearch(Question):
         return replace(measurement, load=load, tokens_per_second_per_gpu=self.tokens_per_gpu / load.request_latency_s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndpointSearch(ServingSearch):
+    """The same of a server that runs already: a run is the whole load on all of it, so it shows the load's latencies."""
+
+    in_flight: float
+    """Requests of the load, as predicted where it is a rate."""
+
+    @property
+    def framework(self) -> str:
+        return f"{self.inference.engine}-{software(self.runner)}"
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        return self.in_flight * self.inference.output_length / self.cluster.num_gpus
+
+    def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
+        """As many requests a repetition as are in flight."""
+        replica = super().request(run, startup_s=startup_s)
+        assert isinstance(run.parallel, ServingConfig)
+        return replace(
+            replica,
+            inference=self.inference,
+            parallel=run.parallel,
+            num_gpus=self.cluster.num_gpus,
+            num_requests=max(round(self.in_flight), 1),
+        )
+
+    def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
+        times = measurement.serving
+        if measurement.status != "ok" or times is None:
+            return measurement
+        following = self.inference.output_length - 1
+        latencies = Latencies(
+            ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=times.ttft_s + following * times.tpot_s
+        )
+        load = LoadLatencies(
+            **asdict(latencies),
+            penalised_latency_s=penalised_latency_s(latencies, targets=self.targets),
+            request_latencies_s=tuple(
+                first + following * each for first, each in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
+            ),
+        )
+        rate = times.output_tokens_per_second / self.cluster.num_gpus
+        return replace(measurement, load=load, tokens_per_second_per_gpu=rate)
+
+
 def load_latencies(
     times: ServingTimes, config: ServingConfig, *, inference: InferenceWorkload, targets: Targets
 ) -> LoadLatencies:
@@ -97,7 +145,7 @@ def load_latencies(
 
 def software(runner: Runner) -> str:
     """What measurements of serving are filed under, apart from the training runs of the same software."""
-    return f"{runner}-serving"
+    return f"{runner}{SERVING}"
 
 
 def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:

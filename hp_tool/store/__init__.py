@@ -33,9 +33,10 @@ def database_url(url: str | None = None) -> str:
     return f"sqlite:///{user_data_path('hp-tool', appauthor=False) / 'hp_tool.sqlite3'}"
 
 
-CALIBRATIONS = "hp_calibrations"
-"""The table's name, repeated here; a test compares the two."""
-HEAD = "0011"
+CALIBRATIONS, MEASUREMENTS = "hp_calibrations", "hp_measurements"
+"""Names of tables, repeated here; a test compares them with the schema's."""
+HEAD = "0012"
+HEAD = "0012"
 """The newest revision of the schema, repeated here so that opening a store need not load Alembic; a test compares the two."""
 VERSION_TABLE = "hp_alembic_version"
 

@@ -13,14 +13,13 @@ from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRun
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
+from hp_tool.store.base import GPU_SECONDS, OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import HOOK, untold
 
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
-GPU_SECONDS = sa.func.coalesce(sa.func.sum(RUN.c.gpu_seconds), 0.0)
 ADMISSION_LOCK = 0x68705F61646D6974
 """PostgreSQL advisory lock: two searches admitted at once would each see the other's share as free. (SQLite has one writer.)"""
 RUNS_LOCK = 0x6870_7275
@@ -88,7 +87,7 @@ class Access(StoreBase):
     def add_audit(self, **entry: Unpack[NewAudit]) -> None:
         resource = storable(entry["resource"][:500])  # what a stranger typed
         shortened = {**entry, "action": entry["action"][:200], "resource": resource}
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             connection.execute(sa.insert(AUDIT).values(id=new_id(), created_at=now(connection), **shortened))
 
     def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
@@ -185,12 +184,6 @@ def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | No
         query = query.where(on_cluster(cluster))
     left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
     return sum(max(each, 0.0) for each in left)
-
-
-def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
-    """What a search's runs have taken."""
-    total = sa.select(GPU_SECONDS).where(RUN.c.search_id == search_id)
-    return float(connection.execute(total).scalar_one())
 
 
 def budget_of(query: JsonObject) -> float:

@@ -14,12 +14,17 @@ from hp_tool.domain.records import EventRecord, JsonObject, Label, Lease, RunSta
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError
 from hp_tool.store import tables
 from hp_tool.store.columns import row_dict
-from hp_tool.store.engine import WRITES
+from hp_tool.store.engine import LASTING, WRITES
 
 SEARCH = tables.searches
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
+GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
+READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
+FULL = "make room on the database's disk"
+FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
+"""What to do about an error of the driver, by words of it."""
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -32,8 +37,8 @@ class StoreBase:
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
 
-    def _writing(self) -> AbstractContextManager[sa.Connection]:
-        return writing(self._engine)
+    def _writing(self, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+        return writing(self._engine, lasting=lasting)
 
 
 @contextmanager
@@ -43,9 +48,9 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def writing(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
-    """A transaction that may write."""
-    return transaction(engine.execution_options(**{WRITES: True}))
+def writing(engine: sa.Engine, *, lasting: bool = True) -> AbstractContextManager[sa.Connection]:
+    """A transaction that may write; `lasting`: what was committed survives a power cut (on PostgreSQL all does)."""
+    return transaction(engine.execution_options(**{WRITES: True, LASTING: lasting}))
 
 
 @contextmanager
@@ -58,7 +63,8 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = getattr(error, "orig", None) or error
         first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
-        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error
+        fix = next((f"; {fix}" for sign, fix in FIXES.items() if sign in first_line), "")
+        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}{fix}") from error
 
 
 def is_the_drivers(error: BaseException | None) -> bool:
@@ -158,7 +164,20 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = connection.execute(sa.select(table).filter_by(**same_key)).one()
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    assert first is not None
+    return first
+
+
+def earlier_use(connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str) -> str | None:
+    """The resource id of an idempotency key that was used; None of a new one.
+
+    Raises ConflictError if the key was used with another request.
+    """
+    table = tables.idempotency_keys
+    first = connection.execute(sa.select(table).filter_by(scope=scope, owner=owner or "", key=key)).one_or_none()
+    if first is None:
+        return None
     if first.fingerprint != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
@@ -187,8 +206,19 @@ def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
 
 
+def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
+    """What a search's runs have taken."""
+    total = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == search_id)
+    return float(connection.execute(total).scalar_one())
+
+
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
-    """Change a locked search, and append an event for a new state or request."""
+    """Change a locked search, and append an event for a new state or request. One that ends shows what its runs took, whoever
+    ends it."""
+    if values.get("state") in ENDED and "progress" not in values:
+        progress = connection.execute(sa.select(SEARCH.c.progress).where(SEARCH.c.id == search_id)).scalar_one()
+        if (spent := gpu_seconds_of(connection, search_id)) != progress.get("gpu_seconds", 0.0):
+            values["progress"] = {**progress, "gpu_seconds": spent}
     connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
     payload = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
     if payload:

@@ -6,17 +6,18 @@ import json
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hp_tool.domain.records import CalibrationRecord
-from hp_tool.store import CALIBRATIONS, HEAD, VERSION_TABLE
+from hp_tool.domain.records import CalibrationRecord, Page
+from hp_tool.store import CALIBRATIONS, HEAD, MEASUREMENTS, VERSION_TABLE
 
 if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
 
-COLUMNS = "id, version, cluster_key, framework, model_family, payload, num_measurements, created_at"
+COLUMNS = "id, version, cluster_key, framework, model_family, owner, payload, num_measurements, created_at"
 NEWEST = (
-    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? "  # noqa: S608
+    f"SELECT {COLUMNS} FROM {CALIBRATIONS} WHERE cluster_key = ? AND framework = ? AND model_family = ? AND owner = ? "  # noqa: S608
     "ORDER BY version DESC LIMIT 1"
 )
 
@@ -38,13 +39,20 @@ class CalibrationFile:
         """As `Store.latest_calibration`."""
         if asked.get("before") is not None:
             return self._whole().latest_calibration(**asked)
-        series = asked["cluster_key"], asked["framework"], asked.get("model_family", "")
+        series = asked["cluster_key"], asked["framework"], asked.get("model_family", ""), asked.get("owner", "")
         row = self._connection.execute(NEWEST, series).fetchone()
         if row is None:
             return None
         values = dict(zip(COLUMNS.split(", "), row, strict=True))
         at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
+
+    def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
+        """As `Store.measurements`; of each row only where it was measured."""
+        wanted = " AND ".join(["(trust >= 0.5 OR owner = ?)", *(f"{name} = ?" for name in asked)])
+        newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
+        rows = self._connection.execute(newest, (teaches, *asked.values()))
+        return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:
         """Give the file back."""

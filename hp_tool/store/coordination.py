@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
+from hp_tool.store.base import OPEN_RUN, StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
 from hp_tool.store.columns import encode
 
-SEARCH = tables.searches
+SEARCH, RUN = tables.searches, tables.runs
 MOST_LOST_CLAIMS = 5
 """Workers in a row that fall silent over a search, while no run of it moves on, until it is given up. One or two may be killed
 by chance (their host restarts, another program takes its memory); a search that kills every worker would end them all."""
@@ -71,7 +71,7 @@ class Coordination(StoreBase):
             return record, record.lease
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             at = now(connection)
             update_search(connection, lease.search_id, at=at, lease_expires_at=at + _positive(lease_s), heartbeat_at=at)
@@ -100,28 +100,34 @@ class Coordination(StoreBase):
     ) -> SearchRecord:
         if not state.ended:
             raise InputError(f"a search ends as succeeded, failed or cancelled, not {state}", field="state")
-        values = {
-            "stopped_because": stopped_because,
-            "result": None if result is None else encode(result, field="result"),
-            "error": None if error is None else encode(error, field="error"),
-        }
         with self._writing() as connection:
-            leased_search(connection, lease)
-            if state is not SearchState.FAILED and (unfinished := open_runs(connection, lease.search_id)):
+            row = leased_search(connection, lease)
+            unfinished = open_runs(connection, lease.search_id)
+            if row.requested == "cancel" and not unfinished:  # accepted before its coordinator saw it: it is kept
+                state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
+                if result is not None:
+                    ended = {"state": state, "stopped_because": stopped_because}
+                    result = {**result, "search": {**result.get("search", {}), **ended}}
+            if state is not SearchState.FAILED and unfinished:
                 raise ConflictError(f"search {lease.search_id} still has {unfinished} open runs: finish or abandon them first")
+            values = {
+                "stopped_because": stopped_because,
+                "result": None if result is None else encode(result, field="result"),
+                "error": None if error is None else encode(error, field="error"),
+            }
             at = now(connection)
             update_search(connection, lease.search_id, at=at, state=state, finished_at=at, requested=None, **values, **NO_LEASE)
             return read_search(connection, lease.search_id)
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None:
         progress = encode(progress, field="progress")
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             update_search(connection, lease.search_id, at=now(connection), progress=progress)
 
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord:
         payload = encode(payload, field="payload")
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
 
@@ -165,7 +171,8 @@ def is_abandoned(at: datetime) -> sa.ColumnElement[bool]:
 def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster: int | None) -> list[str]:
     """The searches that `holder` may claim: the first of each owner, in the order of turns.
 
-    Before all others goes the higher priority; then the owner with the fewest running searches; then the one whose last
+    Before all others go those with a run under way: it takes devices, which others may wait for, until somebody books its end.
+    Then the higher priority; then the owner with the fewest running searches; then the one whose last
     search was started the longest ago. `per_cluster`: searches that run on one cluster at most.
     """
     occupied = sa.and_(SEARCH.c.state == SearchState.RUNNING, sa.not_(is_abandoned(at)))
@@ -174,14 +181,16 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     waiting = sa.or_(SEARCH.c.state == SearchState.QUEUED, is_abandoned(at))
     if busy := _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster):
         waiting = sa.and_(waiting, sa.or_(SEARCH.c.cluster.is_(None), SEARCH.c.cluster.not_in(busy)))
-    order = (SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
+    under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
+    fresh = sa.case((sa.and_(SEARCH.c.started_at.is_not(None), under_way), 0), else_=1).label("fresh")
+    order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
     place = sa.func.row_number().over(partition_by=SEARCH.c.owner, order_by=order).label("place")
-    lines = sa.select(SEARCH.c.id, SEARCH.c.owner, SEARCH.c.priority, SEARCH.c.created_at, place).where(waiting).subquery()
+    lines = (
+        sa.select(SEARCH.c.id, SEARCH.c.owner, SEARCH.c.priority, SEARCH.c.created_at, fresh, place).where(waiting).subquery()
+    )
     heads = connection.execute(sa.select(lines).where(lines.c.place == 1)).all()
     last = {head.owner: _last_start(connection, head.owner) for head in heads} if len(heads) > 1 else {}
-    turns = sorted(
-        heads, key=lambda row: (-row.priority, of_owner[row.owner], last.get(row.owner, NEVER), row.created_at, row.id)
-    )
+    turns = sorted(heads, key=lambda r: (r.fresh, -r.priority, of_owner[r.owner], last.get(r.owner, NEVER), r.created_at, r.id))
     return [row.id for row in turns]
 
 

@@ -1,5 +1,6 @@
 """What is kept by name: calibrations in versions, and the clusters and models that users registered."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -20,9 +21,16 @@ MOST_REGISTRATIONS = 1000
 
 class Knowledge(StoreBase):
     def save_calibration(
-        self, *, cluster_key: str, framework: str, payload: JsonObject, num_measurements: int, model_family: str = ""
+        self,
+        *,
+        cluster_key: str,
+        framework: str,
+        payload: JsonObject,
+        num_measurements: int,
+        model_family: str = "",
+        owner: str = "",
     ) -> CalibrationRecord:
-        series = {"cluster_key": cluster_key, "framework": framework, "model_family": model_family}
+        series = {"cluster_key": cluster_key, "framework": framework, "model_family": model_family, "owner": owner}
         payload = encode(payload, field="payload")
         values: dict[str, Any] = {"id": new_id(), **series, "payload": payload, "num_measurements": num_measurements}
         newest = sa.select(sa.func.coalesce(sa.func.max(CALIBRATION.c.version), 0)).filter_by(**series)
@@ -34,10 +42,10 @@ class Knowledge(StoreBase):
         raise ConflictError(f"too many calibrations of {cluster_key} are being saved at once; try again")
 
     def latest_calibration(
-        self, *, cluster_key: str, framework: str, model_family: str = "", before: datetime | None = None
+        self, *, cluster_key: str, framework: str, model_family: str = "", owner: str = "", before: datetime | None = None
     ) -> CalibrationRecord | None:
         query = sa.select(CALIBRATION).order_by(CALIBRATION.c.version.desc()).limit(1)
-        query = query.filter_by(cluster_key=cluster_key, framework=framework, model_family=model_family)
+        query = query.filter_by(cluster_key=cluster_key, framework=framework, model_family=model_family, owner=owner)
         if before is not None:
             query = query.where(CALIBRATION.c.created_at < before)
         with self._reading() as connection:
@@ -45,12 +53,21 @@ class Knowledge(StoreBase):
         return None if row is None else CalibrationRecord(**row_dict(row))
 
     def list_calibrations(
-        self, *, cluster_key: str | None = None, framework: str | None = None, limit: int = 50, **paging: Unpack[Paging]
+        self,
+        *,
+        cluster_key: str | None = None,
+        framework: str | None = None,
+        owners: Collection[str] | None = None,
+        limit: int = 50,
+        **paging: Unpack[Paging],
     ) -> Page[CalibrationRecord]:
+        listed = sa.select(CALIBRATION)
+        if owners is not None:
+            listed = listed.where(CALIBRATION.c.owner.in_(owners))
         filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
         listing = Listing(table=CALIBRATION, filters=filters, paging=paging)
         with self._reading() as connection:
-            return listing.page(connection, limit=limit, record=lambda row: CalibrationRecord(**row_dict(row)))
+            return listing.page(connection, limit=limit, record=lambda row: CalibrationRecord(**row_dict(row)), query=listed)
 
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None

@@ -24,6 +24,8 @@ from hp_tool.store.paging import Listing
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+LEAST_TRUST = 0.5
+TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 SENT = ("source", "query", "parallel", "measurement")
 """What tells a report sent twice from another: the rest, as its prediction, is ours and changes with our version."""
 
@@ -54,18 +56,22 @@ class Measurements(StoreBase):
     def measurements(
         self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
-        wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in Paging.__annotations__}}
+        apart = {"teaches", *Paging.__annotations__}
+        wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in apart}}
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         listed = sa.select(MEASUREMENT)
         if asked.get("state") is None:
             listed = listed.where(MEASUREMENT.c.state != "deleted")
+        if (teaches := asked.get("teaches")) is not None:
+            listed = listed.where(sa.or_(TRUSTED, MEASUREMENT.c.owner == teaches))
         with self._reading() as connection:
             listing = Listing(table=MEASUREMENT, filters=filters, paging=asked)
             return listing.page(connection, limit=limit, record=_record, query=listed)
 
-    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
+    def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
+        values = {"state": state} | ({"trust": float(trusted)} if state == "accepted" else {})
         with self._writing() as connection:
-            connection.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(state=state))
+            connection.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(values))
             return _read_measurement(connection, measurement_id)
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
@@ -79,6 +85,12 @@ class Measurements(StoreBase):
         with self._reading() as connection:
             return [MeasuredCluster(**row_dict(row)) for row in connection.execute(query)]
 
+    def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
+        query = sa.select(MEASUREMENT.c.owner).distinct().where(~TRUSTED, MEASUREMENT.c.owner.is_not(None))
+        query = query.filter_by(cluster_key=cluster_key, framework=framework, state="accepted").order_by(MEASUREMENT.c.owner)
+        with self._reading() as connection:
+            return list(connection.scalars(query))
+
 
 def insert_measurement(
     connection: sa.Connection,
@@ -91,6 +103,7 @@ def insert_measurement(
 ) -> None:
     """Store a measurement; a run's second one violates its unique run_id."""
     values = encode(measurement, field="measurement")
+    values["trust"] = float(values.pop("trusted"))
     numbers = {name: values["measurement"][name] for name in NUMBERS}
     digest = configuration_digest(parallel=measurement.parallel, fidelity=measurement.measurement.fidelity)
     ids = {"id": measurement_id or new_id(), "search_id": search_id, "run_id": run_id, "digest": digest, "created_at": at}
@@ -98,7 +111,8 @@ def insert_measurement(
 
 
 def _record(row: sa.Row[Any]) -> MeasurementRecord:
-    values = {name: value for name, value in row_dict(row).items() if name not in (*NUMBERS, "trust")}
+    values = {name: value for name, value in row_dict(row).items() if name not in NUMBERS}
+    values["trusted"] = values.pop("trust") >= LEAST_TRUST
     values["parallel"] = decode_configuration(values["parallel"])
     values["measurement"] = decode(Measurement, values["measurement"])
     return MeasurementRecord(**values)

@@ -26,13 +26,14 @@ from hp_tool.domain.records import (
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.access import admit_run, gpu_seconds_of, open_runs_on
+from hp_tool.store.access import admit_run, open_runs_on
 from hp_tool.store.base import (
     ENDED,
     OPEN_RUN,
     StoreBase,
     add_event,
     checked,
+    gpu_seconds_of,
     leased_search,
     locked_search,
     now,
@@ -228,6 +229,7 @@ class Strays(StoreBase):
             queries = (  # not one with an OR: each has its index
                 query.where(RUN.c.job_name.in_(job_names), unowned),
                 query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
+                query.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), SEARCH.c.cluster == cluster),
             )
             runs = [_run_record(row) for each in queries for row in connection.execute(each)]
             return list({run.id: run for run in runs}.values())

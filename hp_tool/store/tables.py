@@ -141,7 +141,7 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # for older versions: nothing reads it
+    sa.Column("trust", sa.Double, nullable=False, default=1.0),  # below a half: it teaches its owner alone
     sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),
     sa.Column("created_at", UtcDateTime, nullable=False),
@@ -161,10 +161,11 @@ calibrations = sa.Table(
     sa.Column("cluster_key", sa.String(200), nullable=False),
     sa.Column("framework", sa.String(100), nullable=False),
     sa.Column("model_family", sa.String(100), nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False, server_default=""),  # empty: everybody's
     sa.Column("payload", json_column(), nullable=False),
     sa.Column("num_measurements", sa.Integer, nullable=False),
     sa.Column("created_at", UtcDateTime, nullable=False),
-    sa.UniqueConstraint("cluster_key", "framework", "model_family", "version", name="uq_hp_calibrations_version"),
+    sa.UniqueConstraint("cluster_key", "framework", "model_family", "owner", "version", name="uq_hp_calibrations_version"),
     sa.Index(None, "created_at", "id"),
 )
 

@@ -23,6 +23,7 @@ from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
@@ -363,6 +364,8 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
 
 def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
     """The profile with the scatter of step times that holds for this kind of model and this release."""
+    if model.num_experts or workload.lora is not None:
+        profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
     constants, release = profile.framework, workload.framework_version
     more = 0.0
     if model.num_experts:

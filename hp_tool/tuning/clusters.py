@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Literal
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_name, cluster_runs
@@ -18,6 +19,8 @@ from hp_tool.trainers import TrainerLauncher, trainer_of
 from hp_tool.training.problem import TrainingProblem
 
 LOCAL = "local"
+ENDPOINT: Literal["endpoint"] = "endpoint"
+"""The launcher of a server that runs already, and the runner of its runs."""
 log = logging.getLogger(__name__)
 
 
@@ -158,7 +161,7 @@ class Sweeper:
         open_jobs = frozenset(launcher.open_jobs())
         strays = dict(self._unbooked.get(cluster, {}))
         for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
-            if run.job_name in open_jobs:
+            if run.job_name in open_jobs or not run.state.ended:
                 log.warning("job %s belongs to no live search: ended", run.job_name)
                 launcher.cancel(run.job_name)
             elif run.id in self._booked:
@@ -173,8 +176,8 @@ class Sweeper:
             measurement = None if handle is None else launcher.fetch(handle)
         except LauncherError:
             return False
-        if measurement is not None and measurement.wall_s is not None:
-            gpu_seconds = measurement.wall_s * num_gpus(run.parallel, run.fidelity)
-            self._store.book_stray(run_id=run.id, gpu_seconds=gpu_seconds)
+        wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
+        if wall_s or not run.state.ended:
+            self._store.book_stray(run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity))
         self._booked.add(run.id)
         return True

@@ -30,12 +30,15 @@ STARTS = 20
 """Runs whose start-up is looked at."""
 
 
-def earlier_evidence(store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None) -> Evidence:
-    """What stored runs like these taught."""
+def earlier_evidence(
+    store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None, owner: str = ""
+) -> Evidence:
+    """What stored runs like these taught everybody, and reports of `owner`'s them."""
     if isinstance(problem, ServingTuning):
         return serving_evidence(store=store, series=problem.series, without_search=without_search).objective
     release = problem.training.workload.framework_version
-    return stored_evidence(store=store, series=problem.series, release=release, without_search=without_search)
+    series = replace(problem.series, owner=owner)
+    return stored_evidence(store=store, series=series, release=release, without_search=without_search)
 
 
 def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:

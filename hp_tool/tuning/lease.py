@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from hp_tool.calibration import Calibration, fit_calibration
@@ -110,17 +111,7 @@ def conclude(
         accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=problem.prior))
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
         save(store, series=problem.series, calibration=lasting, accuracy=accuracy, told={})
-    runs = store.runs(search_id=lease.search_id)
-    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
-    account = Account(
-        search_id=lease.search_id,
-        state=SearchState.FAILED if error else SearchState(outcome.state),
-        runs=runs,
-        stopped_because=outcome.stopped_because,
-        seconds=seconds,
-        expected_gain_fraction=outcome.expected_gain_fraction,
-        error=error,
-    )
+    account = account_of(store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds)
     if isinstance(problem, ServingTuning):
         evidence_of_latencies = serving_evidence(store=store, series=problem.series)
         latencies = LatencyCalibration.fitted(evidence_of_latencies, prior=problem.prior)
@@ -128,9 +119,23 @@ def conclude(
     else:
         result = make_result(problem=problem, calibration=calibration, account=account)
     budget = problem.query.search.budget_runs
-    progress = progress_of(runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
+    progress = progress_of(account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
     store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
     return end(store, lease, result)
+
+
+def account_of(runs: Sequence[RunRecord], outcome: Outcome, *, search_id: str, seconds: float) -> Account:
+    """How a search ended: failed where none of its runs worked, else as its coordinator says."""
+    error = _nothing_worked(runs) if outcome.state == "succeeded" else None
+    return Account(
+        search_id=search_id,
+        state=SearchState.FAILED if error else SearchState(outcome.state),
+        runs=runs,
+        stopped_because=outcome.stopped_because,
+        seconds=seconds,
+        expected_gain_fraction=outcome.expected_gain_fraction,
+        error=error,
+    )
 
 
 def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
@@ -138,13 +143,16 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
     if result.search.state is SearchState.PAUSED:
         store.release_search(lease=lease, paused=True)
     else:
-        store.finish_search(
+        record = store.finish_search(
             lease=lease,
             state=result.search.state,
             stopped_because=result.search.stopped_because,
             result=to_dict(result),
             error=result.error,
         )
+        if record.state is not result.search.state:  # cancelled in the last moment
+            search = replace(result.search, state=record.state, stopped_because=record.stopped_because or "")
+            return replace(result, search=search, error=None)
     return result
 
 
@@ -161,19 +169,15 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
 
 
 def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher | None) -> None:
-    """End the search as failed, or as cancelled where that was asked for, and with it its runs.
+    """End the search as failed (the store: as cancelled where that was asked for), and with it its runs.
 
     Where the store itself is the trouble, the error that led here says more.
     """
     with contextlib.suppress(HpToolError):
         # Whoever lost the lease to another, and does not know yet, ends none of its jobs.
-        requested = store.renew_lease(lease=lease, lease_s=LEASE_S).requested
+        store.renew_lease(lease=lease, lease_s=LEASE_S)
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
-        if requested == "cancel":
-            with contextlib.suppress(ConflictError):  # a run is left to be cancelled
-                store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
-                return
         store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because=error.code, error=error.as_dict())
 
 

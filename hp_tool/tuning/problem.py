@@ -34,7 +34,8 @@ from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.training.recommend import fewest_devices
-from hp_tool.tuning.clusters import LOCAL, check_profiled, launcher_name
+from hp_tool.tuning.answer import baseline_config
+from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -63,7 +64,10 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     Raises what `resolve_training` does, InputError for an unknown launcher, UnsupportedError for what is not run.
     """
     problem = resolve_training(query)
+    baseline_config(query, problem)
     check_known(launcher_name(query))
+    if launcher_name(query) == ENDPOINT:
+        raise InputError("an endpoint only serves; ask a query of kind inference", field="search.launcher")
     if (trainer := trainer_of(query)) is not None:
         check_trainer(trainer)
         if query.search.breakdown:

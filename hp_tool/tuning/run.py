@@ -67,7 +67,7 @@ def run_search(
         started = time.perf_counter()
         hardware = launcher.hardware()
         # Calibrations from before the search: a search that is resumed solves the same problem.
-        calibrations = StoredCalibrations(store=store, before=record.created_at, hardware=hardware)
+        calibrations = StoredCalibrations(store=store, before=record.created_at, hardware=hardware, owner=record.owner or "")
         problem: TuningProblem | ServingTuning | CostedSpace
         if query.kind == "inference":
             problem = build_serving(query=query, query_json=record.query, hardware=hardware)
@@ -99,7 +99,7 @@ def run_search(
         projection = projection_of(
             problem,
             stored=reusable,
-            evidence=earlier_evidence(store, problem, without_search=lease.search_id),
+            evidence=earlier_evidence(store, problem, without_search=lease.search_id, owner=record.owner or ""),
             search_id=lease.search_id,
             storage=storage or study_storage(None),
             claim=lease.token,

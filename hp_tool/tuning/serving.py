@@ -7,6 +7,7 @@ from typing import Any, get_args
 import numpy as np
 
 from hp_tool.calibration import Prior, prior_for
+from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
@@ -19,18 +20,22 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family
-from hp_tool.search.serving import TARGETS, ServingSearch, penalty, software
+from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch, penalty
 from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.tuning.clusters import check_profiled, launcher_name
+from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
 from hp_tool.tuning.problem import assumed_startup_s, check_gpu
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
-STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2}
+STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
 """How often a run starts its engine: vLLM's once for one token, and once for all."""
-_AXES = ("tensor_parallel_size", "max_num_seqs")
-"""What runs can vary."""
+_AXES: dict[Runner, tuple[str, ...]] = {
+    "megatron-core": ("tensor_parallel_size", "max_num_seqs"),
+    "vllm": ("tensor_parallel_size", "max_num_seqs"),
+    ENDPOINT: ("max_num_seqs",),
+}
+"""What runs can vary; to an endpoint, how many requests are sent at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +70,33 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name in problem.targets.__slots__:
         if name not in TARGETS and getattr(problem.targets, name) is not None:
             raise UnsupportedError(f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}")
+    runner = runner_of(query)
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
-        if name not in _AXES and (several or (value not in (None, 0, 1, (1,)) and not name.startswith("max_"))):
-            raise UnsupportedError(f"runs vary {' and '.join(_AXES)}, not {name}; leave it out", field=f"parallel.{name}")
-    for field, what in unserved(model=problem.model, inference=query.inference, runner=runner_of(query)):
+        given = runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
+        if name not in _AXES[runner] and (several or given):
+            axes = " and ".join(_AXES[runner])
+            advice = "give the one that it was started with" if runner == ENDPOINT else "leave it out"
+            raise UnsupportedError(f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}")
+    if runner == ENDPOINT and query.parallel.tensor_parallel_size is None and problem.cluster.num_gpus > 1:
+        raise InputError(
+            "say how the endpoint was started: parallel.tensor_parallel_size, and what else differs from 1",
+            field="parallel.tensor_parallel_size",
+            code="missing_field",
+        )
+    for field, what in unserved(model=problem.model, inference=query.inference, runner=runner):
         raise UnsupportedError(f"inference runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
 
 def runner_of(query: Query) -> Runner:
-    """The software that serves, named by the engine."""
+    """The software that serves, named by the engine, or the server that runs already."""
     assert query.inference is not None
+    if launcher_name(query) == ENDPOINT:
+        return ENDPOINT
     engine = query.inference.engine
-    runners: tuple[Runner, ...] = get_args(Runner)
+    runners: tuple[Runner, ...] = tuple(each for each in get_args(Runner) if each != ENDPOINT)
     if engine not in runners:
         raise UnsupportedError(
             f"no profile runs with engine {engine}; choose {' or '.join(runners)}, or use `hp-tool recommend`",
@@ -92,29 +109,32 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     """Resolve, enumerate and cost. Raises InputError `launcher_mismatch` where `hardware` is not what the query asks about."""
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
-    assert query.inference is not None and problem.concurrency is not None  # unserved refuses loads without
-    candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
-    costs = problem.costed(candidates).costs
+    assert query.inference is not None  # resolved
     runner = runner_of(query)
-    series = Series(
-        cluster_key=cluster_key(problem.cluster, hardware),
-        framework=software(runner),
-        model_family=model_family(problem.model),
-    )
-    search = ServingSearch(
-        query=query_json,
-        model=problem.model,
-        cluster=problem.cluster,
-        settings=query.search,
-        candidates=candidates,
-        table=serving_table(problem, candidates, costs),
-        cluster_key=series.cluster_key,
-        assumed_startup_s=assumed_startup_s(query, gpu=problem.cluster.gpu) * STARTS[runner],
-        problem_digest=json_digest({**query_json, "id": None, "search": None}),
-        inference=query.inference,
-        targets=problem.targets,
-        runner=runner,
-    )
+    if runner == ENDPOINT:
+        candidates, rejections = _of_endpoint(query, problem)
+    else:
+        candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
+    costs = problem.costed(candidates).costs
+    asked: dict[str, Any] = {
+        "query": query_json,
+        "model": problem.model,
+        "cluster": problem.cluster,
+        "settings": query.search,
+        "candidates": candidates,
+        "table": serving_table(problem, candidates, costs),
+        "cluster_key": cluster_key(problem.cluster, hardware),
+        "assumed_startup_s": assumed_startup_s(query, gpu=problem.cluster.gpu) * STARTS[runner],
+        "problem_digest": json_digest({**query_json, "id": None, "search": None}),
+        "inference": query.inference,
+        "targets": problem.targets,
+        "runner": runner,
+    }
+    if runner == ENDPOINT:
+        search: ServingSearch = EndpointSearch(**asked, in_flight=float(_in_flight(problem, candidates, costs).max()))
+    else:
+        search = ServingSearch(**asked)
+    series = Series(cluster_key=search.cluster_key, framework=search.framework, model_family=model_family(problem.model))
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return ServingTuning(
         query=query, problem=problem, search=search, costs=costs, prior=prior, series=series, rejections=rejections
@@ -125,7 +145,7 @@ def serving_table(problem: ServingProblem, candidates: ServingCandidates, costs:
     """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
     parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(costs, targets=problem.targets)}
     memory = costs.bytes
-    per_replica = np.maximum(candidates.concurrency / candidates.schedulers, 1.0)
+    per_replica = np.maximum(_in_flight(problem, candidates, costs) / candidates.schedulers, 1.0)
     passes = problem.output_length + np.ceil(costs.running * problem.input_length / candidates.max_num_batched_tokens)
     occupied = memory.capacity - memory.kv_capacity
     occupied = occupied + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
@@ -173,11 +193,34 @@ def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -
         rejections["not_profiled"] = rejections.get("not_profiled", 0) + len(legal) - len(kept)
     if not len(kept):
         raise InputError(
-            f"no configuration can be run here (turned away: {rejections}); give other values of parallel.{_AXES[0]}",
+            f"no configuration can be run here (turned away: {rejections}); give other values of parallel.tensor_parallel_size",
             field="parallel",
             code="launcher_mismatch",
         )
     return candidates.take(kept), rejections
+
+
+def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidates, dict[str, int]]:
+    """The deployment that the query says the endpoint is, by how many requests each scheduler is sent at once."""
+    num_gpus, allowed = problem.cluster.num_gpus, query.parallel
+    sizes = {name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__}
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    stages = given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1)
+    given = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | given
+    given["data_parallel_size"] = max(num_gpus // stages, 1)
+    batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
+    configs = [ServingConfig(**{**given, "max_num_seqs": batch}) for batch in sorted({*batches})]
+    candidates = serving_candidates(problem, configs)
+    codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates)
+    if rejections := rejection_counts(codes):
+        raise InputError(f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}", field="parallel")
+    return candidates, {}
+
+
+def _in_flight(problem: ServingProblem, candidates: ServingCandidates, costs: ServingCosts) -> FloatArray:
+    """(n,) requests over all devices: those of a closed load, or by Little's law those of a rate."""
+    rate = problem.request_rate_per_second
+    return candidates.concurrency.astype(np.float64) if rate is None else rate * costs.request_latency_s
 
 
 def serving_candidates(problem: ServingProblem, configs: Sequence[ServingConfig]) -> ServingCandidates:

@@ -16,9 +16,8 @@ from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingR
 from hp_tool.search.account import spent_by
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, estimate_row
-from hp_tool.serving.problem import CostedRows
+from hp_tool.training.misses import NEAREST
 from hp_tool.training.rank import group_numbers
-from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
 from hp_tool.tuning.serving import ServingTuning
@@ -47,7 +46,9 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
     output = tuning.problem.output_length
     seen = {
-        row: latencies.row(row, output_length=output) for row in rows if row not in latencies.failed and tuning.costs.fits[row]
+        row: latencies.row(row, output_length=output)
+        for row in rows
+        if row in latencies.measured or (row not in latencies.failed and tuning.costs.fits[row])
     }
     good = [row for row in seen if meets(seen[row], targets=targets)]
     latency_s = np.array([seen[row].request_latency_s if row in seen else np.inf for row in rows])
@@ -96,8 +97,12 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
 
 def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
     candidates = tuning.search.candidates
-    predicted = CostedRows(problem=tuning.problem, candidates=candidates, costs=tuning.costs)
-    corrected = replace(predicted, costs=_corrected(tuning, latencies))
+    predicted = tuning.problem.costed(candidates)
+    costs = _corrected(tuning, latencies)
+    in_flight = None
+    if predicted.in_flight is not None:
+        in_flight = predicted.in_flight * costs.request_latency_s / predicted.costs.request_latency_s
+    corrected = replace(predicted, costs=costs, in_flight=in_flight)
 
     def alike(row: int, first: int) -> bool:
         sds = (0.0 if each in latencies.measured else float(latencies.log_sd[each]) for each in (row, first))
@@ -123,13 +128,14 @@ def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
     costs = tuning.costs
     latency = latencies.ttft_s + (tuning.problem.output_length - 1) * latencies.tpot_s
     ratio = latency / costs.request_latency_s
+    slower = ratio if tuning.problem.request_rate_per_second is None else 1.0  # a rate that is kept up stays what it is
     return replace(
         costs,
         ttft_s=latencies.ttft_s,
         tpot_s=latencies.tpot_s,
         request_latency_s=latency,
         parts={name: seconds * ratio for name, seconds in costs.parts.items()},
-        output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / ratio,
+        output_tokens_per_second_per_gpu=costs.output_tokens_per_second_per_gpu / slower,
         wave_s=costs.wave_s * latencies.ttft_s / costs.ttft_s,
         prompt_s=costs.prompt_s * latencies.ttft_s / costs.ttft_s,
     )

@@ -11,7 +11,7 @@ Section = Literal["top", "model", "cluster", "training", "inference", "parallel"
 
 def keys_of(section: Section) -> dict[str, Any]:
     """Types and meanings of a section's keys, by name."""
-    adapter = schema.adapter(SizingQuery if section == "sizing" else Query)
+    adapter = schema.described(SizingQuery if section == "sizing" else Query)
     path = () if section in ("top", "sizing") else (section,)
     found: dict[str, Any] = {}
     for node in schema.declarations(adapter, path):

@@ -17,6 +17,7 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, Paging, RegistrationKind
 from hp_tool.errors import InputError
+from hp_tool.learning import StoredCalibrations
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
@@ -62,8 +63,8 @@ async def get_calibrations(
     calibration: Annotated[bool, Query(description="Correct predictions by what is known of the cluster")] = True,
 ) -> Calibrations | None:
     """The newest stored calibrations; None if the request wants the cost model alone."""
-    stored: Calibrations = request.app.state.calibrations
-    return stored if calibration else None
+    stored: StoredCalibrations = request.app.state.calibrations
+    return stored.of(request.state.principal.owner or "") if calibration else None
 
 
 class Recorded:
@@ -74,7 +75,7 @@ class Recorded:
         self.unused = calibrations.unused
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        self._learnt.append((problem, applied(self._calibrations, problem)))
+        self._learnt.append((self._calibrations, problem, applied(self._calibrations, problem)))
         return self._calibrations(problem)
 
 

@@ -200,7 +200,7 @@ def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
     """Fit the stored measurements; this process takes up what is new at once."""
-    made = calibrate(store=store, gpu=gpu, framework=framework)
+    made = calibrate(store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or "")
     _take_up(request)
     return made
 
@@ -209,7 +209,8 @@ def learn(
 def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Framework = None) -> PageView[CalibrationView]:
     """Fit the stored measurements, or those of one GPU or framework, and answer the newest version of every series.
 
-    This needs scope submit: it learns from everybody's measurements and shows none of them. A series without new measurements
+    This needs scope submit: it learns from everybody's runs, from administrators' reports, and for the caller alone from the
+    caller's own, and shows none of them. A series without new measurements
     keeps its version. Estimates use a new version at once in this process, and within seconds in others.
     """
     made = learn(request, store, gpu=gpu, framework=framework)

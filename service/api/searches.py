@@ -1,5 +1,6 @@
 """Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
 
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,15 +19,15 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import Configuration, ServingRecommendation
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
 from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
-from service.api.bodies import QueryBody, json_body, json_response
+from service.api.bodies import AskedBody, QueryBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
-from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
+from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.keys import Keyring
 from service.watch import Watch
@@ -69,8 +70,9 @@ MEANING: dict[Action, str] = {
     responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
-    query: QueryBody,
+    query: AskedBody,
     store: StoreDep,
+    find: FindDep,
     settings: SettingsDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -85,10 +87,13 @@ def submit(
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
             raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
+    asked = schema.to_dict(query)
+    sent: dict[str, Any] = {"priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
+    if idempotency_key is not None and (earlier := store.earlier_search(asked=asked, **sent)) is not None:
+        return _accepted(earlier, response)  # whatever its names mean by now, and whoever could run it
+    query = resolve(query, find=find)
     resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
-    record = store.create_search(
-        query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
-    )
+    record = store.create_search(query=schema.to_dict(query), asked=asked, **sent)
     return _accepted(record, response)
 
 
@@ -218,18 +223,19 @@ async def events(
     """Every event from the beginning or after Last-Event-ID, then live until the search ends. The id is the event's seq."""
     watch: Watch = request.app.state.watch
     seen = start
-    while await _is_still_allowed(request):
-        state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
-        for record in records:
-            seen = record.seq
-            # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
-            yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
-        if records:
-            continue
-        if state.ended:
-            yield ServerSentEvent(event=STREAM_END, data={"state": state})
-            return
-        await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
+    with contextlib.suppress(StoreError):  # it is too late for an answer; who connects again is told
+        while await _is_still_allowed(request):
+            state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+            for record in records:
+                seen = record.seq
+                # No event name: a browser delivers named events only to those who know every name; the kind is in the data.
+                yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
+            if records:
+                continue
+            if state.ended:
+                yield ServerSentEvent(event=STREAM_END, data={"state": state})
+                return
+            await watch.news(search_id, seen=Head(state, seen), limit_s=STILL_ALLOWED_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:

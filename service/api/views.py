@@ -200,6 +200,8 @@ class MeasurementView(View):
     source: MeasurementSource
     state: MeasurementState
     """Only accepted ones teach."""
+    trusted: bool
+    """It teaches everybody; else its owner alone."""
     gpu: str
     framework: str
     model: str
@@ -235,6 +237,8 @@ class CalibrationView(View):
     framework: str
     model_family: str
     """dense or moe; empty: all families."""
+    owner: str
+    """Who alone uses it, for their own reports; empty: everybody."""
     num_measurements: int
     measurement_ids: list[str]
     """The measurements it was fitted to."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
+from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
 from hp_tool.errors import HpToolError, InputError
@@ -16,7 +16,7 @@ from service.api import keys as api
 from service.api.dependencies import Cursor, SystemStoreDep
 from service.api.keys import ScopeName, scope_name
 from service.api.views import View
-from service.dashboard.page import ErrorFields, Form, Page, Tone, address, next_href, page_at, render
+from service.dashboard.page import ErrorFields, Form, Page, Tone, address, done, next_href, page_at, render
 
 KeyState = Literal["valid", "expired", "revoked"]
 
@@ -119,7 +119,7 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
 @router.post("/keys/{key_id}/revoke", include_in_schema=False)
 async def revoke_key(key_id: str, request: Request, store: SystemStoreDep) -> RedirectResponse:
     await api.revoke_key(key_id, request, store)
-    return RedirectResponse("/keys", status_code=HTTP_303_SEE_OTHER)
+    return done("/keys", "revoked")
 
 
 def _row(record: KeyRecord) -> KeyRow:

@@ -4,25 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
-from hp_tool.domain.measurement import Runner
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.evidence import residual_report
 from hp_tool.learning.series import MODELS
-from hp_tool.search.serving import software
+from hp_tool.search.serving import SERVING
 from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.measurements import MeasuredRow, Word
-from service.dashboard.page import Page, address, json_href, page_at
+from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
@@ -138,9 +137,9 @@ class SeriesPage(Page):
 @page_at(router, "/calibration", template="calibrations.html", section="Calibration")
 def calibrations_context(store: StoreDep, principal: PrincipalDep) -> CalibrationsPage:
     """Calibrations, as shown on their page."""
-    newest: dict[tuple[str, str, str], CalibrationRecord] = {}
+    newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
-        newest.setdefault((record.cluster_key, record.framework, record.model_family), record)
+        newest.setdefault((record.cluster_key, record.framework, record.model_family, record.owner), record)
     return CalibrationsPage(
         title="Calibration",
         json_href="/calibration.json",
@@ -155,10 +154,12 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep) -> Calibratio
 
 
 @page_at(router, "/calibration/series", template="calibration_series.html", section="Calibration")
-def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_family: Word = "") -> SeriesPage:
+def series_context(
+    store: StoreDep, cluster_key: Word, framework: Word, model_family: Word = "", owner: Word = ""
+) -> SeriesPage:
     """One series of calibrations, as shown on its page."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=MAX_VERSIONS)
-    records = [record for record in page.items if record.model_family == model_family]
+    records = [record for record in page.items if (record.model_family, record.owner) == (model_family, owner)]
     if not records:
         raise NotFoundError(f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key")
     newest = records[0]
@@ -172,7 +173,7 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
         cluster=newest.cluster_key,
         framework=newest.framework,
         family=_family(newest),
-        serves=newest.framework.split()[0] in {software(runner) for runner in get_args(Runner)},
+        serves=newest.framework.split()[0].endswith(SERVING),
         newest=versions[0],
         models=tuple(f"{model} ({runs})" for model, runs in newest.payload.get(MODELS, {}).items()),
         versions=versions,
@@ -188,16 +189,17 @@ def series_context(store: StoreDep, cluster_key: Word, framework: Word, model_fa
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
     """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
-    return RedirectResponse("/calibration", status_code=303)
+    return done("/calibration", "learned")
 
 
 def _series_href(record: CalibrationRecord) -> str:
-    names = ("cluster_key", "framework", "model_family")
+    names = ("cluster_key", "framework", "model_family", *(("owner",) if record.owner else ()))
     return address("/calibration/series", {name: getattr(record, name) for name in names})
 
 
 def _family(record: CalibrationRecord) -> str:
-    return FAMILIES.get(record.model_family, "all models")
+    family = FAMILIES.get(record.model_family, "all models")
+    return f"{family}, with {record.owner}'s reports" if record.owner else family
 
 
 def _factors(summary: dict[str, Any]) -> list[Factor]:

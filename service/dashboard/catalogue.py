@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
-from starlette.status import HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
+from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog
 from hp_tool.cost.parameters import active_parameters, total_parameters
@@ -23,7 +23,7 @@ from service.api.catalog import NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.page import ErrorFields, Fact, Form, Page, address, page_at, render
+from service.dashboard.page import ErrorFields, Fact, Form, Page, address, done, page_at, render
 from service.keys import Principal
 
 Section = Literal["models", "gpus", "clusters"]
@@ -241,11 +241,11 @@ def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], Mo
         except HpToolError as error:
             page = replace(page_of(store, principal), new=replace(form, error=error.as_dict()))
             return render(f"{kind}s.html", page=page, section=page.title, status=HTTP_422_UNPROCESSABLE_CONTENT)
-        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+        return done(f"/{kind}s", "added")
 
     def remove(name: str, store: StoreDep, principal: PrincipalDep) -> RedirectResponse:
         store.remove_registration(kind=kind, name=name, owner=principal.owner)
-        return RedirectResponse(f"/{kind}s", status_code=HTTP_303_SEE_OTHER)
+        return done(f"/{kind}s", "removed")
 
     router.add_api_route(f"/{kind}s", add, methods=["POST"], include_in_schema=False)
     router.add_api_route(f"/{kind}s/{{name}}/remove", remove, methods=["POST"], include_in_schema=False)

@@ -15,7 +15,7 @@ from hp_tool.answers import EstimateAnswer, estimate_answer
 from hp_tool.catalog import cluster
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Mend, Reason
+from hp_tool.domain.result import Estimate, Intervals, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
@@ -76,6 +76,8 @@ class ConfigurationView(View):
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
     verdict: str
+    verdict_note: str
+    """Why it is tight; empty where there is no doubt."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -182,11 +184,11 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         assert estimate.parallel is not None
         heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
         metrics = training_metrics(estimate, calibrated)
-        memory = _memory(stages) if stages else None
+        memory = _memory(stages, estimate) if stages else None
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     mapping = schema.query_mapping(query)
-    verdict, tone = _verdict(estimate)
+    verdict, tone, verdict_note = _verdict(estimate, calibrated)
     return ConfigurationView.of(
         estimate,
         kind=query.kind,
@@ -194,6 +196,7 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         heading=heading,
         details=details,
         verdict=verdict,
+        verdict_note=verdict_note,
         tone=tone,
         mends=tuple(_fix_row(query, fix) for fix in estimate.mends),
         metrics=metrics,
@@ -208,15 +211,24 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
     )
 
 
-def _verdict(estimate: Estimate | InferenceEstimate) -> tuple[str, Tone]:
-    if estimate.feasible:
-        return "fits", "good"
-    if estimate.memory is None:
-        return "not possible", "bad"
-    misses_target = any(reason.code == "target_missed" for reason in estimate.reasons)
-    if misses_target and estimate.memory.total_bytes <= estimate.memory.capacity_bytes:
-        return "misses a target", "warn"
-    return "does not fit", "bad"
+def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
+    """Whether it fits, judged from the interval of its memory: `tight` where the usable memory lies inside."""
+    known = calibrated or estimate
+    if known.memory is None:
+        return ("fits", "good", "") if known.feasible else ("not possible", "bad", "")
+    capacity_bytes, fits = known.memory.capacity_bytes, known.memory.total_bytes <= known.memory.capacity_bytes
+    if isinstance(known.intervals, Intervals):
+        low, high = known.intervals.memory_total_bytes
+        if low <= capacity_bytes < high and (fits or all(reason.code == "memory" for reason in known.reasons)):
+            note = f"needs {formats.gib(low)} to {formats.gib(high)} of {formats.gib(capacity_bytes)}"
+            return "tight", "warn", note
+    if known.feasible:
+        return "fits", "good", ""
+    return (
+        ("misses a target", "warn", "")
+        if fits and any(r.code == "target_missed" for r in known.reasons)
+        else ("does not fit", "bad", "")
+    )
 
 
 def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
@@ -232,14 +244,23 @@ def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
     )
 
 
-def _memory(stages: Sequence[StageAnatomy]) -> Stack:
+def _memory(stages: Sequence[StageAnatomy], estimate: Estimate) -> Stack:
+    """The interval is the fullest stage's."""
     fullest = max(stages, key=lambda stage: stage.total_bytes / stage.capacity_bytes).rank
     chosen: Sequence[int] = range(len(stages))
     if len(stages) > MAX_STAGES:
-        evenly = {round(k * (len(stages) - 1) / (MAX_STAGES - 2)) for k in range(MAX_STAGES - 1)}
+        others = [rank for rank in chosen if rank != fullest]
+        evenly = {others[round(k * (len(others) - 1) / (MAX_STAGES - 2))] for k in range(MAX_STAGES - 1)}
         chosen = sorted(evenly | {fullest})
+    interval = estimate.intervals.memory_total_bytes if estimate.intervals else None
     rows = [
-        BarSpec(label=f"Stage {stage.rank}", note=_layers_of(stage), parts=stage.memory_bytes, limit=stage.capacity_bytes)
+        BarSpec(
+            label=f"Stage {stage.rank}",
+            note=_layers_of(stage),
+            parts=stage.memory_bytes,
+            limit=stage.capacity_bytes,
+            interval=interval if stage.rank == fullest else None,
+        )
         for stage in map(stages.__getitem__, chosen)
     ]
     return stack(rows, unit="bytes")
@@ -254,10 +275,16 @@ def _layers_of(stage: StageAnatomy) -> str:
 def _time(estimate: Estimate, calibrated: Estimate | None) -> Stack | None:
     if estimate.time is None:
         return None
-    rows = [BarSpec(label="One step", parts=estimate.time.parts_s)]
+    rows = [_step("One step", estimate)]
     if calibrated is not None and calibrated.time is not None:
-        rows = [replace(rows[0], label="Cost model"), BarSpec(label="After calibration", parts=calibrated.time.parts_s)]
+        rows = [_step("After calibration", calibrated), replace(rows[0], label="Cost model")]
     return stack(rows, unit="seconds")
+
+
+def _step(label: str, estimate: Estimate) -> BarSpec:
+    assert estimate.time is not None
+    interval = estimate.intervals.step_s if estimate.intervals else None
+    return BarSpec(label=label, parts=estimate.time.parts_s, interval=interval)
 
 
 def _compare_with_fastest_href(query: Query, config: ParallelConfig) -> str | None:

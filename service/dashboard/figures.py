@@ -38,6 +38,8 @@ class Bar(View):
     total: float
     over: bool
     """Longer than the limit."""
+    interval: tuple[float, float] | None = None
+    """Where the truth is expected: drawn as a line with two ends."""
     href: str | None = None
 
     @property
@@ -67,6 +69,8 @@ class BarSpec:
     parts: Mapping[str, float]
     note: str = ""
     limit: float | None = None
+    interval: tuple[float, float] | None = None
+    """Of the whole bar."""
     href: str | None = None
 
 
@@ -74,7 +78,8 @@ def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
     """Bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
     totals = [sum(row.parts.values()) for row in rows]
     limits = [row.limit for row in rows if row.limit is not None]
-    longest = max([*totals, *limits], default=0.0)
+    highs = [row.interval[1] for row in rows if row.interval is not None]
+    longest = max([*totals, *limits, *highs], default=0.0)
     scale = MARGIN * longest or 1.0
     drawn = {name for row in rows for name, value in row.parts.items() if value >= MIN_SHARE * scale}
     return Stack(

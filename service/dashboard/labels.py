@@ -6,7 +6,7 @@ from fastapi.responses import RedirectResponse, Response
 from hp_tool.domain.records import Label
 from hp_tool.queries import schema
 from service.api.dependencies import StoreDep
-from service.dashboard.page import Form
+from service.dashboard.page import Form, done
 from service.dashboard.report import report_html
 
 router = APIRouter(tags=["dashboard"])
@@ -17,7 +17,7 @@ def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     tags = [tag.strip() for tag in values.get("tags", "").split(",") if tag.strip()]
     given = {"name": values.get("name", ""), "tags": tags, "note": values.get("note", "")}
     store.label_search(search_id=search_id, label=schema.parse(Label, given))
-    return RedirectResponse(f"/searches/{search_id}", status_code=303)
+    return done(f"/searches/{search_id}", "changed")
 
 
 @router.get("/searches/{search_id}/report", response_class=Response)

@@ -14,7 +14,7 @@ from hp_tool.errors import HpToolError, InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import change_state
 from service.api.views import View
-from service.dashboard.page import BLANK_IS_NONE, Form, Page, Tone, address, configuration_href, next_href, page_at
+from service.dashboard.page import BLANK_IS_NONE, Form, Page, Tone, address, configuration_href, done, next_href, page_at
 from service.dashboard.trials import TONES, words
 
 MAX_ROWS = 50
@@ -140,7 +140,7 @@ def change(request: Request, fields: Form, store: StoreDep, system: SystemStoreD
     if state is None:
         raise InputError(f"state must be one of {', '.join(STATES)}", field="state")
     change_state(request, store, system, measurement_id=measurement_id, state=state)
-    return RedirectResponse("/measurements", status_code=303)
+    return done("/measurements", "changed")
 
 
 def _row(record: MeasurementRecord, *, may_change: bool) -> MeasurementRow:

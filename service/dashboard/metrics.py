@@ -1,5 +1,6 @@
 """Figures of estimates, of fixes and of measured runs, with their units and ranges."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "jou
 """Units in which a smaller value is better."""
 
 
+Interval = tuple[float, float] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One figure with its prediction interval."""
@@ -21,31 +25,38 @@ class Metric:
     unit: MetricUnit
     low: float | None = None
     high: float | None = None
-    after_calibration: float | None = None
-    """The calibrated prediction; None without measurements on this cluster."""
+    by_cost_model: float | None = None
+    """What the cost model says by itself, where `value` is calibrated; None without measurements on this cluster."""
     note: str = ""
 
 
 def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[Metric, ...]:
-    """Figures of a legal training configuration; empty for an illegal one."""
+    """Figures of a legal training configuration, calibrated where the cluster was measured; empty for an illegal one."""
     if estimate.time is None or estimate.memory is None:
         return ()
-    intervals, after = estimate.intervals, calibrated or Estimate(feasible=True)
-    step_s, memory_bytes = (intervals.step_s, intervals.memory_total_bytes) if intervals else (None, None)
-    step_after = after.time.step_s if after.time else None
-    memory_after = after.memory.total_bytes if after.memory else None
-    rate, rate_after = estimate.tokens_per_second_per_gpu, after.tokens_per_second_per_gpu
+    known = calibrated or estimate
+    step_s, memory_bytes = (known.intervals.step_s, known.intervals.memory_total_bytes) if known.intervals else (None, None)
+
+    def figure(
+        name: str, unit: MetricUnit, of: Callable[[Estimate], float | None], interval: Interval = None, note: str = ""
+    ) -> Metric:
+        alone = of(estimate)
+        value = of(known) if calibrated else None
+        return _metric(name, unit, alone if value is None else value, interval, None if value is None else alone, note=note)
+
     return _known(
-        _metric("Step time", "seconds", estimate.time.step_s, step_s, step_after),
-        _metric("Memory", "bytes", estimate.memory.total_bytes, memory_bytes, memory_after, note="of the fullest GPU"),
-        _metric("Tokens/s per GPU", "rate", rate, after=rate_after),
-        _metric("MFU", "share", estimate.mfu, after=after.mfu, note="model FLOPs over peak, attention in full"),
-        _metric("MFU, causal", "share", estimate.mfu_causal, after=after.mfu_causal, note="with the causal half of attention"),
-        _metric("HFU", "share", estimate.hfu, after=after.hfu, note="including recomputation"),
+        figure("Step time", "seconds", lambda each: each.time.step_s if each.time else None, step_s),
+        figure(
+            "Memory", "bytes", lambda each: each.memory.total_bytes if each.memory else None, memory_bytes, "of the fullest GPU"
+        ),
+        figure("Tokens/s per GPU", "rate", lambda each: each.tokens_per_second_per_gpu),
+        figure("MFU", "share", lambda each: each.mfu, note="model FLOPs over peak, attention in full"),
+        figure("MFU, causal", "share", lambda each: each.mfu_causal, note="with the causal half of attention"),
+        figure("HFU", "share", lambda each: each.hfu, note="including recomputation"),
         _metric("Model TFLOP/s per GPU", "tflops", estimate.model_tflops_per_gpu),
-        _metric("Training", "days", estimate.calendar_days, after=after.calendar_days),
-        _metric("GPU-hours", "hours", estimate.gpu_hours, after=after.gpu_hours),
-        _metric("Cost", "dollars", estimate.cost, after=after.cost),
+        figure("Training", "days", lambda each: each.calendar_days),
+        figure("GPU-hours", "hours", lambda each: each.gpu_hours),
+        figure("Cost", "dollars", lambda each: each.cost),
         _metric("Energy", "joules", estimate.energy),
     )
 
@@ -121,10 +132,10 @@ def _metric(
     name: str,
     unit: MetricUnit,
     value: float | None,
-    interval: tuple[float, float] | None = None,
-    after: float | None = None,
+    interval: Interval = None,
+    by_cost_model: float | None = None,
     *,
     note: str = "",
 ) -> Metric:
     low, high = interval or (None, None)
-    return Metric(name=name, value=value, unit=unit, low=low, high=high, after_calibration=after, note=note)
+    return Metric(name=name, value=value, unit=unit, low=low, high=high, by_cost_model=by_cost_model, note=note)

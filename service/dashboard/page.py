@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
-from starlette.status import HTTP_200_OK, HTTP_422_UNPROCESSABLE_CONTENT
+from starlette.status import HTTP_200_OK, HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool.domain import records
 from hp_tool.domain.query import Query
@@ -30,6 +30,15 @@ Tone = Literal["good", "warn", "bad", "busy", ""]
 ErrorFields = dict[str, str | None]
 """{code, message, field} of an error."""
 
+Done = Literal["added", "changed", "learned", "removed", "revoked"]
+NOTICES: dict[str, str] = {
+    "added": "Added. Queries may name it now.",
+    "changed": "Changed.",
+    "learned": "Learned: predictions use the new calibration now.",
+    "removed": "Removed.",
+    "revoked": "Revoked.",
+}
+"""What a page confirms after a form was sent, by the address's `done`."""
 MAX_FIELDS = 100
 """Of a form."""
 MAX_QUERY = 20_000
@@ -102,8 +111,9 @@ def page_at(
         def json_page(context: Any = dependency) -> Any:
             return context
 
-        def html_page(context: Any = dependency) -> HTMLResponse:
-            return render(template, page=context, section=section, status=status(context))
+        def html_page(request: Request, context: Any = dependency) -> HTMLResponse:
+            notice = NOTICES.get(request.query_params.get("done", ""))
+            return render(template, page=context, section=section, status=status(context), notice=notice)
 
         name = context_function.__name__.removesuffix("_context")
         # JSON first: if the path ends in a parameter, the HTML route would match its address too.
@@ -128,12 +138,21 @@ def error_status(context: Any) -> int:
 
 def rendered(template: str, **variables: Any) -> str:
     """HTML of `template` with these variables."""
+    variables.setdefault("notice", None)
     return _environment.get_template(template).render(variables)
 
 
-def render(template: str, *, page: Any, section: str | None = None, status: int = 200) -> HTMLResponse:
-    """HTML response of `template` with the context `page`; `section` is marked in the navigation bar."""
-    return HTMLResponse(rendered(template, page=page, section=section), status_code=status)
+def render(
+    template: str, *, page: Any, section: str | None = None, status: int = 200, notice: str | None = None
+) -> HTMLResponse:
+    """HTML response of `template` with the context `page`; `section` is marked in the navigation bar, `notice` says what the
+    reader has just done."""
+    return HTMLResponse(rendered(template, page=page, section=section, notice=notice), status_code=status)
+
+
+def done(href: str, what: Done) -> RedirectResponse:
+    """To the page at `href`, which confirms what was done."""
+    return RedirectResponse(f"{href}?done={what}", status_code=HTTP_303_SEE_OTHER)
 
 
 def none_if_blank(text: object) -> object:

@@ -12,9 +12,12 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    explorer_serving,
+    exports,
     labels,
     measurements,
     new_search,
+    offline,
     plotly,
     search,
     searches,
@@ -24,8 +27,8 @@ from service.dashboard.page import ASSETS, STATIC
 
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
-    *(new_search, searches, search, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, plotly),
+    *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
+    *(catalogue, configuration, compare, explorer, explorer_serving, plotly, offline),
 )
 """Modules with a router of pages."""
 

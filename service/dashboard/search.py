@@ -3,30 +3,28 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
-from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
-from hp_tool.domain.records import JsonObject, Label, RunRecord, SearchRecord, SearchState
-from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.errors import HpToolError, InputError, NotFoundError
-from hp_tool.exchange import TRAINING, Exported, export, export_for
+from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
+from hp_tool.errors import InputError
+from hp_tool.exchange import TRAINING
 from hp_tool.formats.engines import ENGINES
-from hp_tool.search.serving import TARGETS
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
-from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget, recommended
+from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget
 from service.api.views import SearchView, View
 from service.dashboard import trials
+from service.dashboard.best import AxisEffect, Best, best_of_search, effects
 from service.dashboard.formats import subject
-from service.dashboard.page import Form, Page, Tone, configuration_href, page_at
+from service.dashboard.live import Running, running_now
+from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -48,42 +46,6 @@ class Button:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """One latency of a serving configuration."""
-
-    name: str
-    measured_s: float | None
-    predicted_s: float | None
-    """By the cost model, before calibration."""
-    target_s: float | None
-    """Maximum; None if the query sets none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
-
-    arithmetic: str
-    details: str
-    measured: bool
-    step_s: float | None
-    """Measured, or predicted if `measured` is false."""
-    tokens_per_second_per_gpu: float | None
-    peak_memory_bytes: int | None = None
-    predicted_step_s: float | None = None
-    """By the cost model, before calibration."""
-    calibrated_step_s: float | None = None
-    """By the calibrated cost model."""
-    predicted_memory_bytes: float | None = None
-    latencies: tuple[Latency, ...] = ()
-    """Of a serving configuration under the full load."""
-    predicted_tokens_per_second_per_gpu: float | None = None
-    """Of a serving configuration."""
-    misses: tuple[str, ...] = ()
-    """Targets that its measurement misses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPage(Page, View):
     """One search. Its trials, which can be many, have an address of their own."""
 
@@ -96,6 +58,8 @@ class SearchPage(Page, View):
     """Prefix of a log's address; append the run's id."""
     export_href: str | None
     """Address of the best configuration for another tool, given as ?format=; None while there is none."""
+    best_href: str | None
+    """Page of the best configuration."""
     export_formats: tuple[str, ...]
     events_href: str | None
     """Event stream of changes; None once the search has ended."""
@@ -107,6 +71,12 @@ class SearchPage(Page, View):
     actions: tuple[Button, ...]
     error: dict[str, Any] | None
     best: Best | None
+    axes: tuple[AxisEffect, ...]
+    """What each setting decides, the weightiest first; empty until the search has ended."""
+    running: tuple[Running, ...]
+    """Runs that the engine has now."""
+    ahead: int | None
+    """Of a queued search: queued searches that are claimed before it, as far as the caller sees them."""
     profile_runs: int
     budget_runs: int
     seconds_left: float | None
@@ -160,28 +130,6 @@ def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
 
 
-@router.get("/searches/{search_id}/export", response_class=PlainTextResponse)
-def export_text(
-    search_id: str, store: StoreDep, format: str, download: bool = False, rerank: bool = False
-) -> PlainTextResponse:
-    """The best configuration so far, exported for another tool; or the best that this tool can run, by predictions."""
-    record = store.get_search(search_id=search_id)
-    rows = (record.result or {}).get("recommendations") or ()
-    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
-    if parallel is None:
-        raise NotFoundError("the search has no best configuration yet", field="search_id")
-    result = {"query": record.query, "recommendations": [{"parallel": parallel}]}
-    chosen = (
-        export_for(result=result, format=format)
-        if rerank
-        else Exported(format=format, text=export(result=result, format=format))
-    )
-    headers = {"Export-Note": note} if (note := chosen.cost_in_words()) else {}
-    if download:
-        headers["Content-Disposition"] = f'attachment; filename="{record.id}-{format}.txt"'
-    return PlainTextResponse(chosen.text, headers=headers)
-
-
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Change how many profile runs the search may start."""
@@ -189,7 +137,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
     changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=int(text)))
-    return RedirectResponse(f"/searches/{search_id}", status_code=303)
+    return done(f"/searches/{search_id}", "changed")
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:
@@ -208,7 +156,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     view = SearchView.of(record)
     account = view.progress | (view.summary or {})
     export_formats = ENGINES if trials.serves(view.query) else TRAINING
-    best = _best(record, store)
+    best = best_of_search(record, store)
     return SearchPage.of(
         view,
         kind="inference" if trials.serves(view.query) else "training",
@@ -218,12 +166,16 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
+        best_href=configuration_href(view.query, parallel=best.parallel) if best else None,
         export_formats=tuple(export_formats),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),
         ended=view.state.ended,
         actions=_buttons(view),
         best=best,
+        axes=effects(record),
+        running=() if view.state.ended else running_now(store, search_id=view.id),
+        ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         seconds_left=seconds_left(view),
@@ -239,14 +191,11 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     )
 
 
-def _best(record: SearchRecord, store: Store) -> Best | None:
-    """The first row of the search's result; until there is one, its best run so far."""
-    row, run_id = recommended(record), record.progress.get("best_run_id")
-    if isinstance(row, ServingRecommendation):
-        return _served(row, record.query)
-    if row is not None:
-        return _trained(row)
-    return _leading(store.get_run(search_id=record.id, run_id=run_id), record.query) if run_id else None
+def _ahead(record: SearchRecord, store: Store) -> int | None:
+    if record.state is not SearchState.QUEUED:
+        return None
+    queued = store.list_searches(state=SearchState.QUEUED, limit=200, oldest_first=True).items
+    return sum((-each.priority, each.created_at) < (-record.priority, record.created_at) for each in queued)
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
@@ -289,86 +238,3 @@ def _buttons(view: SearchView) -> tuple[Button, ...]:
 def budget_runs_of(query: JsonObject) -> int:
     """Maximum number of profile runs in a search's query."""
     return int((query.get("search") or {}).get("budget_runs") or 0)
-
-
-def _trained(row: Recommendation) -> Best:
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
-    calibrated_step_s = known.time.step_s if known.time else None
-    arithmetic, details = trials.words(row.parallel)
-    return Best(
-        arithmetic=arithmetic,
-        details=details,
-        measured=measurement is not None,
-        step_s=measurement.objective_s if measurement else calibrated_step_s,
-        tokens_per_second_per_gpu=(measurement or known).tokens_per_second_per_gpu,
-        peak_memory_bytes=_peak_memory_bytes(measurement) if measurement else None,
-        predicted_step_s=predicted.time.step_s if predicted.time else None,
-        calibrated_step_s=calibrated_step_s,
-        predicted_memory_bytes=predicted.memory.allocated_bytes if predicted.memory else None,
-    )
-
-
-def _leading(run: RunRecord, query: JsonObject) -> Best | None:
-    """A run with its predictions; None without a measurement."""
-    if (measurement := run.measurement) is None:
-        return None
-    arithmetic, details = trials.words(run.parallel)
-    best = Best(
-        arithmetic=arithmetic,
-        details=details,
-        measured=True,
-        step_s=measurement.objective_s,
-        tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
-        peak_memory_bytes=_peak_memory_bytes(measurement),
-        predicted_step_s=run.predicted.get("step_s"),
-        calibrated_step_s=run.predicted.get("calibrated_step_s"),
-        predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
-    )
-    if not trials.serves(query):
-        return best
-    try:
-        costs = trials.predicted_costs(query, [run.parallel])
-    except HpToolError:  # a query of another version: only stored values are shown
-        return best
-    return replace(
-        best,
-        predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
-        misses=trials.misses(measurement.load, targets=trials.targets_of(query)) if measurement.load else (),
-        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
-    )
-
-
-def _peak_memory_bytes(measurement: Measurement) -> int | None:
-    """None for a reduced run, which needs another amount of memory than the whole configuration."""
-    return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
-
-
-def _served(row: ServingRecommendation, query: JsonObject) -> Best:
-    """The calibrated estimate of a measured row holds the measured values."""
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
-    arithmetic, details = trials.words(row.parallel)
-    return Best(
-        arithmetic=arithmetic,
-        details=details,
-        measured=measurement is not None,
-        step_s=known.request_latency_s,
-        tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
-        peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
-        predicted_step_s=predicted.request_latency_s,
-        calibrated_step_s=known.request_latency_s,
-        predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
-        latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
-    )
-
-
-def _latencies(predicted_s: dict[str, float | None], measured: object | None, query: JsonObject) -> tuple[Latency, ...]:
-    targets = trials.targets_of(query)
-    return tuple(
-        Latency(
-            name=trials.LATENCIES[name],
-            measured_s=getattr(measured, name) if measured else None,
-            predicted_s=predicted_s[name],
-            target_s=targets.get(name),
-        )
-        for name in TARGETS
-    )

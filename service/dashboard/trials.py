@@ -13,6 +13,7 @@ from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
+from hp_tool.search.fidelity import repeats, standing
 from hp_tool.search.serving import TARGETS
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
@@ -51,6 +52,14 @@ AXES = {
 """Labels of the fields of `parallel` that become axes if trials differ in them."""
 SERVING_AXES = {"tensor_parallel_size": "TP", "max_num_seqs": "Concurrent requests"}
 """The same for a serving search."""
+WHY = {
+    "analytic_best": "the cost model's best",
+    "coverage": "shows a value not tried yet",
+    "expected_improvement": "may beat the best",
+    "confirmation": "the best, seen only reduced, as a whole",
+    "repeat": "the best again, as noise leaves open whether it leads",
+}
+"""Why a run was chosen, by the search's word for it."""
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
 
 
@@ -106,6 +115,14 @@ class TrialTable:
     """Index of the best configuration's trial."""
     run_id: tuple[str, ...]
     number: tuple[int, ...]
+    counts: tuple[int, ...]
+    """By trial, the index of the run whose outcome counts for its configuration: its own, but for repeats and reduced runs."""
+    num_runs: tuple[int, ...]
+    """Runs of its configuration that tell its step time, from `low_s` to `high_s`; 0: none."""
+    low_s: tuple[float | None, ...]
+    high_s: tuple[float | None, ...]
+    why: tuple[str, ...]
+    """Why it was chosen."""
     arithmetic: tuple[str, ...]
     details: tuple[str, ...]
     state: tuple[str, ...]
@@ -113,9 +130,13 @@ class TrialTable:
     predicted_step_s: tuple[float | None, ...]
     """By the cost model, before calibration. This and every `step_s` is the time that `quantity` names."""
     calibrated_step_s: tuple[float | None, ...]
-    """By the calibration at the time the run was chosen if that was stored, else by the search's last one."""
+    """Expected when the run was chosen, if that was stored, else by the calibration with all runs."""
     calibrated_low_s: tuple[float | None, ...]
     calibrated_high_s: tuple[float | None, ...]
+    final_step_s: tuple[float | None, ...]
+    """By the calibration with all runs of the search, which an ended training search has."""
+    final_low_s: tuple[float | None, ...]
+    final_high_s: tuple[float | None, ...]
     measured_step_s: tuple[float | None, ...]
     reduced: tuple[bool, ...]
     """Extrapolated from a reduced run."""
@@ -133,14 +154,25 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     # In the result of a serving search, measured latencies replace the calibrated ones.
     predictions = {} if serves(record.query) else calibrated_predictions(record)
     calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
+    final = [predictions.get(run.parallel, {}) for run in runs]
     worded = [words(run.parallel) for run in runs]
+    place = {run.id: index for index, run in enumerate(runs)}
+    counting = standing(runs)
+    counts = [place[counting[run.parallel].id] if run.parallel in counting else index for index, run in enumerate(runs)]
+    by_configuration = repeats(runs)
+    groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
         quantity=quantity(record.query),
         axes=_axes(runs, SERVING_AXES if serves(record.query) else AXES),
         tones=TONES,
-        best=_best(record, runs),
+        best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),
+        counts=tuple(counts),
+        num_runs=tuple(group.num_runs if group else 0 for group in groups),
+        low_s=tuple(group.low_s if group else None for group in groups),
+        high_s=tuple(group.high_s if group else None for group in groups),
+        why=tuple(why(run.chosen_by) for run in runs),
         arithmetic=tuple(arithmetic for arithmetic, _ in worded),
         details=tuple(details for _, details in worded),
         state=tuple(run.status or str(run.state) for run in runs),
@@ -149,9 +181,12 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         calibrated_step_s=tuple(step_s for step_s, _, _ in calibrated),
         calibrated_low_s=tuple(low for _, low, _ in calibrated),
         calibrated_high_s=tuple(high for _, _, high in calibrated),
+        final_step_s=tuple(each.get("step_s") for each in final),
+        final_low_s=tuple((each.get("step_s_interval") or (None, None))[0] for each in final),
+        final_high_s=tuple((each.get("step_s_interval") or (None, None))[1] for each in final),
         measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
-        tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
+        tokens_per_second_per_gpu=_rates(runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
         predicted_memory_bytes=tuple(run.predicted_memory_bytes for run in runs),
         serving=_serving(record.query, runs) if serves(record.query) else None,
@@ -167,7 +202,24 @@ def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[flo
     return prediction.get("step_s"), low, high
 
 
-def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
+def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
+    """Tokens/s per GPU of each whole configuration: that of a reduced run follows from the tokens of a whole step."""
+    done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
+    tokens = next(
+        (run.tokens_per_second_per_gpu * run.objective_s for run in done if run.tokens_per_second_per_gpu and run.objective_s),
+        None,
+    )
+    return tuple(
+        run.tokens_per_second_per_gpu
+        if run.fidelity.is_whole
+        else tokens / run.objective_s
+        if tokens and run.objective_s
+        else None
+        for run in runs
+    )
+
+
+def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
     """Index of the search's best run: until it has ended by the run's id, then by the recommended configuration."""
     rows = (record.result or {}).get("recommendations") or ()
     if not rows:
@@ -176,8 +228,7 @@ def _best(record: SearchRecord, runs: Sequence[RunFigures]) -> int | None:
     if not rows[0].get("measurement"):
         return None
     chosen = decode_configuration(rows[0]["parallel"])
-    measured = [index for index, run in enumerate(runs) if run.parallel == chosen and run.status == "ok"]
-    return min(measured, key=lambda index: (not runs[index].fidelity.is_whole, -index), default=None)
+    return next((counts[index] for index, run in enumerate(runs) if run.parallel == chosen), None)
 
 
 def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
@@ -227,6 +278,11 @@ def words(config: Configuration) -> tuple[str, str]:
     replicas = config.data_parallel_size // config.attention_data_parallel_size
     requests = config.max_num_seqs
     return serving_arithmetic(config, replicas=replicas), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
+
+
+def why(chosen_by: str | None) -> str:
+    """Why a run was chosen, in words; empty where nothing is stored."""
+    return "" if chosen_by is None else WHY.get(chosen_by, formats.words(chosen_by))
 
 
 def quantity(query: JsonObject) -> Quantity:

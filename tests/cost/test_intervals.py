@@ -14,6 +14,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
+from hp_tool.training.problem import resolve_training
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {"model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16}}
@@ -112,13 +113,21 @@ def test_what_nobody_measured_is_named_and_widens(name: str) -> None:
 
 
 def test_the_ratio_of_two_configurations_is_better_known_than_either() -> None:
-    for framework in ("megatron-core", "torch-fsdp"):
+    for framework in ("megatron-core", "torch-fsdp", "nanotron"):
         profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework=framework)
         pair = profile.framework.pair_log_sd
         assert pair and ratio_log_sd(profile) == pair < math.sqrt(2.0) * profile.framework.time_log_sd
         assert ratio_log_sd(profile, differing=1) == adding(pair, doubts().feature_log_sd)
-    alone = efficiency(gpu=gpu("h100-sxm-80gb"), framework="nanotron")
+    alone = efficiency(gpu=gpu("cpu"), framework="megatron-core")
     assert ratio_log_sd(alone) == adding(alone.framework.time_log_sd, alone.framework.time_log_sd)
+
+
+def test_layouts_of_experts_and_of_adapters_are_harder_to_tell_apart() -> None:
+    lora = DENSE | {"training": DENSE["training"] | {"task": "lora", "lora": {"rank": 16}}}
+    queries = (parse_query({"kind": "training", "cluster": H100} | query) for query in (DENSE, EXPERTS, lora))
+    dense, experts, adapters = (resolve_training(query).profile for query in queries)
+    assert ratio_log_sd(experts) == experts.framework.expert_pair_log_sd > ratio_log_sd(dense)
+    assert ratio_log_sd(adapters) == adding(float(ratio_log_sd(dense)), doubts().lora_pair_log_sd)
 
 
 def test_rows_of_a_group_cannot_be_told_apart() -> None:

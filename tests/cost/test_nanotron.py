@@ -45,7 +45,7 @@ def asked(shape: dict[str, Any], *, nodes: int = 1, training: dict[str, Any] | N
     return estimate(query=parse_query(query))
 
 
-def costs(config: ParallelConfig, *, nodes: int = 1, **constants: float) -> TrainingCosts:
+def costs(config: ParallelConfig, *, nodes: int = 1, **constants: Any) -> TrainingCosts:
     machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
     profile = efficiency(gpu=machine.gpu, framework="nanotron")
     case = TrainingCase(
@@ -190,3 +190,21 @@ def test_an_all_reduce_hides_behind_the_backward_pass_of_one_stage() -> None:
         ParallelConfig(data_parallel_size=8, pipeline_parallel_size=2, zero_stage=0),
     ):
         assert exposed(other, 0.6) == exposed(other, None) > 0.0
+
+
+def test_each_bucket_of_a_sharded_optimizer_waits_for_a_lap_around_the_ring() -> None:
+    """Slower hops are paid by ZeRO 1 for every 50 MiB of fp32 gradients, and by an all-reduce between nodes once."""
+    shipped = efficiency(gpu=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)).gpu, framework="nanotron").framework
+
+    def exchange_s(nodes: int, zero_stage: int, hop_s: float) -> float:
+        config = ParallelConfig(data_parallel_size=8 * nodes, micro_batch_size=1, zero_stage=zero_stage)
+        network = dataclasses.replace(shipped.network, latency_per_peer_s=hop_s)
+        found = costs(config, nodes=nodes, network=network, data_parallel_overlap=0.0, all_reduce_overlap=0.0)
+        return float(found.parts["data_parallel"])
+
+    parameters = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
+    messages = 2 * parameters * 4 / (50 * 2**20)  # scattered, and gathered
+    for nodes in (2, 8, 32):
+        sharded, replicated = (exchange_s(nodes, zero, 3e-6) - exchange_s(nodes, zero, 2e-6) for zero in (1, 0))
+        assert sharded == pytest.approx(messages * 8 * (nodes - 1) * 1e-6, rel=1e-3)
+        assert replicated == pytest.approx((nodes - 1) * 1e-6, rel=1e-3)

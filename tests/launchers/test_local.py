@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import KILLED, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import JobState, Launcher
@@ -34,6 +34,12 @@ class TestLocalLauncher(LauncherContract):
         psutil.wait_procs(processes("job-1"), timeout=10)
         assert processes("job-1") == []
         assert launcher.fetch(handle).status == "preempted"
+
+    def test_a_job_that_is_killed_from_outside_says_nothing_of_its_configuration(self, launcher: Launcher) -> None:
+        handle = started(launcher)
+        next(each for each in processes("job-1") if "job.py" in each.cmdline()).kill()
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        assert (launcher.fetch(handle).status, launcher.fetch(handle).cause) == ("preempted", KILLED)
 
     def test_a_terminated_supervisor_ends_the_job_as_preempted(self, launcher: Launcher, tmp_path: Path) -> None:
         handle = started(launcher)

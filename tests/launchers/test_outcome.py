@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from hp_tool.domain.measurement import Hardware, Measurement
+from hp_tool.domain.measurement import KILLED, Hardware, Measurement
 from hp_tool.domain.steps import RUN, step_line
 from hp_tool.launchers.jobs import MAX_FILE_BYTES, Ending, log_tail, measure, read_json, recorded
 
@@ -28,7 +28,7 @@ RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # t
             "oom",
             "the kernel killed a process for lack of host memory",
         ),
-        (Ending(reason="exited", exit_code=1), RANK_KILLED, "crashed", "a process was killed by signal 9"),
+        (Ending(reason="exited", exit_code=1), RANK_KILLED, "preempted", "a process was killed by signal 9"),
         (
             Ending(reason="exited", exit_code=1),
             "OSError: [Errno 28] No space left on device",
@@ -87,6 +87,17 @@ def test_of_equal_accounts_the_first_is_the_cause(tmp_path: Path) -> None:
         (tmp_path / f"result.rank{rank}.json").touch()
     found = measure(tmp_path, ending=Ending(reason="exited", exit_code=1), timeout_s=30.0, hardware=Hardware(gpu="cpu"))
     assert found.cause == "rank 2"
+
+
+def test_a_rank_that_was_killed_explains_why_others_lost_it(tmp_path: Path) -> None:
+    report = tmp_path / "result.rank1.json"
+    report.write_text('{"status": "crashed", "cause": "RuntimeError: Connection closed by peer [127.0.0.1]:5000"}')
+    (tmp_path / "job.log").write_text(RANK_KILLED)
+    ending = Ending(reason="exited", exit_code=1)
+    found = measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu"))
+    assert (found.status, found.cause) == ("preempted", KILLED)
+    report.write_text('{"status": "crashed", "cause": "ValueError: a fault of its own"}')
+    assert measure(tmp_path, ending=ending, timeout_s=30.0, hardware=Hardware(gpu="cpu")).status == "crashed"
 
 
 NOTHING_IS_LIKE_THIS = {

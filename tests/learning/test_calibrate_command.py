@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hp_tool.cli.main import main
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, lines, report, true_step_s
 
 COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
+Done = subprocess.CompletedProcess[str]
+HpTool = Callable[..., Done]
 
 
 @pytest.fixture
-def hp_tool(tmp_path: Path):
-    """Runs `hp-tool ARGUMENTS` as a process on a database of its own; answers its JSON."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
-    environment |= {"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}"}
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of a user with a database of their own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
+    return kept | {"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}"}
 
-    def run(*arguments: str, stdin: str = "", exit_code: int = 0, **variables: str):
-        done = subprocess.run(
-            (*COMMAND, *arguments), input=stdin, capture_output=True, text=True, timeout=120, env=environment | variables
-        )
-        assert done.returncode == exit_code, done.stderr
-        return done
+
+@pytest.fixture
+def hp_tool(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> HpTool:
+    """Runs `hp-tool ARGUMENTS` as its entry point does, in this process."""
+
+    def run(*arguments: str, stdin: str = "", exit_code: int = 0, **variables: str) -> Done:
+        with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+            for name, value in (environment | variables).items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "argv", ["hp-tool", *arguments])
+            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            main()
+        out, err = capsys.readouterr()
+        assert ended.value.code == exit_code, err
+        return subprocess.CompletedProcess(arguments, exit_code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def hp_tool_process(environment: dict[str, str]) -> HpTool:
+    """The same, each as a process of its own."""
+
+    def run(*arguments: str, stdin: str = "") -> Done:
+        command = (*COMMAND, *arguments)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=True)
 
     return run
 
@@ -36,7 +61,8 @@ def estimate(hp_tool, query, *arguments, **options):
 
 
 @pytest.mark.long
-def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that_cluster(hp_tool, tmp_path):
+def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that_cluster(hp_tool_process, tmp_path):
+    hp_tool = hp_tool_process
     file = tmp_path / "measured.jsonl"
     file.write_text(lines())
     made = json.loads(hp_tool("calibrate", "--measurements", str(file), "--json").stdout)

@@ -147,3 +147,34 @@ def test_what_a_fit_holds_back_is_told_everywhere(http, client):
         "share applied to models that ran": formats.share(0.75),
         "share applied to other models": formats.share(0.25),
     }
+
+
+def test_reports_of_one_owner_do_not_move_anothers_answers(http):
+    def client_of(owner, scope=Scope.SUBMIT):
+        _, token = keys.issue(store=http.store, owner=owner, scope=scope)
+        return Client(server=str(http.base_url), api_key=token, timeout_s=60)
+
+    def correction(asker):
+        calibrated = asker.estimate(query=OTHER_MODEL)["calibrated_estimate"]
+        return calibrated and calibrated["provenance"]["calibration"]["correction"]
+
+    told = report(CONFIGURATIONS[0])
+    slow = report(CONFIGURATIONS[0], step_s=5.0 * told["measurement"]["step_s"])
+    with client_of("ada") as ada, client_of("bob") as bob, client_of("root", Scope.ADMIN) as root:
+        root.report_measurement(report=told)
+        root.calibrate()
+        before = correction(bob)
+        assert before is not None and correction(ada) == before
+        measurement = ada.report_measurement(report=slow)
+        assert not measurement.trusted
+        ada.calibrate()
+        assert correction(ada) != before == correction(bob)
+        assert [each.owner for each in ada.calibrations().items] == ["ada", ""]
+        assert [each.owner for each in bob.calibrations().items] == [""]
+        root.change_measurement(measurement_id=measurement.id, state="excluded")
+        assert correction(ada) == before
+        assert not ada.change_measurement(measurement_id=measurement.id, state="accepted").trusted
+        assert correction(bob) == before
+        root.change_measurement(measurement_id=measurement.id, state="excluded")
+        assert root.change_measurement(measurement_id=measurement.id, state="accepted").trusted
+        assert correction(bob) == correction(ada) != before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.errors import ConflictError, LauncherError
@@ -91,3 +92,14 @@ def test_the_name_of_an_attempt_that_is_given_up_is_given_up_too(b):
     first = b.runs()[0]
     assert first.state is RunState.ABANDONED
     assert b.engine.cancelled == [first.job_name]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_that_was_killed_from_outside_is_tried_once_more_before_its_configuration_is_blamed(b, times):
+    killed = Measurement(status="preempted", cause=KILLED, wall_s=1.0)
+    b.engine.outcome = lambda request: killed if len(b.engine.submissions) <= times else None
+    assert b.coordinator().run().state == "succeeded"
+    first, again, *_ = b.runs()
+    assert (first.state, first.cause) == (RunState.ABANDONED, KILLED)
+    assert (again.parallel, again.attempt, again.state) == (first.parallel, 1, RunState.FINISHED)
+    assert again.measurement.status == ("ok" if times == 1 else "crashed")

@@ -34,6 +34,7 @@ WITHOUT = frozenset(
         *("/v1/searches/{search_id}", "/v1/keys", "/v1/calibrations"),
         *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
         *("/v1/measurements/{measurement_id}", "/measurements/{measurement_id}"),
+        *("/searches/{search_id}/label", "/v1/searches/{search_id}/label"),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
         "/v1/traces/{name}",
@@ -44,7 +45,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        "rerank",
+        *("preset", "rerank", "words"),
         *(
             "attention",
             "frozen_precision",

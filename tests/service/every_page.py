@@ -72,6 +72,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
+        "explorer-serving": "/explorer/serving",
+        "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
         "calibration-series": series,
@@ -83,6 +85,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "clusters": "/clusters",
         "cluster": "/clusters/dgx-h100",
         "workers": "/workers",
+        "sample": "/searches/sample",
+        "offline": "/offline",
         "keys": "/keys",
         "audit": "/audit",
     }

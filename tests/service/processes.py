@@ -18,6 +18,8 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
+from service.app import server_options
+
 
 def hp_tool(*arguments: str) -> list[str]:
     """argv of `hp-tool` with the interpreter that runs the tests."""
@@ -67,8 +69,10 @@ def api_process(*, database_url: str, home: Path, port: int | None = None) -> It
 
 @contextmanager
 def served(app: FastAPI, *, port: int = 0) -> Iterator[str]:
-    """An application behind a real socket, in a thread of this process; its URL. In the end open streams are cut off."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    """An application behind a real socket, in a thread of this process, as `serve` runs it; its URL. In the end streams are
+    cut off."""
+    options = server_options(app.state.settings) | {"port": port, "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(app, log_level="warning", **options)
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)
     thread.start()

@@ -34,7 +34,8 @@ CHANGING = {"POST", "PUT", "PATCH", "DELETE"}
 
 @pytest.fixture
 def app(store: SqlStore) -> FastAPI:
-    return create_app(Settings(api_key=OPERATOR, max_body_bytes=200_000, poll_s=0.02), store=store)
+    settings = Settings(api_key=OPERATOR, max_body_bytes=200_000, poll_s=0.02, wrong_keys_per_second=1e4)
+    return create_app(settings, store=store)
 
 
 @pytest.fixture

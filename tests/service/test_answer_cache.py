@@ -13,8 +13,7 @@ from fastapi.testclient import TestClient
 from hp_tool import catalog
 from hp_tool.store import SqlStore
 from service import answer_cache
-from service.answer_cache import AnswerCache
-from tests.learning.only import Only
+from service.answer_cache import PROBLEM_BYTES, AnswerCache
 from tests.service.test_registrations import MODEL
 
 
@@ -92,8 +91,8 @@ def test_what_names_a_registration_is_answered_anew(http: TestClient, query: dic
 def test_the_longest_unasked_make_room() -> None:
     import asyncio
 
-    cache = AnswerCache(calibrations=Only(), max_bytes=20)
-    keys = [("/v1/estimates", b"", bytes([number])) for number in range(3)]
+    cache = AnswerCache(max_bytes=20 + 2 * PROBLEM_BYTES)
+    keys = [(None, "/v1/estimates", b"", bytes([number])) for number in range(3)]
 
     async def ask(number: int) -> bytes | None:
         return await cache.get(keys[number])

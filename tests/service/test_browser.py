@@ -43,6 +43,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     lease = claim(store, search)
     page.locator(".state.busy", has_text="running").wait_for()
     one_run(store, lease, Measurement(status="oom", cause="rank 1", log_tail="the end of it"), OTHER)
+    page.get_by_role("button", name="Runs, log and command of run 1").click()
     page.locator("summary", has_text="End of the log").click()
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
     page.locator("tr.chosen").wait_for()
@@ -50,7 +51,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     finish(store, lease)
     page.locator("h1 + .state", has_text="succeeded").wait_for()
     assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 GPUs"
-    assert page.locator("tbody > tr").count() == 2
+    assert page.locator("tbody > tr[data-key]:not(.more)").count() == 2
     assert page.locator("progress").count() == 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -201,13 +202,51 @@ def test_who_waits_is_told_that_the_database_is_away() -> None:
         asyncio.run(wait())
 
 
-def test_who_leaves_a_stream_leaves_nothing_in_the_log(
-    server: str, store: SqlStore, query: Query, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_joins_during_a_look_is_not_woken_by_it(store: SqlStore, query: Query) -> None:
     search = store.create_search(query=query).id
-    for _ in range(3):
-        read_ids(server, search, last=None, until=lambda ids: len(ids) >= 1)
-    claim(store, search)  # the next event has nobody to go to
-    read_ids(server, search, last=1, until=lambda ids: len(ids) >= 1)
-    time.sleep(0.3)
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    began, go_on = threading.Event(), threading.Event()
+
+    def heads(search_ids: Collection[str]) -> dict[str, Head]:
+        began.set()
+        assert go_on.wait(30)
+        return store.heads(search_ids)
+
+    async def join() -> None:
+        watch = Watch(heads=heads, poll_s=0.01)
+        first = asyncio.create_task(watch.news("none", seen=Head(SearchState.QUEUED, 1), limit_s=30))
+        await run_in_threadpool(began.wait, 30)
+        joined = asyncio.create_task(watch.news(search, seen=Head(SearchState.QUEUED, 1), limit_s=30))
+        await asyncio.sleep(0)
+        go_on.set()
+        await first
+        assert not (await asyncio.wait((joined,), timeout=0.05))[0]
+        await run_in_threadpool(claim, store, search)
+        await joined
+
+    asyncio.run(join())
+
+
+@pytest.mark.parametrize("ends", ["the reader leaves", "the database goes away"])
+def test_a_stream_that_ends_early_leaves_nothing_in_the_log(
+    store: SqlStore,
+    settings: Settings,
+    query: Query,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+) -> None:
+    app = create_app(settings, store=store)
+    path = f"/v1/searches/{store.create_search(query=query).id}/events"
+
+    def away(search_ids: Collection[str]) -> dict[str, Head]:
+        raise StoreError("away")
+
+    with served(app) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as wire:
+        wire.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        wait_for(lambda: app.state.watch._waiting, timeout_s=20)
+        if ends == "the reader leaves":
+            wire.close()
+        else:
+            monkeypatch.setattr(app.state.watch, "_heads", away)
+        wait_for(lambda: not app.state.watch._waiting, timeout_s=20)
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []  # the server has ended

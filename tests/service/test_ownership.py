@@ -95,14 +95,13 @@ def furnished(http: TestClient, store: SqlStore, query: dict[str, Any], *, key: 
 
 def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -> httpx.Response:
     path, parameters = stand.path(address), stand.parameters(address)
-    changed: dict[str, Any] = {"state": "excluded"} if "{measurement_id}" in address.pattern else {"budget_runs": 3}
+    bodies = {"{measurement_id}": {"state": "excluded"}, "/label": {"name": "bob's"}}
+    changed: dict[str, Any] = next((body for part, body in bodies.items() if part in address.pattern), {"budget_runs": 3})
     body = {} if address.method == "GET" else {"json": changed} if "/v1/" in path else {"data": changed}
     return http.request(address.method, path, params=parameters, headers=who, follow_redirects=False, **body)
 
 
-def test_no_route_tells_or_changes_what_is_anothers(
-    app: FastAPI, http: TestClient, store: SqlStore, query: dict[str, Any]
-) -> None:
+def test_tenants_are_apart(app: FastAPI, http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
     (key, ada), (_, bob) = headers(store, "ada"), headers(store, "bob")
     stand = furnished(http, store, query, key=key, ada=ada)
     before = store.get_search(search_id=stand.search), store.get_webhook(search_id=stand.search)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from hp_tool.diagnostics import database_state
+from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
 from hp_tool.store import database_url, engine, masked, open_store
 
@@ -64,11 +70,39 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
 
 def test_sqlite_writes_ahead_and_checks_foreign_keys(tmp_path: Path) -> None:
     with engine.create_engine(f"sqlite:///{tmp_path}/s.sqlite3").connect() as connection:
-        pragmas = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-            for name in ("journal_mode", "synchronous", "foreign_keys")
-        }
-    assert pragmas == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1}
+        pragmas = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "foreign_keys")}
+    assert pragmas == {"journal_mode": "wal", "foreign_keys": 1}
+
+
+def test_what_was_answered_or_intended_survives_a_power_cut(tmp_path: Path) -> None:
+    """SQLite waits for the disk at a commit where `synchronous` is FULL (2); a sign of life may be lost."""
+    waited: list[int] = []
+
+    @sa.event.listens_for(sa.Engine, "commit")
+    def note(connection: sa.Connection) -> None:
+        waited.append(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+
+    store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
+    try:
+        levels = {}
+
+        def level(name: str, write: Callable[[], object]) -> None:
+            waited.clear()
+            write()
+            levels[name] = waited[-1]
+
+        level("submitted", lambda: store.create_search(query={}))
+        claimed = store.claim_search(holder="test", lease_s=60.0)
+        assert claimed is not None
+        lease = claimed[1]
+        level("sign of life", lambda: store.renew_lease(lease=lease, lease_s=60.0))
+        parallel = ParallelConfig()
+        level("intent", lambda: store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={}))
+        level("cancel", lambda: store.request_cancel(search_id=lease.search_id))
+    finally:
+        sa.event.remove(sa.Engine, "commit", note)
+        store.close()
+    assert levels == {"submitted": 2, "sign of life": 1, "intent": 2, "cancel": 2}
 
 
 def test_nan_never_reaches_a_json_column(tmp_path: Path) -> None:
@@ -104,3 +138,37 @@ def test_a_new_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
     finally:
         os.umask(earlier)
     assert modes == dict.fromkeys(("hp.sqlite3", "hp.sqlite3-wal", "hp.sqlite3-shm"), 0o600)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fix"),
+    [
+        ("PRAGMA query_only = ON", "attempt to write a readonly database; give this user the right to write"),
+        ("PRAGMA max_page_count = 1", "database or disk is full; make room on the database's disk"),
+    ],
+)
+def test_a_database_that_takes_no_writes_says_what_to_do(tmp_path: Path, fault: str, fix: str) -> None:
+    open_store(f"sqlite:///{tmp_path}/s.sqlite3").close()
+
+    @sa.event.listens_for(sa.Engine, "connect")
+    def break_it(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(fault)
+
+    try:
+        store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
+        with pytest.raises(StoreError) as caught:
+            store.create_search(query={"text": "x" * 100_000})
+    finally:
+        sa.event.remove(sa.Engine, "connect", break_it)
+    store.close()
+    assert fix in caught.value.message
+
+
+def test_a_full_disk_is_seen_before_a_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
+    room = shutil.disk_usage(tmp_path)
+    assert store.state().free_bytes == pytest.approx(room.free, rel=0.2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=2**20))
+    (check,) = (each for each in database_state(store.state()) if each.name == "database disk")
+    store.close()
+    assert (check.status, check.mend) == ("failed", "make room there")

@@ -10,6 +10,17 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => (button.textContent = before), 1500);
 });
 
+// The text behind an address, such as the launch command of a configuration.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy-href]");
+  if (!button) return;
+  const place = button.parentElement.querySelector("[data-copied]");
+  const response = await fetch(button.dataset.copyHref).catch(() => null);
+  const text = response ? await response.text() : "";
+  if (response?.ok) await copied(text);
+  place.textContent = response?.ok ? `Copied the ${button.textContent}.` : problem(text);
+});
+
 document.addEventListener("submit", async (event) => {
   const form = event.target.closest("form[data-export]");
   if (!form || event.submitter?.name === "download") return;

@@ -12,7 +12,7 @@ function against(name, trials, shown) {
   const latency = (i) => serving[name][i];
   const rate = (i) => trials.tokens_per_second_per_gpu[i];
   const [guess, guessedRate] = [serving[`predicted_${name}`], serving.predicted_tokens_per_second_per_gpu];
-  const ok = shown.filter((i) => latency(i) != null && rate(i) != null);
+  const ok = shown.filter((i) => trials.counts[i] === i && latency(i) != null && rate(i) != null);
   const [kept, missed] = [ok.filter((i) => !serving.misses[i].length), ok.filter((i) => serving.misses[i].length)];
   const guessed = shown.filter((i) => guess[i] != null && guessedRate[i] != null);
   const line = front(ok, latency, rate);

@@ -9,7 +9,10 @@ const came = new Map(parts(document)); // each part as the server sent it; scrip
 let busy = false;
 let again = false;
 
-if (source) follow(source);
+if (source) {
+  follow(source);
+  setInterval(tick, 1000);
+}
 if (poll) setInterval(() => document.hidden || refresh(), poll);
 
 function follow(url) {
@@ -35,6 +38,15 @@ function follow(url) {
       // The browser reconnects after a broken connection, but not after an error response.
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => listen(new EventSource(url)), RETRY_MS);
     });
+  }
+}
+
+// Seconds since a run was submitted, and how far that is of what runs usually take.
+function tick() {
+  for (const place of document.querySelectorAll("[data-since]")) {
+    const seconds = Math.max(0, Math.round((Date.now() - Date.parse(place.dataset.since)) / 1000));
+    if (place.tagName === "PROGRESS") place.value = Math.min(seconds, place.max);
+    else place.textContent = seconds < 90 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
   }
 }
 

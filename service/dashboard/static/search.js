@@ -1,26 +1,35 @@
-// A search's trials: one filter for the table and all charts, stored in the URL.
+// A search's trials: one filter, order and choice of columns for the table and all charts, stored in the URL.
 
-import { MOST_POINTS, accuracy, front, history } from "./charts.js";
+import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts.js";
+import { columns as columnsOf, csv, sorted } from "./columns.js";
 import { element } from "./elements.js";
 import { tpot, ttft } from "./latency.js";
 import { draw as drawParallel } from "./parallel.js";
 import { draw } from "./plot.js";
-import { ROWS_A_PAGE, show } from "./table.js";
+import { ROWS_A_PAGE, head, show } from "./table.js";
 
 const root = document.querySelector("#trials");
 const part = (name) => root.querySelector(`[data-part="${name}"]`);
-const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front }).filter(([name]) => part(name)));
+const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front, waterfall }).filter(([name]) => part(name)));
 const pending = new Set(); // figures to draw once they become visible
 const visible = new Set();
 const picked = new Set();
+const open = new Set();
 const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
+let columns = [];
 let selects = []; // of the filter: name, label and choices
-let shown = [];
+let shown = []; // runs that match the filter
+let order = []; // rows of the table
 let page = 0;
+let marked = null; // the row whose points are ringed
 
-const logs = (run) =>
-  trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : fetch(root.dataset.logs + run).then((answer) => answer.text());
+const text = (address) => fetch(address).then((answer) => answer.text());
+const act = {
+  pick, toggle, mark,
+  log: (run) => (trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : text(root.dataset.logs + run)),
+  command: root.dataset.export ? (run) => text(`${root.dataset.export}?format=command&run=${run}`) : null,
+};
 
 async function load() {
   const embedded = document.querySelector("#trial-table");
@@ -31,6 +40,7 @@ async function load() {
     if (!response.ok) throw new Error(`loading the trials failed: ${response.status}`);
     trials = await response.json();
   }
+  columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
   controls();
   update();
@@ -44,10 +54,7 @@ function wanted() {
 }
 
 function choose(name, value) {
-  const filter = kept();
-  if (value === "") filter.delete(name);
-  else filter.set(name, value);
-  keep(filter);
+  set({ [name]: value });
   page = 0;
   controls();
   update();
@@ -57,11 +64,23 @@ function kept() {
   return new URLSearchParams(inFile ? location.hash.slice(1) : location.search);
 }
 
-function keep(filter) {
+// Changes parameters of the address; an empty value takes one out.
+function set(values) {
+  const parameters = kept();
+  for (const [name, value] of Object.entries(values)) {
+    if (value === "") parameters.delete(name);
+    else parameters.set(name, value);
+  }
   const url = new URL(location);
-  url[inFile ? "hash" : "search"] = filter;
+  url[inFile ? "hash" : "search"] = parameters;
   window.history.replaceState(null, "", url);
 }
+
+const sort = () => kept().get("sort") ?? "measured"; // the best first
+const chosenColumns = () => {
+  const names = kept().get("columns")?.split(".");
+  return columns.filter((column) => column.name === "run" || (names ? names.includes(column.name) : !column.hidden));
+};
 
 // A select for each axis and the state; recreated only if the options change, so that the focus stays.
 function controls() {
@@ -79,12 +98,25 @@ function controls() {
       }),
       element("button", { type: "button", onclick: reset }, "Clear"),
     );
+    part("columns").replaceChildren(...columns.slice(1).map((column) => element(
+      "label", {}, element("input", { type: "checkbox", name: column.name, onchange: chooseColumns }), column.title ? `${column.label}: ${column.title}` : column.label,
+    )));
   }
   for (const select of form.querySelectorAll("select")) select.value = filter.get(select.name) ?? "";
+  const names = new Set(chosenColumns().map((column) => column.name));
+  for (const box of part("columns").querySelectorAll("input")) box.checked = names.has(box.name);
+}
+
+function chooseColumns() {
+  const names = [...part("columns").querySelectorAll("input:checked")].map((box) => box.name);
+  set({ columns: names.join(".") || "run" });
+  table();
 }
 
 function reset() {
-  keep(new URLSearchParams());
+  set(Object.fromEntries(selects.map(([name]) => [name, ""])));
+  picked.clear();
+  part("only").checked = false;
   page = 0;
   controls();
   update();
@@ -101,6 +133,13 @@ function passing() {
   return [...trials.run_id.keys()].filter((i) => tests.every(([values, value]) => String(values[i]) === value));
 }
 
+// Of each configuration the run that counts, or the last that matches the filter.
+function configurations() {
+  const rows = new Map();
+  for (const i of shown) if (rows.get(trials.counts[i]) !== trials.counts[i]) rows.set(trials.counts[i], i);
+  return [...rows.values()];
+}
+
 function update() {
   shown = passing();
   table();
@@ -114,36 +153,72 @@ async function drawVisible() {
     if (name === "parallel") {
       drawParallel(part(name), trials, shown, { chosen: (axis) => wanted().get(axis), choose });
     } else {
-      await draw(part(name), figures[name](trials, shown));
+      const figure = figures[name](trials, shown, part(name));
+      if (marked != null) ring(figure, marked, trials);
+      await draw(part(name), figure);
+      part(name).removeAllListeners("plotly_click");
+      part(name).on("plotly_click", ({ points }) => points[0].customdata != null && reveal(points[0].customdata));
     }
   }
   root.dataset.drawn = String(shown.length);
 }
 
 function table() {
-  const newest = part("order").value === "newest";
-  const fastest = part("order").value === "fastest";
-  const step = (i) => trials.measured_step_s[i] ?? Infinity;
-  const order = fastest ? [...shown].sort((a, b) => step(a) - step(b) || a - b) : newest ? [...shown].reverse() : shown;
+  const only = part("only").checked;
+  const list = chosenColumns();
+  const descending = sort().startsWith("-");
+  const by = columns.find((column) => column.name === sort().replace(/^-/, "")) ?? columns[0];
+  order = sorted(configurations().filter((i) => !only || picked.has(i)), by, descending);
   const pages = Math.max(1, Math.ceil(order.length / ROWS_A_PAGE));
   page = Math.min(page, pages - 1);
-  show(part("rows"), trials, order, { page, log: logs, picked, pick, runs: root.dataset.runs });
+  head(part("head"), list, { sort: sort(), sortBy });
+  show(part("rows"), trials, list, order, { page, picked, open, marked }, act);
   const [from, to] = [page * ROWS_A_PAGE + 1, Math.min(order.length, (page + 1) * ROWS_A_PAGE)];
   const of = shown.length < trials.run_id.length ? ` (of ${trials.run_id.length.toLocaleString("en-US")})` : "";
-  part("count").textContent = `${shown.length.toLocaleString("en-US")} run${shown.length === 1 ? "" : "s"}${of}`;
-  part("range").textContent = order.length > ROWS_A_PAGE ? `${from}–${to}` : "";
+  const groups = order.length < shown.length && !only ? ` of ${order.length.toLocaleString("en-US")} configurations` : "";
+  part("count").textContent = `${shown.length.toLocaleString("en-US")} run${shown.length === 1 ? "" : "s"}${of}${groups}`;
+  part("range").textContent = order.length > ROWS_A_PAGE ? `${from}–${to} of ${order.length.toLocaleString("en-US")}` : "";
   part("pager").hidden = order.length <= ROWS_A_PAGE;
   part("earlier").disabled = page === 0;
   part("later").disabled = page === pages - 1;
-  part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : shown.length === 0 ? "No matching runs." : "";
+  part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : order.length === 0 ? "No matching runs." : "";
   part("sampled").hidden = shown.length <= MOST_POINTS;
+  part("only").closest("label").hidden = !picked.size;
   compare();
+}
+
+function sortBy(next) {
+  set({ sort: next === "measured" ? "" : next });
+  page = 0;
+  table();
 }
 
 function pick(i) {
   if (!picked.delete(i)) picked.add(i);
-  if (picked.size > 2) picked.delete([...picked][0]);
   table();
+}
+
+function toggle(i) {
+  if (!open.delete(i)) open.add(i);
+  table();
+}
+
+// Ring a row's points in all charts, or no more.
+function mark(i) {
+  marked = marked === i ? null : i;
+  for (const name of Object.keys(figures)) pending.add(name);
+  table();
+  drawVisible();
+}
+
+// The row of a point that was pressed.
+function reveal(i) {
+  const row = order.includes(i) ? i : trials.counts[i];
+  if (!order.includes(row)) return;
+  page = Math.floor(order.indexOf(row) / ROWS_A_PAGE);
+  marked = null;
+  mark(row);
+  part("rows").querySelector(`[data-key="${CSS.escape(trials.run_id[row])}"]`).scrollIntoView({ block: "center" });
 }
 
 // Link to the comparison of two configurations.
@@ -151,13 +226,18 @@ function compare() {
   const link = part("compare");
   if (!link) return;
   const [a, b] = [...picked];
-  link.hidden = b === undefined;
-  if (b !== undefined) link.href = `${root.dataset.compare}?a=${trials.run_id[a]}&b=${trials.run_id[b]}`;
+  link.hidden = picked.size !== 2;
+  if (!link.hidden) link.href = `${root.dataset.compare}?a=${trials.run_id[a]}&b=${trials.run_id[b]}`;
 }
 
-part("order").addEventListener("change", () => {
+part("only").addEventListener("change", () => {
   page = 0;
   table();
+});
+part("csv").addEventListener("click", () => {
+  const address = URL.createObjectURL(new Blob([csv(columns, order)], { type: "text/csv" }));
+  element("a", { href: address, download: "runs.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
 });
 for (const [name, by] of [["earlier", -1], ["later", 1]]) {
   part(name).addEventListener("click", () => {
@@ -176,8 +256,20 @@ const watch = new IntersectionObserver((entries) => {
 });
 for (const name of [...Object.keys(figures), "parallel"]) watch.observe(part(name));
 
+// Paper shows every chart, also those that nobody has scrolled to.
+matchMedia("print").addEventListener("change", ({ matches }) => {
+  if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
+});
+
 addEventListener("popstate", () => trials && (controls(), update()));
-document.addEventListener("refreshed", () => load().catch((error) => console.info(error)));
+document.addEventListener("refreshed", () => {
+  const drawn = part("waterfall"); // it comes with the search's end
+  if (drawn && !("waterfall" in figures)) {
+    figures.waterfall = waterfall;
+    watch.observe(drawn);
+  }
+  load().catch((error) => console.info(error));
+});
 root.dataset.ready = ""; // see live.js
 load().catch((error) => {
   console.info(error); // a live page tries again

@@ -1,0 +1,55 @@
+"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: all promises, held in simulated histories.
+
+A breach ends the command with exit code 1 and the shortest history that shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+import traceback
+
+from tests.promises.machine import Histories, histories
+
+AT_A_TIME = 500
+"""Histories of one seed."""
+
+
+def chunk(seed: int, number: int) -> tuple[int, str]:
+    """How many histories there were, and what broke a promise: empty where nothing did."""
+    Histories.count = 0
+    try:
+        histories(number, seed=seed)
+    except Exception:
+        return Histories.count, traceback.format_exc()
+    return Histories.count, ""
+
+
+def main() -> None:
+    """Run them; progress goes to standard error."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.promises", description=__doc__)
+    parser.add_argument("--histories", type=int, default=100_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the first 500; the next have the next seed")
+    arguments = parser.parse_args()
+    seeds = range(arguments.seed, arguments.seed + -(-arguments.histories // AT_A_TIME))
+    tasks = [(seed, min(AT_A_TIME, arguments.histories)) for seed in seeds]
+    started, total = time.monotonic(), 0
+    with multiprocessing.Pool(arguments.processes) as pool:
+        for (seed, _), (count, breach) in zip(tasks, pool.imap(_chunk, tasks), strict=True):
+            total += count
+            if breach:
+                sys.exit(f"a promise is broken with seed {seed}, after {total} histories:\n{breach}")
+            minutes = (time.monotonic() - started) / 60
+            sys.stderr.write(f"{total} histories, {total / minutes:.0f} a minute\n")
+    print(f"{total} histories without a broken promise in {(time.monotonic() - started) / 60:.1f} minutes")
+
+
+def _chunk(task: tuple[int, int]) -> tuple[int, str]:
+    return chunk(*task)
+
+
+if __name__ == "__main__":
+    main()

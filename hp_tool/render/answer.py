@@ -1,0 +1,103 @@
+"""The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
+
+from hp_tool.domain.answer import Answer, Baseline, Repeats
+from hp_tool.render.words import change_in_words
+from hp_tool.units import counted, duration, gib
+
+LEAST_SAVED = 0.01
+"""Share of a step below which a part is not worth a word."""
+LEAST_RISK = 0.005
+
+
+def headline(answer: Answer) -> str:
+    """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times as fast as ..., 6.0 GiB free, ...`."""
+    known = f"calibrated by {counted(answer.known_from_runs, 'run')}" if answer.source == "calibrated" else "predicted, not run"
+    interval = answer.step_s_interval
+    between = f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
+    parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
+    if answer.baseline is not None and answer.baseline.parallel != answer.parallel:
+        parts.append(_compared(answer.baseline))
+        parts += [saved] if (saved := _saved(answer.baseline)) else []
+    if answer.free_memory_bytes > 0:
+        parts.append(f"{gib(answer.free_memory_bytes)} of memory free")
+    if answer.out_of_memory_probability >= LEAST_RISK:
+        parts.append(f"{answer.out_of_memory_probability:.0%} chance of running out of memory")
+    return ", ".join(parts)
+
+
+def measured_words(runs: Repeats | None) -> str:
+    """`measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
+    if runs is None:
+        return "it was not run itself"
+    if runs.reduced:
+        return f"a reduced run implies {duration(runs.step_s)}"
+    if runs.num_runs == 1:
+        return f"measured {duration(runs.step_s)} in one run"
+    took = f"{duration(runs.low_s)} to {duration(runs.high_s)}"
+    return f"measured {duration(runs.step_s)} by the last of {runs.num_runs} runs, which took {took}"
+
+
+def as_good_words(answer: Answer) -> str:
+    """`5 other configurations may be as good`; empty without any."""
+    return f"{counted(answer.as_good, 'other configuration')} may be as good" if answer.as_good else ""
+
+
+def sentences(answer: Answer) -> list[str]:
+    """All that is said of an answer, a sentence each."""
+    known = "; ".join(each for each in (measured_words(answer.measured), as_good_words(answer)) if each)
+    return [
+        f"{headline(answer)}.",
+        f"{known[0].upper()}{known[1:]}.",
+        *(each for each in (why(answer), warning(answer)) if each),
+    ]
+
+
+def warning(answer: Answer) -> str | None:
+    """What to do where measurement and calibration contradict each other; None where they agree."""
+    if not answer.outside or answer.measured is None or answer.step_s_interval is None:
+        return None
+    low, high = answer.step_s_interval
+    return (
+        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where all runs "
+        "together put it: run it again before you rely on it."
+    )
+
+
+def why(answer: Answer) -> str | None:
+    """What the answer changes against the baseline, and where that saves time; None without one that differs."""
+    baseline = answer.baseline
+    if baseline is None or baseline.parallel == answer.parallel:
+        return None
+    change = change_in_words(baseline.parallel, answer.parallel, gpus=(1, 1)).replace(" -> ", " \u2192 ")
+    floor = LEAST_SAVED * answer.step_s
+    by_size = sorted(baseline.saved_parts_s.items(), key=lambda item: item[1])
+    less = [f"{duration(seconds)} less {_part(name)}" for name, seconds in reversed(by_size) if seconds > floor][:2]
+    more = [f"{duration(-seconds)} more {_part(name)}" for name, seconds in by_size if seconds < -floor][:1]
+    effect = ", ".join(less + more) or "about the same time in every part"
+    return f"Against the {_name(baseline)}, {change}: {effect}."
+
+
+def _name(baseline: Baseline) -> str:
+    return "baseline" if baseline.source == "search.baseline" else "first run"
+
+
+def _compared(baseline: Baseline) -> str:
+    times = f"{baseline.speedup:.2f} times"
+    return f"{times} your baseline's speed" if baseline.source == "search.baseline" else f"{times} the first run's speed"
+
+
+def _saved(baseline: Baseline) -> str | None:
+    """Of the whole training, money before days; None where nothing is saved or known."""
+    if baseline.saved_cost is not None and baseline.saved_cost > 0:
+        return f"saves ${baseline.saved_cost:,.0f} over the training"
+    if baseline.saved_days is not None and baseline.saved_days > 0:
+        return f"saves {baseline.saved_days:.1f} days of training"
+    return None
+
+
+def _part(name: str) -> str:
+    """A part of a step in words, as in `0.9 s less pipeline bubble`."""
+    words = name.replace("_", " ")
+    if name in ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel"):
+        return f"{words} communication"
+    return {"pipeline_p2p": "pipeline transfer", "compute": "compute time", "recompute": "recomputation"}.get(name, words)

@@ -1,0 +1,240 @@
+"""The best configuration of a search, as its page and its report state it."""
+
+from dataclasses import dataclass, field, replace
+
+from hp_tool.domain.answer import Answer, Repeats
+from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import Configuration, ServingRecommendation
+from hp_tool.errors import HpToolError
+from hp_tool.queries import schema
+from hp_tool.render import answer as words
+from hp_tool.search.serving import TARGETS
+from hp_tool.units import counted
+from service.api.searches import recommended
+from service.dashboard import formats, trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """One latency of a serving configuration."""
+
+    name: str
+    measured_s: float | None
+    predicted_s: float | None
+    """By the cost model, before calibration."""
+    target_s: float | None
+    """Maximum; None if the query sets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
+
+    parallel: Configuration
+    arithmetic: str
+    details: str
+    measured: bool
+    step_s: float | None
+    """Measured, or predicted if `measured` is false."""
+    tokens_per_second_per_gpu: float | None
+    peak_memory_bytes: int | None = None
+    predicted_step_s: float | None = None
+    """By the cost model, before calibration."""
+    calibrated_step_s: float | None = None
+    """By the calibrated cost model."""
+    predicted_memory_bytes: float | None = None
+    latencies: tuple[Latency, ...] = ()
+    """Of a serving configuration under the full load."""
+    predicted_tokens_per_second_per_gpu: float | None = None
+    """Of a serving configuration."""
+    misses: tuple[str, ...] = ()
+    """Targets that its measurement misses."""
+    step_s_interval: tuple[float, float] | None = None
+    """90 % interval of `calibrated_step_s`."""
+    runs: Repeats | None = None
+    """Its own runs, of which one counts."""
+    sentences: tuple[str, ...] = ()
+    """The answer in words, as the command line has it."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by name, from the ideal compute of the step to its measured seconds, which they sum to."""
+    warning: str | None = None
+    """Measurement and calibration contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisValue:
+    """The best that is known with one value of an axis."""
+
+    value: str
+    step_s: float
+    loss_fraction: float
+    """By how much a step takes longer than the fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisEffect:
+    """What a setting decides."""
+
+    label: str
+    values: tuple[AxisValue, ...]
+    """Fastest first."""
+
+
+def best_of_search(record: SearchRecord, store: Store) -> Best | None:
+    """The first row of the search's result; until there is one, its best run so far."""
+    row, run_id = recommended(record), record.progress.get("best_run_id")
+    if isinstance(row, ServingRecommendation):
+        rows = (record.result or {})["recommendations"]
+        return _served(row, record.query, as_good=sum(each.get("group") == row.group for each in rows) - 1)
+    if row is not None:
+        return _trained(row, (record.result or {}).get("answer"))
+    return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
+
+
+def _trained(row: Recommendation, answer_json: JsonObject | None) -> Best:
+    answer: Answer | None = None if answer_json is None else schema.parse(Answer, answer_json)
+    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    calibrated_step_s = known.time.step_s if known.time else None
+    arithmetic, details = trials.words(row.parallel)
+    return Best(
+        parallel=row.parallel,
+        arithmetic=arithmetic,
+        details=details,
+        step_s_interval=known.intervals.step_s if known.intervals else None,
+        runs=answer.measured if answer else None,
+        sentences=tuple(each for each in words.sentences(answer) if each != words.warning(answer)) if answer else (),
+        parts=_parts(known, measurement.objective_s if measurement else None),
+        warning=words.warning(answer) if answer else None,
+        measured=measurement is not None,
+        step_s=measurement.objective_s if measurement else calibrated_step_s,
+        tokens_per_second_per_gpu=_rate(known, measurement),
+        peak_memory_bytes=_peak_memory_bytes(measurement) if measurement else None,
+        predicted_step_s=predicted.time.step_s if predicted.time else None,
+        calibrated_step_s=calibrated_step_s,
+        predicted_memory_bytes=predicted.memory.allocated_bytes if predicted.memory else None,
+    )
+
+
+def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
+    """The best run so far with its predictions; None without a measurement."""
+    query, progress = record.query, record.progress
+    if (measurement := run.measurement) is None or measurement.objective_s is None:
+        return None
+    low_s, high_s = progress.get("best_step_s_range") or [measurement.objective_s] * 2
+    runs = Repeats(
+        run_id=run.id,
+        step_s=measurement.objective_s,
+        num_runs=progress.get("best_num_runs") or 1,
+        low_s=low_s,
+        high_s=high_s,
+        reduced=not run.fidelity.is_whole,
+    )
+    arithmetic, details = trials.words(run.parallel)
+    best = Best(
+        parallel=run.parallel,
+        arithmetic=arithmetic,
+        details=details,
+        measured=True,
+        runs=runs,
+        sentences=(f"{words.measured_words(runs).capitalize()}, the fastest so far.",),
+        step_s=measurement.objective_s,
+        tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
+        peak_memory_bytes=_peak_memory_bytes(measurement),
+        predicted_step_s=run.predicted.get("step_s"),
+        calibrated_step_s=run.predicted.get("calibrated_step_s"),
+        predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
+    )
+    if not trials.serves(query):
+        return best
+    try:
+        costs = trials.predicted_costs(query, [run.parallel])
+    except HpToolError:  # a query of another version: only stored values are shown
+        return best
+    return replace(
+        best,
+        predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
+        misses=trials.misses(measurement.load, targets=trials.targets_of(query)) if measurement.load else (),
+        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
+    )
+
+
+def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
+    """Tokens/s per GPU of the whole configuration, measured or as a reduced run implies."""
+    if measurement is None:
+        return known.tokens_per_second_per_gpu
+    if measurement.fidelity.is_whole:
+        return measurement.tokens_per_second_per_gpu
+    rate, time, step_s = known.tokens_per_second_per_gpu, known.time, measurement.objective_s
+    return rate * time.step_s / step_s if rate and time and step_s else None
+
+
+def _peak_memory_bytes(measurement: Measurement) -> int | None:
+    """None for a reduced run, which needs another amount of memory than the whole configuration."""
+    return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
+
+
+def _served(row: ServingRecommendation, query: JsonObject, *, as_good: int) -> Best:
+    """The calibrated estimate of a measured row holds the measured values."""
+    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    arithmetic, details = trials.words(row.parallel)
+    said = (
+        f"{formats.count(known.output_tokens_per_second_per_gpu)} output tokens/s per GPU, "
+        f"{formats.seconds(known.ttft_s)} to the first token, {formats.seconds(known.tpot_s)} per output token"
+        f" ({'measured' if measurement else 'calibrated, not run itself'})"
+    )
+    if as_good:
+        said += f"; {counted(as_good, 'other configuration')} of those shown may be as good"
+    return Best(
+        parallel=row.parallel,
+        arithmetic=arithmetic,
+        details=details,
+        sentences=(f"{said}.",),
+        measured=measurement is not None,
+        step_s=known.request_latency_s,
+        tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
+        peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
+        predicted_step_s=predicted.request_latency_s,
+        calibrated_step_s=known.request_latency_s,
+        predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
+        latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
+    )
+
+
+def _latencies(predicted_s: dict[str, float | None], measured: object | None, query: JsonObject) -> tuple[Latency, ...]:
+    targets = trials.targets_of(query)
+    return tuple(
+        Latency(
+            name=trials.LATENCIES[name],
+            measured_s=getattr(measured, name) if measured else None,
+            predicted_s=predicted_s[name],
+            target_s=targets.get(name),
+        )
+        for name in TARGETS
+    )
+
+
+def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
+    """Ideal compute is the model's FLOPs at the peak rate; what matmuls and attention take beyond it, then each other part."""
+    if known.time is None or known.mfu is None or not known.time.parts_s:
+        return {}
+    ideal_s = known.mfu * known.time.step_s
+    busy = ("compute", "attention")
+    parts = {"ideal compute": ideal_s, "below peak": sum(known.time.parts_s.get(name, 0.0) for name in busy) - ideal_s}
+    parts |= {formats.words(name): seconds for name, seconds in known.time.parts_s.items() if name not in busy and seconds}
+    if measured_s is not None:
+        parts["measured, not explained"] = measured_s - known.time.step_s
+    return parts
+
+
+def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
+    """What each setting decides, by the result of an ended search, the weightiest first."""
+    found = []
+    for name, best_s in ((record.result or {}).get("axes") or {}).items():
+        fastest = min(best_s.values())
+        values = sorted(best_s.items(), key=lambda item: item[1])
+        rows = tuple(AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0) for value, step_s in values)
+        found.append(AxisEffect(label=trials.AXES.get(name, formats.words(name)), values=rows))
+    return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))

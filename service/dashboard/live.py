@@ -1,0 +1,46 @@
+"""Runs that a search has on the cluster now: since when, and how long such runs have taken so far."""
+
+import statistics
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from hp_tool.domain.ports import Store
+from hp_tool.domain.records import RunState
+from service.dashboard import trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A run that has been submitted and has not ended."""
+
+    number: int
+    arithmetic: str
+    details: str
+    why: str
+    """Why it was chosen."""
+    submitted_at: datetime | None
+    expected_step_s: float | None
+    seconds: float | None
+    """Since it was submitted."""
+    usual_s: float | None
+    """Median seconds from submission to end of the search's earlier runs; None for the first."""
+
+
+def running_now(store: Store, *, search_id: str) -> tuple[Running, ...]:
+    """The runs of a search that the engine has, in order."""
+    now = datetime.now(UTC)
+    ended = store.list_runs(search_id=search_id, state=RunState.FINISHED, limit=20).items
+    took = [(run.finished_at - run.submitted_at).total_seconds() for run in ended if run.finished_at and run.submitted_at]
+    return tuple(
+        Running(
+            number=run.number,
+            arithmetic=trials.words(run.parallel)[0],
+            details=trials.words(run.parallel)[1],
+            why=trials.why(run.predicted.get("chosen_by")),
+            submitted_at=run.submitted_at,
+            expected_step_s=run.predicted.get("calibrated_step_s"),
+            seconds=None if run.submitted_at is None else (now - run.submitted_at).total_seconds(),
+            usual_s=statistics.median(took) if took else None,
+        )
+        for run in store.list_runs(search_id=search_id, state=RunState.SUBMITTED, limit=64).items
+    )

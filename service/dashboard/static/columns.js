@@ -1,0 +1,83 @@
+// Columns of the table of runs: what each is called, sorts by, and shows of a trial.
+
+import { element } from "./elements.js";
+import { count, gib, percent, seconds } from "./numbers.js";
+
+const SHORT = {
+  virtual_pipeline_parallel_size: "VPP", micro_batch_size: "MBS", sequence_parallel: "SP", recompute: "Recompute",
+  expert_tensor_parallel_size: "ETP", data_parallel_shard_size: "Shards", moe_token_dispatcher_type: "Dispatcher", max_num_seqs: "Requests",
+};
+
+// {name, label, title, number, hidden (unless chosen), value(i) to sort by and for CSV, cell(i) to show}
+export function columns(trials, { runs }) {
+  const { quantity, serving } = trials;
+  const from = (values) => (i) => values[i];
+  const off = (guess) => (i) => (guess[i] && trials.measured_step_s[i] ? guess[i] / trials.measured_step_s[i] - 1 : null);
+  const time = (name, label, title, values, more = {}) => ({ name, label, title, number: true, value: from(values), cell: (i) => seconds(values[i]), ...more });
+  const ended = trials.final_step_s.some((value) => value != null); // by then the last calibration says more
+  const list = [
+    {
+      name: "configuration", label: "Configuration", value: from(trials.arithmetic),
+      cell: (i) => (runs ? element("a", { class: "whole", href: runs + trials.run_id[i], title: trials.details[i] }, trials.arithmetic[i]) : trials.arithmetic[i]),
+    },
+    { name: "details", label: "Details", hidden: true, value: from(trials.details), cell: from(trials.details) },
+    ...trials.axes.map((axis) => ({
+      name: axis.name, label: SHORT[axis.name] ?? axis.label, title: axis.label, number: typeof axis.values[0] === "number",
+      value: from(axis.values), cell: (i) => (typeof axis.values[i] === "boolean" ? (axis.values[i] ? "on" : "off") : String(axis.values[i])),
+    })),
+    {
+      name: "state", label: "State", value: from(trials.state),
+      cell: (i) => element("span", { class: `state ${trials.tones[trials.state[i]] ?? ""}`, title: trials.cause[i] ?? "" }, trials.state[i]),
+    },
+    { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
+    time("predicted", "Cost model", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
+    time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended }),
+    ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90 % interval`, trials.final_step_s, {
+      cell: (i) => lines(seconds(trials.final_step_s[i]), trials.final_low_s[i] != null && between(trials.final_low_s[i], trials.final_high_s[i])),
+    })] : []),
+    time("measured", "Measured", `${quantity.seconds} of the run that counts; of several their range`, trials.measured_step_s, {
+      cell: (i) => lines(
+        element("strong", {}, seconds(trials.measured_step_s[i])),
+        trials.reduced[i] && trials.measured_step_s[i] != null && "extrapolated",
+        trials.num_runs[i] > 1 && `${trials.num_runs[i]} runs, ${between(trials.low_s[i], trials.high_s[i])}`,
+      ),
+    }),
+    { name: "error", label: "Error", title: "Expected against measured", number: true, hidden: Boolean(serving) || ended, value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
+    ...(serving ? ["ttft", "tpot"].map((name) => time(name, name.toUpperCase(), "", serving[`${name}_s`], {
+      cell: (i) => lines(seconds(serving[`${name}_s`][i]), serving[`predicted_${name}_s`][i] != null && `predicted ${seconds(serving[`predicted_${name}_s`][i])}`),
+    })) : []),
+    ...(serving ? [{ name: "misses", label: "Targets missed", hidden: !serving.misses.some((each) => each.length), value: (i) => serving.misses[i].join("; "), cell: (i) => serving.misses[i].join("; ") }] : []),
+    { name: "rate", label: serving ? "Output tokens/s" : "Tokens/s", title: quantity.rate, number: true, value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
+    { name: "memory", label: "Memory", title: "Peak memory per GPU", number: true, value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
+    { name: "why", label: "Chosen because", hidden: true, value: from(trials.why), cell: from(trials.why) },
+    { name: "cause", label: "Cause", hidden: true, value: (i) => trials.cause[i] ?? "", cell: (i) => trials.cause[i] ?? "" },
+  ];
+  return [{ name: "run", label: "Run", number: false, value: (i) => trials.number[i] + 1, cell: (i) => String(trials.number[i] + 1) }, ...list];
+}
+
+// Indices in the order of a column's values; what has none comes last.
+export function sorted(indices, column, descending) {
+  const keys = new Map(indices.map((i) => [i, column.value(i)]));
+  const sign = descending ? -1 : 1;
+  return [...indices].sort((a, b) => {
+    const [x, y] = [keys.get(a), keys.get(b)];
+    if (x == null || y == null) return (x == null) - (y == null) || a - b;
+    return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
+  });
+}
+
+// The rows as comma-separated values, all columns in plain units (seconds, bytes, shares).
+export function csv(list, indices) {
+  const quoted = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const safe = (value) => (typeof value === "string" && /^[=+\-@]/.test(value) ? `'${value}` : String(value ?? "")); // no formula
+  return [list.map((column) => column.name), ...indices.map((i) => list.map((column) => safe(column.value(i))))]
+    .map((row) => row.map(quoted).join(",")).join("\n");
+}
+
+function between(low, high) {
+  return `${seconds(low)} – ${seconds(high)}`;
+}
+
+function lines(first, ...more) {
+  return element("div", {}, first, ...more.filter(Boolean).map((text) => element("div", { class: "soft small" }, text)));
+}
