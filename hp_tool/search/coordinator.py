@@ -118,8 +118,7 @@ class Coordinator:
     def _turn(self) -> None:
         """Start one more run if there is room and it may pay off, else wait for those under way. Raises _Stop at the end."""
         record = self._heartbeat(every_s=0.0)
-        runs = self._runs()
-        unfinished = open_runs(runs)
+        unfinished = open_runs(runs := self._runs())
         pausing = record is not None and record.requested == "pause"
         room = len(unfinished) < self._problem.settings.parallel_runs and not pausing and self._has_room()
         try:
@@ -241,8 +240,7 @@ class Coordinator:
         """
         with contextlib.suppress(LauncherError, OSError):
             self._launcher.cancel(run.job_name)
-        known = measurement or Measurement(status="crashed", wall_s=0.0)
-        self._abandon(run, replace(known, cause=cause))
+        self._abandon(run, replace(measurement or Measurement(status="crashed", wall_s=0.0), cause=cause))
         if any(each.measurement is not None and each.measurement.status == "ok" for each in self._runs()):
             self._end_open_jobs(cause="the site refused a run")
             raise _Stop(Outcome(state="succeeded", stopped_because="refused"))
@@ -270,8 +268,8 @@ class Coordinator:
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         runs = self._runs()
-        best_step_s = self._planner.best_step_s(run, runs)
-        request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
+        best_s, startup_s = self._planner.best_step_s(run, runs), self._planner.startup_s(runs)
+        request = self._problem.request(run, best_step_s=best_s, startup_s=startup_s)
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))
         plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._owner)
@@ -348,8 +346,7 @@ class Coordinator:
         raise LauncherError(f"run {late[0].number} was {cause}", code="queue_timeout", field="search.queue_timeout_s")
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
-        runs = self._runs()
-        measurement = extrapolated(run, measurement, runs=runs)
+        measurement = extrapolated(run, measurement, runs=self._runs())
         new = self._problem.new_measurement(run=run, measurement=measurement)
         account = self._charges.account(run, measurement)
         stored = self._store.finish_run(
@@ -393,8 +390,7 @@ class Coordinator:
             end_run(run, store=self._store, launcher=self._launcher, lease=self._lease, cause=cause, ran_s=ran_s)
 
     def _progress(self, runs: list[RunRecord]) -> None:
-        budget = self._problem.settings.budget_runs
-        progress = progress_of(runs, budget_runs=budget, expected_gain=self._expected_gain)
+        progress = progress_of(runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain)
         waiting = {} if self._waiting_for is None else {"waiting_for": self._waiting_for}
         pending = {} if self._pending is None else {"pending": self._pending}
         self._store.set_progress(lease=self._lease, progress=progress | waiting | pending)

@@ -8,7 +8,7 @@ from tests.promises.machine import histories
 
 
 def test_promises_hold_in_simulated_histories() -> None:
-    histories(60)
+    histories(40)
 
 
 @pytest.mark.long

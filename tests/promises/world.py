@@ -55,7 +55,7 @@ class Small(SearchProblem):
     """A search among a few configurations, of which nothing is predicted."""
 
     def predicted(self, **_: object) -> dict[str, Any]:
-        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order"}
+        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order", "hold_probability": 1.0}
 
 
 @cache
@@ -80,7 +80,9 @@ class InOrder:
         self._next = next((row for row, digest in enumerate(configurations()) if digest not in tried), None)
 
     def proposal(self) -> Proposal | None:
-        return None if self._next is None else Proposal(row=self._next, expected_gain=1.0, reason="coverage")
+        return (
+            None if self._next is None else Proposal(row=self._next, expected_gain=1.0, reason="coverage", hold_probability=1.0)
+        )
 
     def ask(self) -> tuple[object, int | None]:
         return object(), self._next
