@@ -244,25 +244,25 @@ def controls(settings: Settings, *, model: ModelSpec, framework: str, config: Pa
     recomputation = OTHER_RECOMPUTATION.get(framework, RECOMPUTATION)
     zero = {str(stage): f"{stage}, {ZERO[stage]}" for stage in sorted({*facts(framework).zero_stages, c.zero_stage})}
     layers = model.num_hidden_layers
-    sizes = [size for size in _powers(MAX_SIZE) if size <= n]
+    sizes = [size for size in powers(MAX_SIZE) if size <= n]
     stages = [size for size in _divisors(layers) if size <= min(n, MAX_SIZE)]
     layers_per_rank = layers // c.pipeline_parallel_size if layers % c.pipeline_parallel_size == 0 else layers
     chunks = [size for size in _divisors(layers_per_rank) if size <= MAX_CHUNKS]
     heads = [size for size in sizes if size <= model.num_attention_heads]
     axes = [
-        _numbers("sequence_length", "Sequence length", settings.sequence_length, LENGTHS, help="tokens"),
-        _numbers("tp", "Tensor parallel (TP)", c.tensor_parallel_size, heads),
-        _numbers("pp", "Pipeline parallel (PP)", c.pipeline_parallel_size, stages),
-        _numbers("vpp", "Model chunks per rank", c.virtual_pipeline_parallel_size, chunks),
-        _numbers("cp", "Context parallel (CP)", c.context_parallel_size, sizes),
+        numbers("sequence_length", "Sequence length", settings.sequence_length, LENGTHS, help="tokens"),
+        numbers("tp", "Tensor parallel (TP)", c.tensor_parallel_size, heads),
+        numbers("pp", "Pipeline parallel (PP)", c.pipeline_parallel_size, stages),
+        numbers("vpp", "Model chunks per rank", c.virtual_pipeline_parallel_size, chunks),
+        numbers("cp", "Context parallel (CP)", c.context_parallel_size, sizes),
     ]
     if model.num_experts:
         experts = [size for size in _divisors(model.num_experts) if size <= n]
-        axes.append(_numbers("ep", "Expert parallel (EP)", c.expert_parallel_size, experts))
-        axes.append(_numbers("etp", "Expert tensor parallel (ETP)", c.expert_tensor_parallel_size, sizes))
+        axes.append(numbers("ep", "Expert parallel (EP)", c.expert_parallel_size, experts))
+        axes.append(numbers("etp", "Expert tensor parallel (ETP)", c.expert_tensor_parallel_size, sizes))
     return (
         *axes,
-        _numbers("mbs", "Micro-batch", c.micro_batch_size, _powers(16), help="sequences"),
+        numbers("mbs", "Micro-batch", c.micro_batch_size, powers(16), help="sequences"),
         _choice("recompute", "Recomputation", recompute, {**recomputation, recompute: recomputation.get(recompute, recompute)}),
         _choice("sp", "Sequence parallel (SP)", "on" if c.sequence_parallel else "off", SWITCH, slider=False),
         _choice("zero", "ZeRO stage", str(c.zero_stage), zero, slider=False),
@@ -285,7 +285,8 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
     return tuple(name for name, there in present.items() if there)
 
 
-def _numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:
+def numbers(name: str, label: str, value: int, known: Iterable[int], *, help: str = "") -> Control:
+    """A slider over these numbers and the value."""
     return _choice(name, label, str(value), {str(number): f"{number:,}" for number in sorted({*known, value})}, help=help)
 
 
@@ -294,7 +295,8 @@ def _choice(name: str, label: str, value: str, labels: dict[str, str], *, slider
     return Control(name=name, label=label, value=value, options=options, slider=slider, help=help)
 
 
-def _powers(largest: int) -> list[int]:
+def powers(largest: int) -> list[int]:
+    """The powers of two up to `largest`."""
     return [2**k for k in range(largest.bit_length())]
 
 

@@ -12,6 +12,7 @@ from service.dashboard import (
     compare,
     configuration,
     explorer,
+    explorer_serving,
     exports,
     labels,
     measurements,
@@ -27,7 +28,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, plotly, offline),
+    *(catalogue, configuration, compare, explorer, explorer_serving, plotly, offline),
 )
 """Modules with a router of pages."""
 

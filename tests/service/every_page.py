@@ -72,6 +72,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
+        "explorer-serving": "/explorer/serving",
+        "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
         "calibration-series": series,

@@ -51,6 +51,31 @@ def test_a_configuration_and_its_twin(shared_http: TestClient) -> None:
     assert again["view"]["metrics"] == view["metrics"]
 
 
+def test_what_fits_is_judged_from_the_interval_which_is_drawn(shared_http: TestClient) -> None:
+    view = shown(shared_http, LLAMA, twin=True).json()["view"]
+    fullest = view["memory"]["bars"][0]
+    low, high = fullest["interval"]
+    assert low < fullest["total"] < high and view["memory"]["bars"][1]["interval"] is None
+    assert shown(shared_http, LLAMA).text.count('class="interval"') == 2  # of memory and of time
+    whole = view["memory"]["limit"] / 0.95
+    usable = {"fits": 1.01 * high, "tight": (fullest["total"] + high) / 2, "does not fit": 0.99 * low}
+    for verdict, capacity in (*usable.items(), ("tight", (low + fullest["total"]) / 2)):
+        query = LLAMA | {"constraints": {"memory_headroom_fraction": 1.0 - capacity / whole}}
+        page = shown(shared_http, query, twin=True).json()["view"]
+        assert (page["verdict"], page["feasible"]) == (verdict, capacity > fullest["total"]), capacity
+        assert bool(page["verdict_note"]) == (verdict == "tight")
+
+
+@pytest.mark.parametrize("stages", [16, 40])
+def test_sixteen_stages_are_drawn_of_sixteen_and_of_more(shared_http: TestClient, stages: int) -> None:
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": stages}
+    query = LLAMA | {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": stages, "gpus_per_node": 8}, "parallel": parallel}
+    view = shown(shared_http, query, twin=True).json()["view"]
+    bars = view["memory"]["bars"]
+    assert (len(bars), view["num_stages"]) == (16, stages)
+    assert sum(bar["interval"] is not None for bar in bars) == 1  # the fullest is among them
+
+
 def test_why_not_and_what_mends_it(shared_http: TestClient) -> None:
     twin = shown(shared_http, ALONE, twin=True).json()
     view = twin["view"]

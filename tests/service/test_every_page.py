@@ -1,9 +1,11 @@
 """Every page in a real browser, wide and narrow, light and dark: no error, nothing fetched from elsewhere, nothing that
-axe-core calls serious, nothing of a user's words run; and a picture of each, kept where HP_SCREENSHOTS says.
+axe-core finds, hardly a part that moves while it loads, nothing of a user's words run; and a picture of each, kept where
+HP_SCREENSHOTS says.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -27,8 +29,22 @@ if TYPE_CHECKING:
 
 Site = tuple[str, dict[str, str]]
 """A server's URL, and the addresses of all pages by name."""
-SERIOUS = ("serious", "critical")
 WIDE, NARROW, HEIGHT = 1440, 390, 900
+LOOKS = ((WIDE, "light"), (WIDE, "dark"), (1920, "dark"), (1024, "dark"), (NARROW, "dark"), (NARROW, "light"))
+RULES: dict[tuple[int, str], dict[str, Any]] = {
+    (WIDE, "light"): {},
+    # What the scheme and the width can change of a page that is otherwise the same.
+    (WIDE, "dark"): {"runOnly": ["color-contrast"]},
+    (NARROW, "light"): {"runOnly": ["color-contrast", "target-size"]},
+}
+"""Where axe-core looks, and for what; {}: everything."""
+VIOLATIONS = """async (rules) =>
+  (await axe.run(document, { resultTypes: ["violations"], ...rules })).violations.flatMap((each) =>
+  each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""
+MOST_SHIFT = 0.05
+SHIFTS = """window.shifted = 0;
+new PerformanceObserver((list) => list.getEntries().forEach((each) => { if (!each.hadRecentInput) shifted += each.value; }))
+  .observe({ type: "layout-shift", buffered: true });"""
 FOLLOWED = """() => {
   const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink-soft").trim();
   return [...document.querySelectorAll(".js-plotly-plot")].every(({_fullLayout: drawn, clientWidth: width}) =>
@@ -77,6 +93,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
     url, pages = site
     context = browser.new_context(viewport={"width": WIDE, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce")
     page = context.new_page()
+    page.add_init_script(SHIFTS)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -92,8 +109,11 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
         if page.locator("#trials").count():  # its charts are drawn when they come into sight
             page.set_viewport_size({"width": WIDE, "height": 2 * page.evaluate("document.documentElement.scrollHeight")})
         page.wait_for_function(DRAWN)
-        # Loaded once, then looked at in four ways: a page follows the screen and the scheme by itself.
-        for width, scheme in ((WIDE, "light"), (WIDE, "dark"), (NARROW, "dark"), (NARROW, "light")):
+        if (shift := page.evaluate("window.shifted")) > MOST_SHIFT:
+            wrong.append(f"its parts moved by {shift:.3f} while it loaded")
+        page.evaluate(_axe())
+        # Loaded once, then looked at in several ways: a page follows the screen and the scheme by itself.
+        for width, scheme in LOOKS:
             wrong += _looked_at(page, width=width, scheme=scheme)
             if pictures is not None:
                 page.screenshot(path=pictures / f"{name}-{width}-{scheme}.png", full_page=True)
@@ -112,24 +132,22 @@ def _looked_at(page: Page, *, width: int, scheme: Any) -> list[str]:
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(FOLLOWED)
     wrong = []
-    if page.evaluate("document.documentElement.scrollWidth") > width:
+    seen = page.evaluate(
+        "() => [document.documentElement.scrollWidth, getComputedStyle(document.documentElement).backgroundColor]"
+    )
+    if seen[0] > width:
         wrong.append(f"it is wider than {width} pixels")
-    background = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    brightness = sum(int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+    brightness = sum(int(part) for part in seen[1].removeprefix("rgb(").removesuffix(")").split(",")) / 3
     if (brightness > 128) != (scheme == "light"):
         wrong.append(f"it does not follow the {scheme} scheme")
-    return wrong + (_violations(page) if width == WIDE else [])
+    rules = RULES.get((width, scheme))
+    return wrong if rules is None else wrong + page.evaluate(VIOLATIONS, rules)
 
 
-def _violations(page: Page) -> list[str]:
+@functools.cache
+def _axe() -> str:
     try:
-        from axe_playwright_python.sync_playwright import Axe
+        import axe_playwright_python
     except ImportError as error:
         skip_or_fail(component="CHROMIUM", reason=f"no axe-core: {error}")
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{each['id']}: {node['html'][:160]} {node['any'][0]['message'] if node['any'] else ''}"
-        for each in found
-        if each["impact"] in SERIOUS
-        for node in each["nodes"][:3]
-    ]
+    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")

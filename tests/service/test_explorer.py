@@ -160,3 +160,21 @@ def test_another_framework_has_its_own_choices(shared_http: TestClient) -> None:
     known = {"core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"}
     assert set(mixture["modules"]) == known and len(mixture["modules"]) == len(known)
     assert "etp" in {control["name"] for control in mixture["controls"]}
+
+
+def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClient) -> None:
+    page = shared_http.get("/explorer/serving.json").json()
+    assert page["error"] is None and page["view"]["verdict"] == "fits" and page["view"]["kind"] == "inference"
+    best = page["rows"][0]
+    assert best["chosen"] and best["rank"] == 1 and page["view"]["heading"] == best["arithmetic"]
+    other = shared_http.get("/explorer/serving.json?parallel.tensor_parallel_size=8").json()
+    (shown,) = (control["value"] for control in other["controls"] if control["name"] == "parallel.tensor_parallel_size")
+    assert shown == "8" and other["view"]["heading"].startswith("TP 8") and other["rows"][0]["rank"] == 1
+    assert shared_http.get(best["href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
+    form = shared_http.get(page["form_href"].replace("?", ".json?")).json()
+    assert form["kind"] == "inference" and form["values"]["inference.concurrency"] == "64"
+    slow = shared_http.get("/explorer/serving.json?targets.tpot_s=0.0001").json()
+    assert slow["nothing_fits"] and slow["rows"][0]["reasons"] and slow["view"]["verdict"] == "misses a target"
+    for wrong in ("parallel.tensor_parallel_size=x", "inference.input_length=0", "model=none", "cluster.num_gpus=0"):
+        answer = shared_http.get(f"/explorer/serving?{wrong}")
+        assert answer.status_code == 200 and "This cannot be answered" in answer.text, wrong

@@ -178,7 +178,7 @@ def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query
     search = submit(http, query)
     page = http.get(f"/searches/{search}").text
     assert re.findall(r'method="post" action="(.*?)"', page) == [
-        f"/searches/{search}/{each}" for each in ("pause", "cancel", "budget")
+        f"/searches/{search}/{each}" for each in ("pause", "cancel", "label", "budget")
     ]
     response = http.post(f"/searches/{search}/cancel", follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, f"/searches/{search}")
@@ -203,7 +203,7 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
     page = http.get("/").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 4
+    assert len(files) == 5
     for file in files:
         response = http.get(file)
         assert response.status_code == 200

@@ -34,7 +34,7 @@ TO_LAB = np.array(
 
 
 def _palette(scheme: str) -> dict[str, str]:
-    light, dark = (STATIC / "tokens.css").read_text().split("@media (prefers-color-scheme: dark)")
+    light, dark = (STATIC / "tokens.css").read_text().split("@media screen and (prefers-color-scheme: dark)")
     both = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
     return both if scheme == "light" else both | dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
 

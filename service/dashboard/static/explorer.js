@@ -2,10 +2,11 @@
 // computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
+const here = form.getAttribute("action");
 const software = '[name="training.framework"], [name="training.recipe"]';
 const anew = `[data-anew], ${software}`;
 const whole = `${anew}, textarea, input:not([type])`; // text is read when it is complete
-const machine = /^(precision$|cluster\.|parallel\.)/; // what suits one model and cluster, and perhaps not another
+const machine = /^(precision$|inference\.precision$|cluster\.(?!gpu$|num_gpus$)|parallel\.)/; // what suits one model and cluster, and perhaps not another
 let asking;
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
@@ -25,7 +26,7 @@ form.addEventListener("change", (event) => {
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
   for (const name of dropped) values.delete(name);
   if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
-  location.assign(`/explorer?${values}`);
+  location.assign(`${here}?${values}`);
 });
 
 form.addEventListener("submit", (event) => {
@@ -59,7 +60,7 @@ function slider(select) {
 async function follow(parameters) {
   asking?.abort(); // only the latest request counts
   asking = new AbortController();
-  const address = `/explorer?${parameters}`;
+  const address = `${here}?${parameters}`;
   try {
     const response = await fetch(address, { signal: asking.signal, headers: { Accept: "text/html" } });
     if (!response.ok) throw new Error(`the server answered ${response.status}`);

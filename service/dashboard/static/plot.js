@@ -2,7 +2,7 @@
 // words; any string in it that begins with "--" is a custom property of tokens.css. An element with data-figure="name" shows
 // `figures.name` of the page's JSON.
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const dark = matchMedia("screen and (prefers-color-scheme: dark)");
 const drawn = new Map(); // element -> figure
 const tokens = new Map(); // of custom properties
 let loading;

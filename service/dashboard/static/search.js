@@ -256,6 +256,11 @@ const watch = new IntersectionObserver((entries) => {
 });
 for (const name of [...Object.keys(figures), "parallel"]) watch.observe(part(name));
 
+// Paper shows every chart, also those that nobody has scrolled to.
+matchMedia("print").addEventListener("change", ({ matches }) => {
+  if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
+});
+
 addEventListener("popstate", () => trials && (controls(), update()));
 document.addEventListener("refreshed", () => {
   const drawn = part("waterfall"); // it comes with the search's end
