@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hp_tool.domain.ports import Launcher
 
 LITTLE_DISK_BYTES = 2**30
+NO_DISK_BYTES = 16 * 2**20
+"""Of a database's disk: its write-ahead log alone may take several MiB."""
 CLOCK_TOLERANCE_S = 5.0
 """A sixth of a lease: below it no worker is wrongly taken for dead or alive, and keys expire on time."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
@@ -42,7 +44,7 @@ def examine(*, database_url: str | None = None) -> list[Check]:
     from hp_tool.launchers.jobs import default_root
 
     runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
-    return [*database(database_url), runs, *profiler(), slurm(), *clusters()]
+    return [*database(database_url), runs, *catalogue(), *profiler(), slurm(), *clusters()]
 
 
 def database(url: str | None) -> Iterator[Check]:
@@ -79,6 +81,10 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
     if state.read_only:
         fix = "use the primary server, or give this user the right to write the file and its folder"
         yield Check("database writable", "failed", "the database can only be read", fix)
+    if state.free_bytes is not None and state.free_bytes < LITTLE_DISK_BYTES:
+        status: Literal["warning", "failed"] = "failed" if state.free_bytes < NO_DISK_BYTES else "warning"
+        detail = f"{state.free_bytes / 2**20:.0f} MiB are free on the database's disk"
+        yield Check("database disk", status, detail, "make room there")
     if state.overdue_webhooks:
         detail = f"{state.overdue_webhooks} webhooks are overdue: no worker with the secret runs, or none keeps up"
         yield Check("webhooks", "warning", detail, "run workers with the API's HP_WEBHOOK_SECRET or HP_WEBHOOK_SECRET_FILE")
@@ -100,6 +106,15 @@ def folder_check(name: str, path: Path, *, holds: str) -> Check:
         detail = f"{free / 2**20:.0f} MiB are free at {nearest}"
         return Check(name, "warning", detail, "make room before logs and results fill it")
     return Check(name, "ok", holds)
+
+
+def catalogue() -> Iterator[Check]:
+    """Folders of HP_CATALOG_DIR that are not there; nothing where all are."""
+    from hp_tool.catalog.library import missing_folders
+
+    for folder in missing_folders():
+        fix = "make it or mount it, or name another in HP_CATALOG_DIR"
+        yield Check("catalogue", "warning", f"HP_CATALOG_DIR names {folder}, which is no folder", fix)
 
 
 def profiler() -> Iterator[Check]:

@@ -61,6 +61,9 @@ class PrincipalStore:
             **options,
         )
 
+    def earlier_search(self, **sent: Any) -> SearchRecord | None:
+        return self._store.earlier_search(owner=self._principal.owner, **sent)
+
     def resume_search(self, *, search_id: str) -> SearchRecord:
         query = self.get_search(search_id=search_id).query
         return self._store.resume_search(search_id=search_id, limits=(*self._limits(), *daily_limits(query)))

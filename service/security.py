@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Set
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -153,7 +153,9 @@ def check_text(scope: AsgiScope) -> None:
     if "\0" in scope["path"]:
         raise NotFoundError("nothing has a name with a NUL character")
     if b"%00" in scope["query_string"]:
-        raise InputError("a parameter holds a NUL character", code="bad_request")
+        parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
+        raise InputError("a parameter holds a NUL character", field=next(names, "") or "query", code="bad_request")
 
 
 def check_origin(method: str, headers: Headers) -> None:
@@ -189,6 +191,6 @@ def check_announced_size(headers: Headers, limit: int) -> None:
     """Check that Content-Length is a number within the limit, where it is present."""
     announced = headers.get("content-length", "0")
     if not announced.isdecimal():
-        raise InputError("Content-Length is not a number", code="bad_request")
+        raise InputError("Content-Length is not a number", field="Content-Length", code="bad_request")
     if int(announced) > limit:
         raise asgi_body.too_large(limit)

@@ -28,8 +28,10 @@ MEASUREMENTS = 10
 CONFIDENCE = 0.9
 STARTUP_S = 60.0
 """What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
-STEPS = 7
-"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it."""
+STEPS, HOPELESS_STEPS = 7, 3
+"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one measured if it is hopeless."""
+HOPELESS = 3.0
+"""Times the best step so far, or the first run's prediction (`search.hopeless_factor`)."""
 OUT_OF_MEMORY_FROM = 1.0
 """A grid that does not say why a run failed: it counts as out of memory where the cost model predicts more than this share
 of the device, which makes that likelier than not, as a crash elsewhere. A real run says which it was."""
@@ -121,6 +123,7 @@ def replay(
     answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
     out_of_memory = ran_out(cell, table)
     needed = min(MEASUREMENTS, int(np.isfinite(cell.step_s).sum()) - 1)
+    predicted_s = sum(table.parts_s.values())
     done: list[int] = []
     found_at, spent, beliefs = 0, 0.0, None
     regret: dict[int, float] = {}
@@ -130,7 +133,9 @@ def replay(
         method.tell(row, step_s=answers[row], memory_bytes=cell.memory_bytes[row], out_of_memory=bool(out_of_memory[row]))
         done.append(row)
         if not found_at:
-            spent += (STARTUP_S + STEPS * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
+            known_s = min((s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row])
+            steps = STEPS if answers[row] <= HOPELESS * known_s else HOPELESS_STEPS
+            spent += (STARTUP_S + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
             found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
         if len(done) in CHECKPOINTS:
             regret[len(done)] = _regret(cell, answers, done)

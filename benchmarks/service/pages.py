@@ -1,8 +1,8 @@
 """A search's page with very many trials in a real browser: `python -m benchmarks.service.pages [--trials N] [--json]`.
 
 First paint, the moment everything in sight is drawn, how long each filter takes until table and charts in sight follow, and
-what the page weighs; of each filter the processor time of the page's own thread too, which a busy machine does not
-stretch. The server is a process of its own over a SQLite file; the browser is headless Chromium.
+each order of the table, and what the page weighs; of each filter the processor time of the page's own thread too, which a
+busy machine does not stretch. The server is a process of its own over a SQLite file; the browser is headless Chromium.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ FILTERED = """([name, value]) => new Promise((resolve) => {
     select.value = value;
     select.dispatchEvent(new Event('change'));
 })"""
+SORTED = """(column) => new Promise((resolve) => {
+    const started = performance.now();
+    document.querySelector(`#trials th[data-column="${column}"] button`).click();
+    requestAnimationFrame(() => resolve(performance.now() - started));
+})"""
+COLUMNS = "() => [...document.querySelectorAll('#trials th[data-column]')].map((head) => head.dataset.column)"
 CHOICES = """() => [...document.querySelectorAll('#trials [data-part=filter] select')].flatMap(
     (select) => [...select.options].slice(1).map((option) => [select.name, option.value]))"""
 
@@ -63,6 +69,7 @@ def measure(*, trials: int, repeat: int) -> dict[str, Any]:
                     page.set_default_timeout(TIMEOUT_MS)
                     visits.append(_visit(page, f"{service.url}/searches/{search}"))
                 filters = _filters(page)
+                sorts = [page.evaluate(SORTED, column) for column in page.evaluate(COLUMNS) for _ in ("up", "down")]
                 browser.close()
         finally:
             service.stop()
@@ -73,6 +80,7 @@ def measure(*, trials: int, repeat: int) -> dict[str, Any]:
         "weight": visits[-1]["weight"],
         "filters": filters,
         "filter_ms": _spread([each["ms"] for each in filters]),
+        "sort_ms": _spread(sorts),
         "filter_cpu_ms": _spread([each["cpu_ms"] for each in filters]),
     }
 
@@ -127,6 +135,7 @@ def main() -> None:
     )
     for name, of in (("filter_ms", "wall"), ("filter_cpu_ms", "processor")):
         print(f"filters: median {found[name]['median']:.0f} ms, slowest {found[name]['worst']:.0f} ms ({of})")
+    print(f"sorts: median {found['sort_ms']['median']:.0f} ms, slowest {found['sort_ms']['worst']:.0f} ms (wall)")
     for file in sorted(found["weight"], key=lambda each: -each["sent_bytes"]):
         print(f"{file['sent_bytes'] / 1e3:10,.0f} kB sent {file['bytes'] / 1e3:10,.0f} kB  {file['file']}")
 

@@ -34,7 +34,8 @@ def evaluate() -> dict[str, Any]:
         "million_ranked_s": million["cpu_s"] / million["candidates"] * 1e6 < limits["million_ranked_s"],
         "ten_million_ranked_s": ten_million["cpu_s"] / ten_million["candidates"] * 1e7 < limits["ten_million_ranked_s"],
         "ten_million_peak_bytes": ten_million["peak_bytes"] < limits["ten_million_peak_bytes"],
-        "recommend_process_s": found["recommend"]["wall_best_s"] < limits["recommend_process_s"],
+        "recommend_call_s": found["recommend"]["call_s"] < limits["recommend_call_s"],
+        "recommend_process_s": found["recommend"]["cpu_best_s"] < limits["recommend_process_s"],
     }
     return found
 
@@ -62,8 +63,9 @@ def as_text(found: dict[str, Any]) -> str:
             f"{1e6 * row['cpu_s'] / row['candidates']:6.3f} us each, the process at most {row['peak_bytes'] / 2**20:4.0f} MiB"
             for row in g["rows"]
         ),
-        f"hp-tool recommend, {r['space']['legal']:,} legal candidates, as a process: median {r['wall_median_s']:.2f} s "
-        f"of wall time, {r['cpu_median_s']:.2f} s of processor time ({r['runs']} runs)",
+        f"recommend 405B on 2,048 GPUs, {r['space']['legal'] + r['space']['pruned']:,} candidates: {r['call_s']:.2f} s as a "
+        f"call; as a process {r['cpu_best_s']:.2f} s of processor time (median {r['cpu_median_s']:.2f}), "
+        f"{r['wall_median_s']:.2f} s of wall time ({r['runs']} runs)",
         "limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in found["limits"].items()),
     ]
     return "\n".join(lines)

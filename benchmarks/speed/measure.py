@@ -1,4 +1,4 @@
-"""Timings on one core by processor time, since machines are shared; the process as a user sees it by wall clock."""
+"""Timings on one core by processor time, since machines are shared; the process also by wall clock, as a user sees it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.workloads import GROWTH, QUERY, legal_space, query_lines, single_queries
+from benchmarks.speed.workloads import EXPERT_QUERY, GROWTH, legal_space, query_lines, single_queries
 from hp_tool.answers import answer_lines
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.queries import schema
 from hp_tool.space.enumerate import CHUNK
-from hp_tool.training import estimate
+from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import keep_heap
 
@@ -34,7 +34,8 @@ LIMITS = {
     "million_ranked_s": 0.5,
     "ten_million_ranked_s": 5.0,
     "ten_million_peak_bytes": 2.0**30,
-    "recommend_process_s": 1.5,
+    "recommend_call_s": 0.3,
+    "recommend_process_s": 1.2,
 }
 """What a release must reach on one core of a common server; per million candidates where a space has not exactly so many."""
 
@@ -114,10 +115,12 @@ def growth() -> dict[str, Any]:
 
 
 def recommend_process(repeats: int = 5) -> dict[str, Any]:
-    """`hp-tool recommend` for 175B on 1,024 devices as a process: interpreter, imports, search and output."""
+    """`recommend` of Llama 3.1 405B on 2,048 devices, all axes free: as a library call, and `hp-tool recommend` as a process:
+    interpreter, imports, search and output.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "query.json"
-        path.write_text(json.dumps(QUERY))
+        path.write_text(json.dumps(EXPERT_QUERY))
         command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", str(path), "--json"]
         wall, cpu = [], []
         for _ in range(repeats):
@@ -128,10 +131,12 @@ def recommend_process(repeats: int = 5) -> dict[str, Any]:
             cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
     answer = json.loads(done.stdout)
     assert answer["status"] == "ok" and answer["recommendations"]
+    query = schema.parse_query(EXPERT_QUERY)
     return {
+        "call_s": cpu_seconds(lambda: recommend(query=query))["best"],
         "wall_median_s": statistics.median(wall),
-        "wall_best_s": min(wall),
         "cpu_median_s": statistics.median(cpu),
+        "cpu_best_s": min(cpu),
         "runs": repeats,
         "space": answer["space"],
     }

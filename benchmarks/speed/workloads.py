@@ -1,5 +1,6 @@
 """What is timed: a dense space (GPT-3 175B on 1,024 A100) with single queries drawn from it, one of mixture-of-experts
-configurations (Mixtral 8x22B on 512 H100), and one of a trillion parameters that grows to ten million candidates.
+configurations (Mixtral 8x22B on 512 H100), one of a trillion parameters that grows to forty million candidates, and all that
+an expert would try for Llama 3.1 405B on 2,048 H100.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ QUERY: dict[str, Any] = {
     "model": "gpt3-175b",
     "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 1024},
     "training": {"sequence_length": 2048, "global_batch_size": 1536, "total_tokens": 300e9},
+}
+EXPERT_QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-405b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2048},
+    "training": {"sequence_length": 8192, "global_batch_size": 2048},
 }
 MOE_QUERY: dict[str, Any] = {
     "kind": "training",
@@ -55,7 +62,7 @@ GROWTH: tuple[dict[str, Any], ...] = (
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(8)},
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(87)},
 )
-"""Axes of spaces of about a thousand, ten thousand, ... ten million legal candidates of LARGE_QUERY."""
+"""Axes of spaces of about a thousand, forty thousand, half a million, 4 and 40 million legal candidates of LARGE_QUERY."""
 
 
 def dense_query() -> Query:
@@ -69,7 +76,7 @@ def moe_query() -> Query:
 
 
 def growing_query(step: int) -> Query:
-    """The space of 10^(3 + step) candidates, about."""
+    """One of the GROWTH."""
     return parse_query(LARGE_QUERY | {"parallel": EVERYTHING | GROWTH[step]})
 
 

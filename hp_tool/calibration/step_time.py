@@ -294,8 +294,8 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray:
-    """(n,) probability of a stall where none was seen: all of them make up what the cost model states beyond MOST, and some
-    kinds of configurations stall oftener than others; (1,) where nothing is stated."""
+    """(n,) probability of a stall where none was seen: as many as make up what the cost model states beyond MOST, by kind of
+    configuration; (1,) where nothing is stated."""
     if STEP_LOG_SD not in features:
         return np.full(1, prior.slow_share)
     usual = (features[STEP_LOG_SD] ** 2 - MOST**2) / (2.0 * LOG_MEAN**2)

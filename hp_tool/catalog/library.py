@@ -65,7 +65,8 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
         hint = f"; `hp-tool {kind}` lists the {len(known)} known ones"
     elif not hint:
         hint = f"; known: {', '.join(each.name for each in known)}"
-    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}", field=field or _SINGULAR[kind])
+    missing = "".join(f"; HP_CATALOG_DIR names {folder}, which is no folder" for folder in missing_folders())
+    raise NotFoundError(f"no {_SINGULAR[kind]} is called {name[:200]!r}{hint}{missing}", field=field or _SINGULAR[kind])
 
 
 def knows(kind: Kind, name: str) -> bool:
@@ -122,6 +123,11 @@ def sole_entry(path: Path, *, field: str) -> Entry:
 def own_folders() -> tuple[Path, ...]:
     """One's own folders, first match wins; the first is where new entries are written."""
     return _folders()[:-1]
+
+
+def missing_folders() -> list[Path]:
+    """Folders that HP_CATALOG_DIR names and that are not there."""
+    return [folder for folder in _own_folders(os.environ.get("HP_CATALOG_DIR", "")) if not folder.is_dir()]
 
 
 def revision() -> str:

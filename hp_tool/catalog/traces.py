@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from hp_tool import documents
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.domain.fields import bounds_of
 from hp_tool.domain.query import OwnFile
-from hp_tool.domain.workload import TraceSpec
+from hp_tool.domain.workload import LogNormalTokens, TraceSpec
 from hp_tool.errors import InputError, NotFoundError
 
 FIELD = "inference.trace"
 MAX_FILE_BYTES = 64 * 2**20
+DRAWN = 5_000
+"""Requests of a trace whose lengths are both distributions."""
 BLOCK_TOKENS = 512
 """Tokens of one of Mooncake's hashed blocks."""
 NAMES = {
@@ -57,7 +60,7 @@ class Trace:
 def request_trace(trace: str | TraceSpec) -> Trace:
     """The trace of a query. A text is a path, read where it is an OwnFile alone. Raises InputError naming inference.trace."""
     if isinstance(trace, TraceSpec):
-        return _checked("inline", {name: getattr(trace, name) for name in TraceSpec.__slots__})
+        return _checked("inline", _drawn(trace))
     if not isinstance(trace, OwnFile):
         raise InputError(
             f"trace {trace[:200]!r} is no registered trace, and files are not read from here; give its columns inline "
@@ -79,6 +82,19 @@ def request_trace(trace: str | TraceSpec) -> Trace:
         raise InputError(f"{path} is no trace: {error}", field=FIELD) from None
     except InputError as error:
         raise InputError(error.message, field=FIELD, code=error.code) from None
+
+
+def _drawn(trace: TraceSpec) -> dict[str, Any]:
+    """The columns; one that is a distribution becomes its quantiles, as many as there are requests, in an order of its own."""
+    columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
+    given = [len(column) for column in columns.values() if isinstance(column, tuple)]
+    n = max(given, default=DRAWN)
+    z = np.array([NormalDist().inv_cdf((place + 0.5) / n) for place in range(n)])
+    for seed, (name, column) in enumerate(columns.items()):
+        if isinstance(column, LogNormalTokens):
+            lengths = np.rint(column.median * np.exp(column.sigma * z))
+            columns[name] = np.random.default_rng(seed).permutation(np.clip(lengths, 1, column.longest))
+    return columns
 
 
 def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:

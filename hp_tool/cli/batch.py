@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FLUSH_LINES = 64
 """Answers are flushed after this many lines: a killed batch loses, and a reader of the output waits for, no more."""
-_CHUNK = 1 << 20
 MAX_CODES = 5
 """Reasons and errors shown of each kind, the most frequent first."""
 
@@ -130,29 +129,23 @@ def _writing(path: str, *, resume: bool) -> Iterator[BinaryIO]:
 
 
 def keep_whole_lines(stream: BinaryIO) -> tuple[int, bytes]:
-    """Remove an incomplete last line and go to the end; return the number of whole lines and the last of them."""
+    """Remove an incomplete last line and go to the end; return the number of whole lines and the last of them.
+
+    Raises InputError for a line that is no answer: a disk or an editor damaged it.
+    """
     kept = end = 0
-    position = stream.seek(0)
-    while chunk := stream.read(_CHUNK):
-        kept += chunk.count(b"\n")
-        if (last := chunk.rfind(b"\n")) >= 0:
-            end = position + last + 1
-        position += len(chunk)
-    line = _line_before(stream, end)
+    last = b""
+    stream.seek(0)
+    for line in stream:
+        if not line.endswith(b"\n"):
+            break
+        kept, end, last = kept + 1, end + len(line), line[:-1]
+        if _mapping(last).get("status") not in ("ok", "error"):
+            fix = f"keep what is before it (head -n {kept - 1}), or write another file"
+            raise InputError(f"--resume: line {kept:,} of the output is no answer; {fix}", field="--output")
     stream.seek(end)
     stream.truncate()
-    return kept, line
-
-
-def _line_before(stream: BinaryIO, end: int) -> bytes:
-    """The line that ends at the position `end`."""
-    tail, start = b"", max(end - 1, 0)
-    while start > 0 and b"\n" not in tail:
-        size = min(_CHUNK, start)
-        start -= size
-        stream.seek(start, os.SEEK_SET)
-        tail = stream.read(size) + tail
-    return tail[tail.rfind(b"\n") + 1 :]
+    return kept, last
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:
@@ -167,9 +160,7 @@ def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) 
         answer, query = _mapping(last), _mapping(skipped[0] if isinstance(skipped[0], bytes) else b"")
         query_id = query.get("id")
         other = "estimate" if task == "recommend" else "recommendations"
-        if answer.get("status") not in ("ok", "error"):
-            problem = f"its line {kept:,} is no answer"
-        elif answer.get("id") != (query_id if isinstance(query_id, str) else None):
+        if answer.get("id") != (query_id if isinstance(query_id, str) else None):
             problem = f"its line {kept:,} answers {answer.get('id')!r}, not {query_id!r}"
         elif other in answer:
             problem = f"its answers are not those of --task {task}"

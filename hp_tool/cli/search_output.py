@@ -209,7 +209,7 @@ def _planned(run: PlannedRun) -> str:
     return (
         f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}: {counted(run.num_nodes, 'node')}, "
         f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
-        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}"
+        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )
 
 

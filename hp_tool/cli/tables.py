@@ -143,7 +143,14 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """What no published run covers, which is why its interval is wider."""
+    """Offload that a search chose by itself, and what no published run covers, which is why its interval is wider."""
+    estimates = list(estimates)
+    assumed = [estimate.provenance.get("assumed") for estimate in estimates]
+    offloads = dict.fromkeys(
+        each["training.offload"] for each in assumed if isinstance(each, dict) and "training.offload" in each
+    )
+    for offload in offloads:
+        console.print(f"nothing fits without training.offload: {offload}, which these use", highlight=False)
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
         console.print(f"* unchecked: no published run has {', '.join(names)}, so the interval is wider", highlight=False)

@@ -92,9 +92,9 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """The profile with the scatter of ratios of two step times that holds for this kind of model."""
+    """The profile with the scatter of ratios of two step times that holds for models with experts, adapters or both."""
     constants = profile.framework
-    if constants.pair_log_sd is None or not (experts or adapters):
+    if constants.pair_log_sd is None:
         return profile
     pair = constants.expert_pair_log_sd or constants.pair_log_sd if experts else constants.pair_log_sd
     if adapters:

@@ -114,6 +114,8 @@ class DatabaseState:
     clock_offset_s: float
     """The database's clock minus this host's; 0 for SQLite, which runs inside its users."""
     read_only: bool
+    free_bytes: int | None = None
+    """Room on the disk of a SQLite file; None: a server's own matter."""
     overdue_webhooks: int = 0
     """Deliveries that should have been made OVERDUE_S ago."""
 

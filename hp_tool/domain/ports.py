@@ -177,15 +177,27 @@ class Store(Protocol):
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
+        asked: JsonObject | None = None,
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
         `webhook`: a URL that a worker of a service tells when the search has ended.
 
         The same owner's idempotency key answers the first search again; with another query, priority or webhook it is a
-        ConflictError.
+        ConflictError. `asked`: the query as it was sent, before names were looked up; None: it names nothing.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
         counted one after another.
         """
+
+    def earlier_search(
+        self,
+        *,
+        asked: JsonObject,
+        idempotency_key: str,
+        owner: str | None = None,
+        priority: int = 0,
+        webhook: str | None = None,
+    ) -> SearchRecord | None:
+        """What `create_search` made for this key and request; None for a new key. ConflictError with another request."""
 
     def get_search(self, *, search_id: str) -> SearchRecord: ...
 

@@ -316,13 +316,25 @@ class RateRange(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormalTokens(Strict):
+    """Lengths whose logarithm is normal."""
+
+    median: Annotated[float, Interval(ge=1.0, le=float(1 << 24))]
+    """Tokens."""
+    sigma: Annotated[float, Interval(ge=0.0, le=10.0)]
+    """Standard deviation of the logarithm."""
+    longest: Annotated[int, Interval(ge=1, le=1 << 24)] = 1 << 17
+    """Longer ones are cut to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec(Strict):
-    """Requests one by one, in columns of equal length."""
+    """Requests one by one, in columns of equal length; a column of lengths may be a distribution instead."""
 
     arrival_s: Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)] | None = None
     """When each came; None: lengths alone, under a concurrency or independent arrivals at a rate."""
-    input_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
-    output_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)]
+    input_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
+    output_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
     prefix_tokens: Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | None = None
     """Of the input, found in the engine's prefix cache."""
 

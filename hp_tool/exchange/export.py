@@ -71,7 +71,8 @@ def export(
         ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
         if (count := len(ranking.recommendations)) < rank:
             raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
-        return _write(query, ranking.recommendations[rank - 1].parallel, format)
+        best = ranking.recommendations[rank - 1]
+        return _write(_as_chosen(query, best.estimate.provenance), best.parallel, format)
     if not isinstance(result.get("query"), dict):
         raise InputError(
             "the result does not hold its query; export what estimate, recommend or tune print with --json",
@@ -79,7 +80,9 @@ def export(
             code="missing_field",
         )
     query = read(result["query"])
-    return _write(query, _chosen(result, rank, kind=ServingConfig if query.kind == "inference" else ParallelConfig), format)
+    row = _row(result, rank)
+    config = schema.parse(ServingConfig if query.kind == "inference" else ParallelConfig, row.get("parallel") or {})
+    return _write(_as_chosen(query, (row.get("estimate") or row).get("provenance")), config, format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +135,11 @@ def export_for(
     same = framework == query.training.framework
     free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
-    ranking = training.recommend(query=asked, top=MAX_TRIED).recommendations
+    answer = training.recommend(query=asked, top=MAX_TRIED)
     refusal: UnsupportedError | None = None
-    for row in ranking:
+    for row in answer.recommendations:
         try:
-            text = _write(asked, row.parallel, format)
+            text = _write(_as_chosen(asked, row.estimate.provenance), row.parallel, format)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
@@ -153,7 +156,13 @@ def export_for(
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=tuple(left_out),
         )
-    raise refusal or InputError(f"nothing that {format} runs fits this query", field="for", code="infeasible")
+    why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
+    own_workload = None if own is None else _as_chosen(query, own.estimate.provenance).training
+    offloads = own_workload is not None and own_workload.offload not in (None, "none")
+    else_ = "; the query's own best offloads to the host" if offloads else ""
+    raise refusal or InputError(
+        f"nothing that {format} runs fits this query (rejected: {why}){else_}", field="for", code="infeasible"
+    )
 
 
 def runs(tool: str, query: Query) -> dict[str, Any]:
@@ -162,15 +171,25 @@ def runs(tool: str, query: Query) -> dict[str, Any]:
     return RUNS.get((tool, fsdp), {})
 
 
-def _chosen(result: Mapping[str, Any], rank: int, *, kind: type[Any]) -> Any:
-    """The configuration of this rank in a result's recommendations, or the one it estimates."""
+def _as_chosen(query: Query, provenance: Any) -> Query:
+    """The query with the offload that the search chose because nothing fits without."""
+    assumed = provenance.get("assumed") if isinstance(provenance, Mapping) else None
+    offload = assumed.get("training.offload") if isinstance(assumed, Mapping) else None
+    if query.training is None or query.training.offload is not None or offload not in ("optimizer", "activations"):
+        return query
+    return replace(query, training=replace(query.training, offload=offload))
+
+
+def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The recommendation of this rank in a result, or the one that it estimates."""
     rows = result.get("recommendations")
     if rows is None and isinstance(result.get("estimate"), dict):
         rows = [result["estimate"]]
     if not isinstance(rows, list) or not 1 <= rank <= len(rows) or not isinstance(rows[rank - 1], dict):
         count = len(rows) if isinstance(rows, list) else 0
         raise InputError(f"the result has {count} configurations; rank {rank} is not among them", field="rank")
-    return schema.parse(kind, rows[rank - 1].get("parallel") or {})
+    row: dict[str, Any] = rows[rank - 1]
+    return row
 
 
 def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:

@@ -63,6 +63,6 @@ def text(setup: TrainingSetup) -> str:
     head = (
         f"# {TOOL}: {headline(setup)}.\n"
         f"# Tell the training script: sequence length {w.sequence_length}, {c.micro_batch_size} sequences a device, "
-        f"{setup.accumulation_steps} gradient accumulation steps.\n"
+        f"{setup.accumulation_steps} gradient accumulation steps, optimizer {w.optimizer}, dropout {w.dropout:g}.\n"
     )
     return head + yaml.safe_dump(config(setup), sort_keys=False)

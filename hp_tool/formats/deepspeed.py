@@ -9,7 +9,7 @@ from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 TOOL = "DeepSpeed 0.18"
 SAID = {
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "attention", "dropout", "optimizer",
-    "cross_entropy", "micro_batch_size", "recompute", "zero_stage", "offload",
+    "micro_batch_size", "recompute", "zero_stage", "offload",
 }  # fmt: skip
 _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 

@@ -19,6 +19,16 @@ _PRECISIONS = {
 }
 """Named recipes of megatron/bridge/training/mixed_precision.py; those of 8 bits, but blockwise, keep parameters in 8 bits."""
 
+_UNSAID = {
+    "pipeline_layout",
+    "optimizer_precision",
+    "exp_avg_sq_precision",
+    "master_precision",
+    "kernel_fusion",
+    "task",
+    "attention",
+}
+"""Fields that Megatron-LM has flags for, and Bridge no plain key."""
 FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm", "moe_permute_fusion")
 """Switches that are fields of Bridge's model providers."""
 
@@ -26,7 +36,7 @@ FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm"
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     packed = PACKED if packed_context(setup) is not None else set()
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - {"pipeline_layout"}, runs="megatron-core")
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     precision = _PRECISIONS.get(f"{w.precision} {w.fp8_recipe}" if w.fp8_recipe else w.precision)
     if w.parameter_precision not in (None, "bf16") and (w.parameter_precision != "fp8" or w.fp8_recipe == "blockwise"):
@@ -70,6 +80,20 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         options["model.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
         if backend := setup.switches.get("moe_flex_dispatcher_backend"):
             options["model.moe_flex_dispatcher_backend"] = str(backend)
+        if w.expert_capacity_factor is not None:
+            options["model.moe_expert_capacity_factor"] = str(w.expert_capacity_factor)
+    if c.rank_order == "tp-cp-ep-pp-dp":
+        options["dist.use_tp_pp_dp_mapping"] = "true"
+    if w.dropout:
+        options |= {f"model.{part}_dropout": str(w.dropout) for part in ("attention", "hidden")}
+    if w.optimizer != "adam":
+        options["optimizer.optimizer"] = w.optimizer
+    if w.offload == "optimizer":
+        options["optimizer.optimizer_cpu_offload"] = "true"
+        options["optimizer.optimizer_offload_fraction"] = str(w.offload_fraction or 1.0)
+    if w.offload == "activations":
+        layers = round((w.offload_fraction or 1.0) * setup.model.num_hidden_layers)
+        options |= {"model.cpu_offloading": "true", "model.cpu_offloading_num_layers": str(layers)}
     if w.loss != "unfused":
         options |= {
             "model.cross_entropy_loss_fusion": "true",

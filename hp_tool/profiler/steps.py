@@ -99,7 +99,7 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"
     if request.longest_step_s is not None and min(measured) > request.longest_step_s:
-        return f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless against the best so far"
+        return f"{done}: {min(measured):.4g} s is beyond {request.longest_step_s:.4g} s, hopeless against what is known"
     spread = (max(measured) - min(measured)) / statistics.median(measured)
     if request.step_tolerance_fraction is not None and len(measured) >= MIN_STEPS and spread <= request.step_tolerance_fraction:
         return f"{done}: all within {spread:.2%}"

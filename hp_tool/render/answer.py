@@ -44,8 +44,12 @@ def as_good_words(answer: Answer) -> str:
 
 def sentences(answer: Answer) -> list[str]:
     """All that is said of an answer, a sentence each."""
-    known = [headline(answer), measured_words(answer.measured), as_good_words(answer)]
-    return ["; ".join(each for each in known if each), *(each for each in (why(answer), warning(answer)) if each)]
+    known = "; ".join(each for each in (measured_words(answer.measured), as_good_words(answer)) if each)
+    return [
+        f"{headline(answer)}.",
+        f"{known[0].upper()}{known[1:]}.",
+        *(each for each in (why(answer), warning(answer)) if each),
+    ]
 
 
 def warning(answer: Answer) -> str | None:

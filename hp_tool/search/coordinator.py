@@ -17,7 +17,7 @@ from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, Run
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import open_runs, progress_of
 from hp_tool.search.charges import Charges, end_run, failed_hosts, taken_off, with_traces
-from hp_tool.search.fidelity import extrapolated, leader
+from hp_tool.search.fidelity import extrapolated
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
 from hp_tool.search.study import StudyProjection
@@ -186,6 +186,7 @@ class Coordinator:
                 "parallel": asdict(run.parallel),
                 "calibrated_step_s": decision.predicted["calibrated_step_s"],
                 "chosen_by": decision.predicted["chosen_by"],
+                "hold_probability": decision.predicted["hold_probability"],
                 "calibration": decision.calibration.summary(),
             }
             self._store.append_event(lease=self._lease, kind="proposed", payload=payload)
@@ -269,7 +270,7 @@ class Coordinator:
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         runs = self._runs()
-        _, best_step_s = leader(runs) or (None, None)
+        best_step_s = self._planner.best_step_s(run, runs)
         request = self._problem.request(run, best_step_s=best_step_s, startup_s=self._planner.startup_s(runs))
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))

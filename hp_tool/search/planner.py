@@ -91,13 +91,19 @@ class Planner:
         """Seconds of a run to come before its first step."""
         return startup_s(runs, settings=self.problem.settings, assumed_s=self.problem.assumed_startup_s)
 
+    def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
+        """Seconds of a step that a run's are hopeless against: the best known; of the first run on GPUs, its own prediction,
+        since one that stalls has nothing more to say. A CPU's predictions may be off by as much themselves.
+        """
+        if (known := leader(runs)) is not None:
+            return known[1]
+        return run.predicted["calibrated_step_s"] if self.problem.cluster.gpu.kind == "gpu" else None
+
     def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int) -> NextRun:
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
-        predicted = self.problem.predicted(
-            row=row, calibration=calibration, reason=proposal.reason, expected_gain=proposal.expected_gain
-        )
+        predicted = self.problem.predicted(row=row, calibration=calibration, proposal=proposal)
         reused = self.reusable.get(configuration_digest(parallel=parallel))
         if reused is not None:
             predicted |= {REUSED: reused}
@@ -169,7 +175,8 @@ class Planner:
         row = self.problem.row(run.parallel)
         if row is None:
             return None
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), reason=reason, expected_gain=expected_gain)
+        seen = Proposal(row=row, expected_gain=expected_gain, reason=reason, hold_probability=1.0)  # it did before
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=seen)
         return NextRun(parallel=run.parallel, fidelity=fidelity, predicted=predicted)
 
     def _calibration(self) -> Calibration:

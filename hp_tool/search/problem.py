@@ -22,6 +22,7 @@ from hp_tool.domain.serving import Configuration
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.search.account import UNKNOWN_STARTUP_S
+from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.table import AxisValue, CandidateTable
 
@@ -67,7 +68,7 @@ class Question(ABC):
         row = self.row(parallel)
         return None if row is None else self.table.params(row)
 
-    def predicted(self, *, row: int, calibration: Calibration, reason: str, expected_gain: float) -> JsonObject:
+    def predicted(self, *, row: int, calibration: Calibration, proposal: Proposal) -> JsonObject:
         """What is believed before a run: the cost model's numbers, the calibrated ones, and why it was chosen."""
         one = self.table.take(np.array([row]))
         step, memory = one.predict_step(calibration), one.predict_memory(calibration)
@@ -85,8 +86,9 @@ class Question(ABC):
             "calibrated_step_s_interval": [float(low[0]), float(high[0])],
             "calibrated_memory_allocated_bytes": float(memory.median_bytes[0]),
             "calibration_measurements": len(calibration.measurement_ids),
-            "chosen_by": reason,
-            "expected_gain_fraction": expected_gain if np.isfinite(expected_gain) else None,
+            "chosen_by": proposal.reason,
+            "expected_gain_fraction": proposal.expected_gain if np.isfinite(proposal.expected_gain) else None,
+            "hold_probability": proposal.hold_probability,
         }
 
     @property
@@ -103,8 +105,8 @@ class Question(ABC):
     def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> RunRequest:
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
-        `best_step_s`: of the best configuration known; a run that is hopeless against it may end early. `startup_s`: of earlier
-        runs.
+        `best_step_s`: of the best configuration known, or expected; a run that is hopeless against it may end early.
+        `startup_s`: of earlier runs.
         """
 
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:

@@ -21,6 +21,10 @@ OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
 GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
+READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
+FULL = "make room on the database's disk"
+FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
+"""What to do about an error of the driver, by words of it."""
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -59,7 +63,8 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         cause = getattr(error, "orig", None) or error
         first_line = (str(cause).splitlines() or [type(cause).__name__])[0]
-        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}") from error
+        fix = next((f"; {fix}" for sign, fix in FIXES.items() if sign in first_line), "")
+        raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}{fix}") from error
 
 
 def is_the_drivers(error: BaseException | None) -> bool:
@@ -159,7 +164,20 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = connection.execute(sa.select(table).filter_by(**same_key)).one()
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    assert first is not None
+    return first
+
+
+def earlier_use(connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str) -> str | None:
+    """The resource id of an idempotency key that was used; None of a new one.
+
+    Raises ConflictError if the key was used with another request.
+    """
+    table = tables.idempotency_keys
+    first = connection.execute(sa.select(table).filter_by(scope=scope, owner=owner or "", key=key)).one_or_none()
+    if first is None:
+        return None
     if first.fingerprint != fingerprint:
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -114,6 +115,7 @@ def state_of(connection: sa.Connection) -> DatabaseState:
         needed_revision=HEAD,
         clock_offset_s=offset.total_seconds(),
         read_only=_read_only(connection),
+        free_bytes=_free_bytes(connection),
         overdue_webhooks=_overdue_webhooks(connection),
     )
 
@@ -126,6 +128,12 @@ def _overdue_webhooks(connection: sa.Connection) -> int:
     late = HOOK.c.next_attempt_at <= before, SEARCH.c.finished_at <= before
     number: int = connection.execute(untold(sa.func.count()).where(*late)).scalar_one()
     return number
+
+
+def _free_bytes(connection: sa.Connection) -> int | None:
+    if connection.dialect.name == "postgresql":
+        return None
+    return shutil.disk_usage(Path(connection.engine.url.database or "").absolute().parent).free
 
 
 def _read_only(connection: sa.Connection) -> bool:

@@ -25,6 +25,7 @@ from hp_tool.store.base import (
     StoreBase,
     add_event,
     checked,
+    earlier_use,
     first_use,
     gpu_seconds_of,
     locked_search,
@@ -61,6 +62,7 @@ class Searches(StoreBase):
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
+        asked: JsonObject | None = None,
     ) -> SearchRecord:
         query = encode(query, field="query")
         with self._writing() as connection:
@@ -71,7 +73,7 @@ class Searches(StoreBase):
                 scope="searches",
                 owner=owner,
                 key=idempotency_key,
-                fingerprint=_fingerprint(query, priority=priority, webhook=webhook),
+                fingerprint=_fingerprint(asked or query, priority=priority, webhook=webhook),
                 resource_id=new,
                 at=at,
             )
@@ -100,6 +102,20 @@ class Searches(StoreBase):
                 add_webhook(connection, search_id=new, url=webhook, at=at)
             add_event(connection, search_id=new, kind="state", payload={"state": state}, at=at)
             return read_search(connection, new)
+
+    def earlier_search(
+        self,
+        *,
+        asked: JsonObject,
+        idempotency_key: str,
+        owner: str | None = None,
+        priority: int = 0,
+        webhook: str | None = None,
+    ) -> SearchRecord | None:
+        fingerprint = _fingerprint(asked, priority=priority, webhook=webhook)
+        with self._reading() as connection:
+            used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, fingerprint=fingerprint)
+            return None if used is None else read_search(connection, used)
 
     def get_search(self, *, search_id: str) -> SearchRecord:
         with self._reading() as connection:

@@ -11,8 +11,9 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unchecked_table
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.training.best import NEAR, Best
+from hp_tool.training.best import Best
 from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import recommendations
 
@@ -45,7 +46,16 @@ def choose(best: Best, *, count: int) -> Choice:
     group = _groups(best.take(listed))
     near = np.flatnonzero(best.value_s <= NEAR * best.value_s[0])
     near = near[_alike(best.take(near), 0)]
-    pick = int(near[_simplest(best.take(near))])
+    rows = best.rows.take(near)
+    place = simplest(
+        rows.candidates,
+        problem=best.problems[0],
+        total_bytes=rows.memory_total_bytes,
+        fails=1.0 - rows.step_s / rows.expected_s,
+        value_s=best.value_s[near],
+        more_axes=(best.variant[near] > 0).astype(np.int64),
+    )
+    pick = int(near[place])
     others = np.flatnonzero(best.layout[listed] != best.layout[pick])
     shown = np.concatenate([[pick], listed[others]])[:count]
     groups = np.concatenate([[1], group[others]])[:count]
@@ -76,15 +86,21 @@ def _alike(best: Best, first: int) -> BoolArray:
     return alike
 
 
-def _simplest(best: Best) -> int:
+def simplest(
+    candidates: Candidates,
+    *,
+    problem: TrainingProblem,
+    total_bytes: FloatArray,
+    fails: FloatArray,
+    value_s: FloatArray,
+    more_axes: IntArray | int = 0,
+) -> int:
     """The row to try: safe, then on the fewest axes, then with the most devices left when a node is lost, then with most free
-    memory, then fastest.
+    memory, then fastest. `fails`: chance of running out of memory; `more_axes` are used besides those of the candidate.
     """
-    rows, problem = best.rows, best.problems[0]
-    free = np.floor(rows.memory_total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
-    fails = 1.0 - rows.step_s / rows.expected_s
-    axes = _axes(rows.candidates, layers=problem.model.total_layers) + (best.variant > 0)
-    keys = (best.value_s, free, -_left(rows.candidates, problem), axes, fails > SAFE)
+    free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE)
+    axes = _axes(candidates, layers=problem.model.total_layers) + more_axes
+    keys = (value_s, free, -_left(candidates, problem), axes, fails > SAFE)
     return int(np.lexsort(keys)[0])
 
 

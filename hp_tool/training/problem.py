@@ -364,7 +364,8 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
 
 def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
     """The profile with the scatter of step times that holds for this kind of model and this release."""
-    profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
+    if model.num_experts or workload.lora is not None:
+        profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
     constants, release = profile.framework, workload.framework_version
     more = 0.0
     if model.num_experts:

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 
 from hp_tool import bounds
-from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query, RankBy
 from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
@@ -18,6 +17,7 @@ from hp_tool.space.pareto import undominated
 from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_unused
 from hp_tool.training.choice import choose, chosen_recommendations, recommendations_of
+from hp_tool.training.misses import nearest_misses
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import (
     CostedRows,
@@ -29,8 +29,6 @@ from hp_tool.training.rank import (
 Objective = Literal["memory", "gpus"]
 """What a Pareto front sets against step time."""
 MAX_TOP = 1_000
-NEAREST = 3
-"""Misses in an answer."""
 
 
 def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
@@ -57,10 +55,7 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
         best = _offloaded(query, best, keep=top, calibrations=calibrations)
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
-        missed = [_fastest(problem, predictor)]
-        for rows, _ in costed_chunks(problem=problem, predictor=predictor):
-            missed = [nearest(CostedRows.concatenate([*missed, rows]), problem=problem)]
-        misses = nearest_recommendations(missed[0].candidates, problem=problem, predictor=predictor)
+        misses = nearest_misses(problem, predictor)
     chosen = choose(best, count=top)
     ranked = chosen_recommendations(chosen, predictor=predictor)
     if predictor is None and calibrations is not None:
@@ -97,32 +92,6 @@ def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibration
         predictor = None if calibrations is None else calibrations(problem)
         found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
     return min((one for one in found if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
-
-
-def nearest(rows: CostedRows, *, problem: TrainingProblem) -> CostedRows:
-    """The NEAREST of candidates none of which is acceptable: first those that miss one limit alone, memory or time, then by
-    how far they are off: bytes over the capacity, or seconds over the longest step that max_days and max_cost allow,
-    whichever is the larger multiple.
-    """
-    capacity = problem.cluster.gpu.memory_bytes * (1.0 - problem.constraints.memory_headroom_fraction)
-    size, time = rows.memory_total_bytes / capacity, rows.step_s / problem.longest_step_s
-    missed = (size > 1.0).astype(np.int64) + (time > 1.0)
-    return rows.take(np.lexsort((rows.step_s, np.maximum(size, time), missed))[:NEAREST])
-
-
-def _fastest(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
-    """The fastest that fit, whatever max_days and max_cost say: the usual values of the axes may lack them."""
-    unlimited = replace(problem, constraints=replace(problem.constraints, max_days=None, max_cost=None))
-    best = best_of(unlimited, keep=NEAREST, rank_by="mean", predictor=predictor)
-    return best.rows.take(np.flatnonzero(best.variant == 0)[:NEAREST])
-
-
-def nearest_recommendations(
-    chosen: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
-) -> tuple[Recommendation, ...]:
-    """Candidates that are not acceptable in full, with every limit they miss among their estimate's reasons."""
-    rows = recommendations(chosen, problem=problem, predictor=predictor)
-    return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)
 
 
 def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:

@@ -127,14 +127,14 @@ def noise_of(runs: Sequence[RunRecord]) -> dict[Configuration, float]:
 
 
 def effect_of_axes(
-    axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], known_s: FloatArray
+    axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
-    """Best known step time by the value of each axis: what holding on to that value costs."""
+    """Shortest step time among `rows` by the value of each axis: what holding on to that value costs."""
     found: dict[str, dict[str, float]] = {}
     for name, values in axes.items():
         best: dict[str, float] = {}
         for row in rows:
-            best[str(values[row])] = min(best.get(str(values[row]), math.inf), float(known_s[row]))
+            best[str(values[row])] = min(best.get(str(values[row]), math.inf), float(step_s[row]))
         if len(best) > 1:
             found[name] = best
     return found

@@ -43,6 +43,8 @@ class PlannedRun:
     """Start-up and all steps, as predicted; waiting for devices is not in it."""
     time_limit_s: float
     """After which it is cut off."""
+    hold_probability: float
+    """That it fits, works and does not stall."""
 
     @property
     def gpu_seconds(self) -> float:
@@ -117,7 +119,9 @@ def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[Sea
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
     if isinstance(problem, CostedSpace):
-        raise InputError("nothing that the query allows fits, so there is nothing to run", code="nothing_feasible")
+        raise InputError(
+            "nothing that the query allows fits, so there is nothing to run", field="parallel", code="nothing_feasible"
+        )
     if store is not None:
         startup_s = known_startup_s(store=store, problem=problem.search)
         problem = replace(problem, search=replace(problem.search, assumed_startup_s=startup_s))
@@ -162,6 +166,7 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         step_s=step_s,
         wall_s=run_gpu_seconds(num_gpus=1, step_s=step_s, startup_s=startup_s, settings=search.settings),
         time_limit_s=search.time_limit_s(run, startup_s=startup_s),
+        hold_probability=predicted["hold_probability"],
     )
 
 

@@ -1,6 +1,6 @@
 """The result of a training search: candidates ranked by calibrated predictions, measured ones by their measured time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,9 +22,11 @@ from hp_tool.search.fidelity import standing
 from hp_tool.search.problem import Question
 from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.choice import simplest
+from hp_tool.training.exact import NEAR
+from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
-from hp_tool.training.recommend import NEAREST, nearest, nearest_recommendations
 from hp_tool.tuning.answer import alike, answer_of, effect_of_axes, noise_of
 from hp_tool.tuning.problem import TuningProblem
 
@@ -72,7 +74,7 @@ class TuneResult:
     answer: Answer | None = None
     """The first recommendation of a training search in figures; None where nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Step time of the best configuration with each value of an axis, measured or calibrated: what holding on to it costs."""
+    """Calibrated step time of the best configuration with each value of an axis: what holding on to that value costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
@@ -129,10 +131,11 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         eligible=[*untried, *reduced],
         measured_s={row: step_s for row, step_s in whole.items() if step_s <= limit_s},
     )
-    known_s, known_bytes = median_s.copy(), memory.median_bytes.copy()
+    known_s, known_bytes, fails = median_s.copy(), memory.median_bytes.copy(), 1.0 - memory.fit_probability(table.device_bytes)
     for row, step_s in whole.items():
-        known_s[row] = step_s
+        known_s[row], fails[row] = step_s, 0.0
         known_bytes[row] = measured[row].peak_memory_bytes or known_bytes[row]
+    rows = simplest_first(rows, problem=problem, known_s=known_s, known_bytes=known_bytes, fails=fails, measured=whole)
     front = [rows[place] for place in undominated(known_s[rows], -known_bytes[rows])]
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     near = []
@@ -160,7 +163,7 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         error=account.error.as_dict() if account.error else None,
         recommendations=recommendations,
         answer=answer,
-        axes=effect_of_axes(table.axes, rows, known_s),
+        axes=effect_of_axes(table.axes, rows, step.median_s),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
         nearest_misses=_describe(problem, near, calibration=calibration, measured=measured),
@@ -181,7 +184,7 @@ def nothing_feasible(
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
-        nearest_misses=nearest_recommendations(nearest(space, problem=problem).candidates, problem=problem),
+        nearest_misses=nearest_recommendations(space.candidates.take(nearest(space, problem=problem)), problem=problem),
         search=account.summary(grid_gpu_seconds=None),
     )
 
@@ -207,6 +210,31 @@ def rank(
             order.remove(best_measured)
             order.insert(0, best_measured)
     return order
+
+
+def simplest_first(
+    rows: list[int],
+    *,
+    problem: TuningProblem,
+    known_s: FloatArray,
+    known_bytes: FloatArray,
+    fails: FloatArray,
+    measured: Container[int],
+) -> list[int]:
+    """The rows with the one to try first, as `training.choice` finds it: of those that take at most NEAR times as long as the
+    first, and were measured if that was.
+    """
+    near = [row for row in rows if known_s[row] <= NEAR * known_s[rows[0]] and (row in measured or rows[0] not in measured)]
+    if len(near) < 2:
+        return rows
+    place = simplest(
+        problem.search.candidates.take(np.array(near)),
+        problem=problem.training,
+        total_bytes=known_bytes[near],
+        fails=fails[near],
+        value_s=known_s[near],
+    )
+    return [near[place], *(row for row in rows if row != near[place])]
 
 
 def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]) -> tuple[FloatArray, FloatArray]:

@@ -16,8 +16,8 @@ from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingR
 from hp_tool.search.account import spent_by
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, estimate_row
+from hp_tool.training.misses import NEAREST
 from hp_tool.training.rank import group_numbers
-from hp_tool.training.recommend import NEAREST
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
 from hp_tool.tuning.serving import ServingTuning

@@ -88,8 +88,15 @@ def refuse_trainer(query: Query) -> None:
         )
 
 
-async def _body(request: Request, find: FindDep) -> Query:
-    query = await read_body(request, schema.parse_query)
+async def _asked(request: Request) -> Query:
+    return await read_body(request, schema.parse_query)
+
+
+AskedBody = Annotated[Query, Depends(_asked)]
+"""The query in the body as it was sent: names are not looked up yet."""
+
+
+async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
     if names_registered(query):
         request.state.by_owner = True  # so the answer is cached for nobody
         return await run_in_threadpool(resolve, query, find=find)

@@ -30,6 +30,8 @@ STATUS_BY_CODE: dict[str, int] = {
     "payload_too_large": 413,
     "unknown_host": 421,
 }
+BODY = "body"
+"""The field of what is wrong with a request's body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -53,7 +55,8 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
     in_body = isinstance(error, NotFoundError) and error.field is not None and error.field not in path_parameters
     by_class = 422 if in_body else next(status for kind, status in STATUS_BY_CLASS if isinstance(error, kind))
     status = STATUS_BY_CODE.get(error.code, by_class)
-    response = _response(status, code=error.code, detail=error.message, field=error.field, details=error.details)
+    field = error.field or (BODY if status == HTTPStatus.UNPROCESSABLE_ENTITY else None)
+    response = _response(status, code=error.code, detail=error.message, field=field, details=error.details)
     if isinstance(error, LimitError):
         response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     if status == HTTPStatus.UNAUTHORIZED:
@@ -79,7 +82,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that is no JSON
-            return _response(422, code="syntax", detail=str(error.detail), field=None)
+            return _response(422, code="syntax", detail=str(error.detail), field=BODY)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
         response = _response(error.status_code, code=code, detail=str(error.detail), field=None)
         response.headers.update(error.headers or {})
@@ -98,9 +101,9 @@ def install(app: FastAPI) -> None:
         return response
 
 
-def _path(loc: Sequence[int | str]) -> str | None:
-    """The field as its sender wrote it, without its location (query, body) and the branches of a union."""
-    return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or None
+def _path(loc: Sequence[int | str]) -> str:
+    """The field as its sender wrote it, without its location (query, body) and the branches of a union; else the location."""
+    return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 
 
 def _allowed(request: Request) -> set[str]:

@@ -25,9 +25,9 @@ from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
 from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
-from service.api.bodies import QueryBody, json_body, json_response
+from service.api.bodies import AskedBody, QueryBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
-from service.api.dependencies import PagingDep, SettingsDep, StoreDep, TrialPagingDep
+from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.keys import Keyring
 from service.watch import Watch
@@ -70,8 +70,9 @@ MEANING: dict[Action, str] = {
     responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
-    query: QueryBody,
+    query: AskedBody,
     store: StoreDep,
+    find: FindDep,
     settings: SettingsDep,
     response: Response,
     idempotency_key: IdempotencyKey = None,
@@ -86,10 +87,13 @@ def submit(
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
             raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
+    asked = schema.to_dict(query)
+    sent: dict[str, Any] = {"priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
+    if idempotency_key is not None and (earlier := store.earlier_search(asked=asked, **sent)) is not None:
+        return _accepted(earlier, response)  # whatever its names mean by now, and whoever could run it
+    query = resolve(query, find=find)
     resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
-    record = store.create_search(
-        query=schema.to_dict(query), priority=priority, idempotency_key=idempotency_key, webhook=webhook
-    )
+    record = store.create_search(query=schema.to_dict(query), asked=asked, **sent)
     return _accepted(record, response)
 
 

@@ -7,11 +7,12 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.serving import Configuration, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
+from hp_tool.units import counted
 from service.api.searches import recommended
 from service.dashboard import formats, trials
 
@@ -32,6 +33,7 @@ class Latency:
 class Best:
     """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
 
+    parallel: Configuration
     arithmetic: str
     details: str
     measured: bool
@@ -85,7 +87,8 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     """The first row of the search's result; until there is one, its best run so far."""
     row, run_id = recommended(record), record.progress.get("best_run_id")
     if isinstance(row, ServingRecommendation):
-        return _served(row, record.query)
+        rows = (record.result or {})["recommendations"]
+        return _served(row, record.query, as_good=sum(each.get("group") == row.group for each in rows) - 1)
     if row is not None:
         return _trained(row, (record.result or {}).get("answer"))
     return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
@@ -97,6 +100,7 @@ def _trained(row: Recommendation, answer_json: JsonObject | None) -> Best:
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
     return Best(
+        parallel=row.parallel,
         arithmetic=arithmetic,
         details=details,
         step_s_interval=known.intervals.step_s if known.intervals else None,
@@ -106,7 +110,7 @@ def _trained(row: Recommendation, answer_json: JsonObject | None) -> Best:
         warning=words.warning(answer) if answer else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
-        tokens_per_second_per_gpu=(measurement or known).tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=_rate(known, measurement),
         peak_memory_bytes=_peak_memory_bytes(measurement) if measurement else None,
         predicted_step_s=predicted.time.step_s if predicted.time else None,
         calibrated_step_s=calibrated_step_s,
@@ -130,13 +134,14 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     )
     arithmetic, details = trials.words(run.parallel)
     best = Best(
+        parallel=run.parallel,
         arithmetic=arithmetic,
         details=details,
         measured=True,
         runs=runs,
         sentences=(f"{words.measured_words(runs).capitalize()}, the fastest so far.",),
         step_s=measurement.objective_s,
-        tokens_per_second_per_gpu=measurement.tokens_per_second_per_gpu,
+        tokens_per_second_per_gpu=None if runs.reduced else measurement.tokens_per_second_per_gpu,
         peak_memory_bytes=_peak_memory_bytes(measurement),
         predicted_step_s=run.predicted.get("step_s"),
         calibrated_step_s=run.predicted.get("calibrated_step_s"),
@@ -156,18 +161,37 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     )
 
 
+def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
+    """Tokens/s per GPU of the whole configuration, measured or as a reduced run implies."""
+    if measurement is None:
+        return known.tokens_per_second_per_gpu
+    if measurement.fidelity.is_whole:
+        return measurement.tokens_per_second_per_gpu
+    rate, time, step_s = known.tokens_per_second_per_gpu, known.time, measurement.objective_s
+    return rate * time.step_s / step_s if rate and time and step_s else None
+
+
 def _peak_memory_bytes(measurement: Measurement) -> int | None:
     """None for a reduced run, which needs another amount of memory than the whole configuration."""
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
-def _served(row: ServingRecommendation, query: JsonObject) -> Best:
+def _served(row: ServingRecommendation, query: JsonObject, *, as_good: int) -> Best:
     """The calibrated estimate of a measured row holds the measured values."""
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     arithmetic, details = trials.words(row.parallel)
+    said = (
+        f"{formats.count(known.output_tokens_per_second_per_gpu)} output tokens/s per GPU, "
+        f"{formats.seconds(known.ttft_s)} to the first token, {formats.seconds(known.tpot_s)} per output token"
+        f" ({'measured' if measurement else 'calibrated, not run itself'})"
+    )
+    if as_good:
+        said += f"; {counted(as_good, 'other configuration')} of those shown may be as good"
     return Best(
+        parallel=row.parallel,
         arithmetic=arithmetic,
         details=details,
+        sentences=(f"{said}.",),
         measured=measurement is not None,
         step_s=known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,

@@ -77,4 +77,5 @@ def _flags(record: SearchRecord, parallel: Configuration) -> str:
 
 def _yaml(record: SearchRecord, parallel: Configuration) -> str:
     """The query of this configuration alone, for `hp-tool estimate`."""
-    return yaml.safe_dump(schema.parse_mapping(configuration_text(record.query, parallel=parallel)), sort_keys=False)
+    text = configuration_text(schema.parse_query(record.query), parallel=parallel)
+    return yaml.safe_dump(schema.parse_mapping(text), sort_keys=False)

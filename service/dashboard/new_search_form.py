@@ -191,6 +191,16 @@ BUDGET: tuple[Spec, ...] = (
     ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )
+BASELINE: tuple[Spec, ...] = (
+    ("search.baseline.tensor_parallel_size", "Today's tensor parallel", "1"),
+    ("search.baseline.pipeline_parallel_size", "Today's pipeline parallel", "1"),
+    ("search.baseline.virtual_pipeline_parallel_size", "Today's chunks per rank", "1"),
+    ("search.baseline.context_parallel_size", "Today's context parallel", "1"),
+    ("search.baseline.expert_parallel_size", "Today's expert parallel", "1"),
+    ("search.baseline.micro_batch_size", "Today's micro-batch", "1"),
+    ("search.baseline.recompute", "Today's recomputation", "none"),
+    ("search.baseline.zero_stage", "Today's ZeRO stage", "framework's own"),
+)
 TRAINER: Spec = ("trainer", "Registered trainer", "the built-in profiler")
 SUGGESTED: dict[str, Suggested] = {
     "model": "models",
@@ -226,6 +236,7 @@ def sections(kind: Kind) -> tuple[Section, ...]:
         *(() if training else (_section("Pools for prefill and decoding", POOLS, folded=True),)),
         *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
         _section("NVLink", NVLINK, folded=True),
+        *((_section("What you run today, to compare with", BASELINE, folded=True),) if training else ()),
         _section("Profile runs", (*BUDGET, TRAINER) if training else BUDGET, folded=True),
     )
 

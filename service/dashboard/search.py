@@ -58,6 +58,8 @@ class SearchPage(Page, View):
     """Prefix of a log's address; append the run's id."""
     export_href: str | None
     """Address of the best configuration for another tool, given as ?format=; None while there is none."""
+    best_href: str | None
+    """Page of the best configuration."""
     export_formats: tuple[str, ...]
     events_href: str | None
     """Event stream of changes; None once the search has ended."""
@@ -164,6 +166,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
+        best_href=configuration_href(view.query, parallel=best.parallel) if best else None,
         export_formats=tuple(export_formats),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),

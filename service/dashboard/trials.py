@@ -186,7 +186,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
         final_high_s=tuple((each.get("step_s_interval") or (None, None))[1] for each in final),
         measured_step_s=tuple(run.objective_s for run in runs),
         reduced=tuple(not run.fidelity.is_whole for run in runs),
-        tokens_per_second_per_gpu=tuple(run.tokens_per_second_per_gpu for run in runs),
+        tokens_per_second_per_gpu=_rates(runs),
         peak_memory_bytes=tuple(run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs),
         predicted_memory_bytes=tuple(run.predicted_memory_bytes for run in runs),
         serving=_serving(record.query, runs) if serves(record.query) else None,
@@ -200,6 +200,23 @@ def _calibrated(run: RunFigures, prediction: dict[str, Any] | None) -> tuple[flo
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
     low, high = prediction.get("step_s_interval") or (None, None)
     return prediction.get("step_s"), low, high
+
+
+def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
+    """Tokens/s per GPU of each whole configuration: that of a reduced run follows from the tokens of a whole step."""
+    done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
+    tokens = next(
+        (run.tokens_per_second_per_gpu * run.objective_s for run in done if run.tokens_per_second_per_gpu and run.objective_s),
+        None,
+    )
+    return tuple(
+        run.tokens_per_second_per_gpu
+        if run.fidelity.is_whole
+        else tokens / run.objective_s
+        if tokens and run.objective_s
+        else None
+        for run in runs
+    )
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.best import BestSearch, best_of
+from hp_tool.training.best import best_of
+from hp_tool.training.exact import BestSearch
 from hp_tool.training.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, judged

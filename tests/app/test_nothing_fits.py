@@ -79,7 +79,22 @@ def test_a_deadline_out_of_reach_is_missed_by_as_little_as_can_be() -> None:
     )
     found = recommend(query=asked)
     open_ended = recommend(query=replace(asked, constraints=replace(asked.constraints, max_days=None), rank_by="mean"))
+    assert len({str(row.parallel) for row in found.nearest_misses}) == len(found.nearest_misses) == 3
     best = found.nearest_misses[0]
     assert [reason.code for reason in best.estimate.reasons] == ["target_missed"]
     fastest = min(open_ended.recommendations, key=lambda row: row.estimate.time.step_s if row.estimate.time else 0.0)
     assert best.parallel == fastest.parallel
+
+
+def test_a_deadline_is_missed_by_least_with_any_exchange_of_a_sequence() -> None:
+    asked = query(
+        model="llama-2-13b",
+        num_gpus=8,
+        training={"sequence_length": 8192, "global_batch_size": 8, "total_tokens": 1e12},
+        constraints={"max_days": 1.0},
+        parallel={"tensor_parallel_size": 1, "context_parallel_size": 8, "zero_stage": 3},
+    )
+    found = recommend(query=asked).nearest_misses
+    open_ended = recommend(query=replace(asked, constraints=replace(asked.constraints, max_days=None), rank_by="mean"), top=5)
+    fastest = min(open_ended.recommendations, key=lambda row: row.estimate.time.step_s if row.estimate.time else 0.0)
+    assert fastest.parallel.context_parallel_communication == "a2a" and found[0].parallel == fastest.parallel

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration
-from hp_tool.calibration.evidence import most_alike
+from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration, residual_features
+from hp_tool.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, most_alike
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
+from hp_tool.catalog import cluster, model
+from hp_tool.catalog.efficiency import efficiency
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import GIB
 
 
@@ -72,6 +80,43 @@ def test_stalled_runs_are_told_from_the_others_and_do_not_slow_them_down():
     low, high = step.interval(confidence=0.9)
     assert np.mean((low <= truth) & (truth <= high)) >= 0.9
     assert np.all(high[stalled] > 3.0)
+
+
+def test_far_from_all_runs_kinds_stall_as_often_as_is_stated_and_more_where_more_did():
+    """The first half of all runs is of a kind that stalls nine times as often as the other."""
+
+    def known(rows, seed=0):
+        risk = np.where(np.arange(rows) < rows // 2, np.log(3.0), -np.log(3.0))
+        return features(rows, seed=seed) | {STEP_LOG_SD: np.full(rows, 0.8), STALL_RISK: risk}
+
+    far = {name: values + 50.0 * (name not in STATED) for name, values in known(10, seed=5).items()}
+    for stalled, low, high in ((0, 0.2, 0.45), (8, 0.6, 0.8)):  # 0.73 is stated of that kind
+        measured = np.where(np.arange(24) < stalled, 8.0, 1.0) * noise(24)
+        step = predict(fit_calibration(evidence=evidence(known(24), measured), prior=GPU_PRIOR), far)
+        assert low < step.slow_probability[0] <= high
+        assert step.slow_probability[0] > 3 * step.slow_probability[-1]
+
+
+def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_than_others():
+    candidates = Candidates.from_configs(
+        ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=p, data_parallel_size=4 // p) for p in (1, 4)
+    )
+
+    def risks(nodes, held_up_beyond):
+        machine = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8 * nodes))
+        profile = efficiency(gpu=machine.gpu, framework="nanotron")
+        framework = replace(profile.framework, message_stall_nodes=held_up_beyond)
+        case = TrainingCase(
+            model=model("llama-3-8b"),
+            cluster=machine,
+            workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, framework="nanotron"),
+            profile=replace(profile, framework=framework),
+        )
+        return residual_features(case=case, candidates=candidates)[STALL_RISK]
+
+    alone, few, many, held_up = risks(1, 32), risks(4, 32), risks(16, 32), risks(16, 8)
+    assert alone[0] == alone[1] < few[0] < few[1] < many[1]
+    assert held_up[0] == held_up[1] == many[0]
 
 
 def test_a_machine_that_is_slower_throughout_does_not_stall():

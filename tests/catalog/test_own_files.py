@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool import catalog
+from hp_tool import catalog, diagnostics
 from hp_tool.catalog import library
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError, NotFoundError
@@ -124,3 +124,10 @@ def test_one_look_up_parses_one_file() -> None:
     library.clear_cache()
     catalog.model("meta-llama/Llama-3.1-8B")
     assert library._entries.cache_info().currsize == 1
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_CATALOG_DIR", os.pathsep.join((str(tmp_path), str(tmp_path / "gone"))))
+    with pytest.raises(NotFoundError, match=r"HP_CATALOG_DIR names .*/gone, which is no folder"):
+        library.entry("models", "house-model")
+    assert [(check.name, check.status) for check in diagnostics.catalogue()] == [("catalogue", "warning")]

@@ -98,10 +98,28 @@ def test_whole_lines_are_kept_whatever_their_length(tmp_path: Path, size: int) -
     from hp_tool.cli.batch import keep_whole_lines
 
     path = tmp_path / "answers"
-    path.write_bytes(b"first\n" + b"x" * size + b"\nhalf")
+    first, second = b'{"status": "ok"}', b'{"status": "error", "id": "' + b"x" * size + b'"}'
+    path.write_bytes(first + b"\n" + second + b"\nhalf")
     with path.open("r+b") as stream:
-        assert keep_whole_lines(stream) == (2, b"x" * size)
-    assert path.read_bytes() == b"first\n" + b"x" * size + b"\n"
+        assert keep_whole_lines(stream) == (2, second)
+    assert path.read_bytes() == first + b"\n" + second + b"\n"
+
+
+DAMAGES = (b"\0" * 80, b'{"status": "ok", "id": "q1{"status": "ok"}', b"", b"[1]", b'{"status": "maybe"}')
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_line_is_named(tmp_path: Path, entry_point: Run, damage: bytes) -> None:
+    write(tmp_path / "queries.jsonl", 4)
+    output = tmp_path / "answers.jsonl"
+    command = ("batch", "queries.jsonl", "--output=answers.jsonl", "--no-calibration")
+    assert entry_point(*command).returncode == 0
+    lines = output.read_bytes().splitlines()
+    output.write_bytes(b"\n".join((lines[0], damage, lines[2], b"")))
+    before = output.read_bytes()
+    refused = entry_point(*command, "--resume")
+    assert refused.returncode == 2 and "line 2 of the output is no answer" in refused.stderr and "head -n 1" in refused.stderr
+    assert output.read_bytes() == before
 
 
 def test_a_terminal_sees_how_far_it_is(tmp_path: Path) -> None:

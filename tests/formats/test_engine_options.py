@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange import export
 from hp_tool.formats.engines import VERSIONS
+from tests.formats.engine_parsers import parsed
 
-NUMBER, SWITCH = "a number", "no value"
-Values = str | frozenset[str]
-
-VLLM_0_12_0: dict[str, Values] = {
-    # vllm/engine/arg_utils.py, EngineArgs.add_cli_args
-    "--tensor-parallel-size": NUMBER,
-    "--pipeline-parallel-size": NUMBER,
-    "--data-parallel-size": NUMBER,
-    "--enable-expert-parallel": SWITCH,
-    "--enable-eplb": SWITCH,
-    "--eplb-config": "a mapping",
-    "--all2all-backend": frozenset({"naive", "pplx", "deepep_high_throughput", "deepep_low_latency"}),
-    "--enable-dbo": SWITCH,
-    "--max-num-seqs": NUMBER,
-    "--max-num-batched-tokens": NUMBER,
-    "--max-model-len": NUMBER,
-    "--gpu-memory-utilization": NUMBER,
-    # vllm/config/model.py, ModelDType
-    "--dtype": frozenset({"auto", "half", "float16", "bfloat16", "float", "float32"}),
-    # vllm/model_executor/layers/quantization/__init__.py, QuantizationMethods
-    "--quantization": frozenset({
-        "awq", "deepspeedfp", "tpu_int8", "fp8", "ptpc_fp8", "fbgemm_fp8", "fp_quant", "modelopt", "modelopt_fp4", "bitblas",
-        "gguf", "gptq_marlin_24", "gptq_marlin", "gptq_bitblas", "awq_marlin", "gptq", "compressed-tensors", "bitsandbytes",
-        "hqq", "experts_int8", "ipex", "quark", "moe_wna16", "torchao", "auto-round", "rtn", "inc", "mxfp4", "petit_nvfp4",
-        "cpu_gptq", "cpu_awq",
-    }),
-    # vllm/config/cache.py, CacheDType, without `bfloat16`: "an invalid option for models that do not default to fp8"
-    "--kv-cache-dtype": frozenset({"auto", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"}),
-}  # fmt: skip
-
-SGLANG_0_5_6_POST2: dict[str, Values] = {
-    # sglang/srt/server_args.py, ServerArgs.add_cli_args
-    "--model-path": "a path",
-    "--tp-size": NUMBER,
-    "--pp-size": NUMBER,
-    "--dp-size": NUMBER,
-    "--ep-size": NUMBER,
-    "--enable-dp-attention": SWITCH,
-    "--enable-eplb": SWITCH,
-    "--ep-num-redundant-experts": NUMBER,
-    "--moe-a2a-backend": frozenset({"none", "deepep", "mooncake", "ascend_fuseep"}),
-    "--enable-two-batch-overlap": SWITCH,
-    "--max-running-requests": NUMBER,
-    "--chunked-prefill-size": NUMBER,
-    "--context-length": NUMBER,
-    "--mem-fraction-static": NUMBER,
-    "--dtype": frozenset({"auto", "half", "float16", "bfloat16", "float", "float32"}),
-    # QUANTIZATION_CHOICES
-    "--quantization": frozenset({
-        "awq", "fp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8",
-        "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "mxfp4", "auto-round",
-        "compressed-tensors", "modelslim",
-    }),
-    "--kv-cache-dtype": frozenset({"auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"}),
-}  # fmt: skip
-
-ACCEPTED = {"vllm": ("0.12.0", VLLM_0_12_0), "sglang": ("0.5.6.post2", SGLANG_0_5_6_POST2)}
+QUANTIZATION = {"fp8"}
+"""Words of vLLM's --quantization that exports use, which its parser does not check (QuantizationMethods of
+vllm/model_executor/layers/quantization/__init__.py)."""
 LAYOUTS = (
     {"tensor_parallel_size": 8},
     {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
@@ -78,8 +27,8 @@ LAYOUTS = (
 )
 
 
-def options(engine: str, *, parallel: dict[str, int] | None = None, **inference: Any) -> dict[str, str | None]:
-    """The exported command's options; None behind a switch."""
+def words_of(engine: str, *, parallel: dict[str, int] | None = None, format: str | None = None, **inference: Any) -> list[str]:
+    """The words behind the exported command and its model."""
     load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "engine": engine}
     query = {
         "kind": "inference",
@@ -88,33 +37,43 @@ def options(engine: str, *, parallel: dict[str, int] | None = None, **inference:
         "inference": load | inference,
         "parallel": parallel or {"tensor_parallel_size": 4},
     }
-    script = export(result=query, format=engine)
+    script = export(result=query, format=format or engine)
+    if format == "llm-d":
+        (container,) = yaml.safe_load(script)["spec"]["template"]["containers"]
+        return list(container["args"])
     words = [word for word in shlex.split(script.replace("\\\n", " "), comments=True) if word != "$@"]
-    found: dict[str, str | None] = {}
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
-        if word.startswith("--"):
-            found[word] = None if after.startswith("--") else after
-    return found
+    return words[words.index("serve") + 2 :] if engine == "vllm" else words[3:]
 
 
-@pytest.mark.parametrize("engine", ACCEPTED)
+def options(engine: str, **asked: Any) -> dict[str, str | None]:
+    """The exported command's options; None behind a switch."""
+    words = words_of(engine, **asked)
+    pairs = zip(words, [*words[1:], "--"], strict=True)
+    return {word: None if after.startswith("--") else after for word, after in pairs if word.startswith("--")}
+
+
+@pytest.mark.parametrize(("engine", "format"), [("vllm", "vllm"), ("sglang", "sglang"), ("vllm", "llm-d")])
 @pytest.mark.parametrize(
     ("precision", "parallel"),
     [*((precision, LAYOUTS[0]) for precision in ("fp16", "fp8", "int8", "int4", "nvfp4")), *(("bf16", one) for one in LAYOUTS)],
     ids=str,
 )
-def test_the_version_accepts_every_option_and_its_value(engine: str, precision: str, parallel: dict[str, int]) -> None:
-    version, accepted = ACCEPTED[engine]
-    assert VERSIONS[engine] == version
+def test_the_engines_own_parser_accepts_the_command(engine: str, format: str, precision: str, parallel: dict[str, int]) -> None:
+    recorded = json.loads((Path(__file__).with_name("engine_options") / f"{engine}.json").read_text())
+    assert f" {VERSIONS[engine]}'s" in recorded["source"]
     cache = "fp16" if precision == "fp16" else None
-    for name, value in options(engine, parallel=parallel, precision=precision, kv_cache_precision=cache).items():
-        kind = accepted[name]
-        if isinstance(kind, frozenset):
-            assert value in kind, name
-        elif kind == NUMBER:
-            assert value is not None and float(value) > 0.0, name
-        else:
-            assert (value is None) == (kind == SWITCH), name
+    words = words_of(engine, format=format, parallel=parallel, precision=precision, kv_cache_precision=cache)
+    given = parsed(engine, words)
+    assert all(value > 0 for value in given.values() if isinstance(value, int | float))
+    assert given.get("--quantization") in {None, *QUANTIZATION} and len(given) >= 6
+
+
+def test_the_parsers_refuse_what_the_engines_do() -> None:
+    for word in ("--max-num-sequences=8", "--max-num-seqs=many", "--all2all-backend=deepep"):
+        with pytest.raises(AssertionError):
+            parsed("vllm", [word])
+    with pytest.raises(AssertionError):
+        parsed("sglang", ["--kv-cache-dtype=fp8"])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +93,7 @@ def test_the_cache_precision_is_said_where_it_is_asked_for(engine: str, asked: d
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "fp32"])
-@pytest.mark.parametrize("engine", ACCEPTED)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_cache_without_a_word_is_refused(engine: str, precision: str) -> None:
     with pytest.raises(UnsupportedError, match=r"set inference\.kv_cache_precision to bf16"):
         options(engine, kv_cache_precision=precision)

@@ -30,17 +30,7 @@ GIVEN_UP = ("interrupted", "cancelled", "the search ended", "its search has")
 def breaches(world: World) -> list[str]:
     """All of them, of a history whose searches have ended."""
     world.engine.advance()
-    promises = (
-        cancel_is_final,
-        nothing_is_lost,
-        nothing_is_doubled,
-        no_job_is_orphaned,
-        accounting_matches_what_ran,
-        retries_are_bounded,
-        limits_hold,
-        events_are_in_order,
-    )
-    return [f"{promise.__name__}: {breach}" for promise in promises for breach in promise(world)]
+    return [f"{promise.__name__}: {breach}" for promise in PROMISES for breach in promise(world)]
 
 
 def cancel_is_final(world: World) -> Iterator[str]:
@@ -147,3 +137,15 @@ def events_are_in_order(world: World) -> Iterator[str]:
                 if state not in NEXT_OF_RUN[before]:
                     yield f"run {event.payload['run_id']} went from {before} to {state}"
                 last[event.payload["run_id"]] = state
+
+
+PROMISES = (
+    cancel_is_final,
+    nothing_is_lost,
+    nothing_is_doubled,
+    no_job_is_orphaned,
+    accounting_matches_what_ran,
+    retries_are_bounded,
+    limits_hold,
+    events_are_in_order,
+)

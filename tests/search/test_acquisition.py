@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hp_tool.calibration import GPU_PRIOR, fit_calibration
+from hp_tool.calibration.evidence import STALL_RISK, STEP_LOG_SD
+from hp_tool.calibration.regimes import LOG_MEAN
+from hp_tool.calibration.step_time import MOST
 from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
@@ -39,6 +44,30 @@ def test_the_first_proposal_is_the_fastest_for_its_chance_to_fit():
     assert proposal.reason == "analytic_best"
     assert fits[proposal.row]
     assert predicted[proposal.row] / chance[proposal.row] == pytest.approx((predicted / chance)[fits].min(), rel=1e-6)
+
+
+def test_the_first_proposal_weighs_what_stalls_against_what_it_would_win():
+    """Pipelines stall three times as often as others here: they go first where they are predicted to be half as fast again."""
+    table = make_table()
+    pipeline = np.array(table.axes["pipeline_parallel_size"]) > 1
+    roomy = replace(table, memory_bytes=np.full(len(table), 0.1 * DEVICE_BYTES), layer_passes=np.ones(len(table)))
+    for pipelines_s, expected in ((0.9, False), (0.5, True)):
+        seconds = np.where(pipeline, pipelines_s, 1.0)
+        stated = {STEP_LOG_SD: np.full(len(table), 0.8), STALL_RISK: np.where(pipeline, np.log(3.0), 0.0)}
+        proposal = next_proposal(replace(roomy, parts_s={"compute": seconds}, features=stated), Observations())
+        assert pipeline[proposal.row] == expected
+        usual = (0.8**2 - MOST**2) / (2 * LOG_MEAN**2)
+        assert proposal.hold_probability == pytest.approx(1 - usual * (3 if expected else 1))
+
+
+def test_of_rows_as_fast_the_likeliest_to_hold_up_goes_first():
+    table = make_table()
+    safest = len(table) // 2
+    memory = np.full(len(table), 0.85 * DEVICE_BYTES)
+    memory[safest] = 0.3 * DEVICE_BYTES
+    seconds = np.where(np.arange(len(table)) == safest, 1.005, 1.0)
+    even = replace(table, parts_s={"compute": seconds}, memory_bytes=memory)
+    assert next_proposal(even, Observations()).row == safest
 
 
 def test_a_stored_measurement_goes_first_among_those_nearly_as_good():

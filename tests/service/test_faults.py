@@ -12,15 +12,16 @@ import pytest
 from tests.conftest import skip_or_fail
 from tests.service.faults.campaign import as_text, campaign, is_clean
 from tests.service.faults.databases import Database, Postgres, Sqlite
-from tests.service.faults.injections import FAULTS, RESTART
+from tests.service.faults.injections import FAULTS, FOLDER_FULL, RESTART
 from tests.service.faults.processes import preload
 
 pytestmark = pytest.mark.distributed
-SQLITE = [fault for fault in FAULTS if fault != RESTART]
+SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL)]
 POSTGRESQL = [
     "worker killed",
     RESTART,
     "database locked",
+    "database read-only",
     "workers claiming at once",
     "cancelled under a sleeping worker",
     "clock jump",

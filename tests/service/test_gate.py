@@ -15,6 +15,7 @@ from service.api import problems
 from service.keys import Keyring
 from service.security import Gate
 from service.settings import Settings, from_environment
+from tests.service.routes import every_route
 
 KEY = "correct horse"
 
@@ -173,3 +174,22 @@ def test_a_method_that_a_path_does_not_have_is_answered_with_those_it_has(server
     for path, methods in (("bulk", "POST"), ("some", "DELETE, GET, PATCH")):
         answer = httpx.put(f"{server}/v1/measurements/{path}", timeout=30)
         assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+WRONG = (b"[]", b'{"x": 1}', b"- a\n- b: [")
+
+
+def test_every_422_names_its_field(http: TestClient) -> None:
+    """Of whatever route, whatever is wrong: the body as a whole is `body`."""
+    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id"), "nope") | {"action": "cancel"}
+    unnamed, seen = [], 0
+    for address in every_route(http.app):
+        if not address.pattern.startswith("/v1"):
+            continue
+        path = address.at(**nothing)
+        for content in WRONG if address.method in ("POST", "PATCH") else (None,):
+            answer = http.request(address.method, path if content is not None else f"{path}?limit=%00", content=content)
+            if answer.status_code == 422 and answer.headers["content-type"] == "application/problem+json":
+                seen += 1
+                unnamed += [] if answer.json()["field"] else [(address, content, answer.text)]
+    assert seen > 60 and unnamed == []

@@ -101,9 +101,7 @@ def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -
     return http.request(address.method, path, params=parameters, headers=who, follow_redirects=False, **body)
 
 
-def test_no_route_tells_or_changes_what_is_anothers(
-    app: FastAPI, http: TestClient, store: SqlStore, query: dict[str, Any]
-) -> None:
+def test_tenants_are_apart(app: FastAPI, http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
     (key, ada), (_, bob) = headers(store, "ada"), headers(store, "bob")
     stand = furnished(http, store, query, key=key, ada=ada)
     before = store.get_search(search_id=stand.search), store.get_webhook(search_id=stand.search)

@@ -147,7 +147,7 @@ def test_yaml_up_to_its_limit_is_read(service: Service) -> None:
         ),
     ],
 )
-def test_a_silly_space_is_refused_at_once(service: Service, path: str, query: dict[str, Any], field: str) -> None:
+def test_requests_are_bounded(service: Service, path: str, query: dict[str, Any], field: str) -> None:
     answer = service.costs_little("POST", f"/v1/{path}", json=query)
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (422, "request_too_costly", field)
     assert "narrow" in answer.json()["detail"]

@@ -74,7 +74,7 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
         build(), ["tune", "--resume", search], env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"}
     )
     assert headline(answer) in said.output
-    assert f"measured {duration(group.step_s)} by the last of 2 runs" in said.output
+    assert f"Measured {duration(group.step_s)} by the last of 2 runs" in said.output
 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")
@@ -99,16 +99,13 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     assert front["measured_step_s"][front["best"]] == group.step_s
 
 
-def test_a_best_outside_its_interval_warns_and_a_plain_answer_says_less(
+def test_without_price_tokens_and_baseline_the_first_run_is_compared_with(
     http: TestClient, store: Store, query: dict[str, Any]
 ) -> None:
-    """No price, no tokens, no baseline: the first run is what it is compared with."""
     search = tune(query=schema.parse_query(query), store=store, launcher=CpuEngine(num_gpus=2)).search.id
-    record = store.get_search(search_id=search)
-    assert record.result is not None
-    sentences = " ".join(http.get(f"/searches/{search}.json").json()["best"]["sentences"])
-    assert "per step" in sentences and "$" not in sentences and "your baseline" not in sentences
-    answer = record.result["answer"]
+    said = " ".join(http.get(f"/searches/{search}.json").json()["best"]["sentences"])
+    assert "per step" in said and "$" not in said and "your baseline" not in said
+    answer = http.get(f"/v1/searches/{search}/result").json()["answer"]
     assert answer["baseline"]["source"] == "first run"
     low, high = answer["step_s_interval"]
     assert low < answer["step_s"] < high and answer["outside"] is False

@@ -39,6 +39,19 @@ def test_an_idempotency_key_makes_one_search(http: TestClient, query: Query) -> 
     assert (other.status_code, other.json()["title"]) == (409, "Conflict")
 
 
+def test_an_idempotency_key_is_looked_up_before_names_are(http: TestClient, query: Query) -> None:
+    """A retry gets its search though the model of that name is another by now, or gone; another query does not."""
+    model = {key: value for key, value in query["model"].items() if key != "name"}
+    assert http.post("/v1/models", json={"name": "mine", "spec": model}).status_code == 201
+    first = submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})
+    assert http.post("/v1/models", json={"name": "mine", "spec": model | {"num_hidden_layers": 8}}).status_code == 201
+    assert submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})["id"] == first["id"]
+    assert http.delete("/v1/models/mine").status_code == 204
+    assert submit(http, query | {"model": "mine"}, **{"Idempotency-Key": "k"})["id"] == first["id"]
+    assert http.post("/v1/searches", json=query, headers={"Idempotency-Key": "k"}).status_code == 409
+    assert http.post("/v1/searches", json=query | {"model": "mine"}, headers={"Idempotency-Key": "new"}).status_code == 422
+
+
 def test_a_clones_key_makes_one_clone_of_one_search(http: TestClient, query: Query) -> None:
     key = {"Idempotency-Key": "k"}
     first, second = submit(http, query, **key)["id"], submit(http, query)["id"]

@@ -67,6 +67,25 @@ def test_every_format_says_the_same_requests(tmp_path: Path) -> None:
         assert trace.prefix_tokens.tolist() == ([0, 0, 1024, 512] if name == "mooncake.jsonl" else [0] * 4)
 
 
+def test_lengths_may_be_distributions() -> None:
+    spread = {"median": 1000.0, "sigma": 0.5, "longest": 3000}
+    trace = request_trace(schema.parse(TraceSpec, {"input_tokens": spread, "output_tokens": {"median": 100.0, "sigma": 0.0}}))
+    assert np.median(trace.input_tokens) == pytest.approx(1000, rel=0.01) and trace.input_tokens.max() == 3000
+    logs = np.log(trace.input_tokens[trace.input_tokens < 3000])
+    assert np.quantile(logs, 0.16) == pytest.approx(np.log(1000) - 0.5, abs=0.02) and set(trace.output_tokens) == {100}
+    beside = request_trace(schema.parse(TraceSpec, {"input_tokens": [10, 20, 30], "output_tokens": spread}))
+    assert sorted(beside.output_tokens)[1] == 1000 and len(beside.output_tokens) == 3
+    inputs = asked(trace={"input_tokens": spread, "output_tokens": spread}, concurrency=16)
+    spreading, alike = (answers.estimate_answer(schema.parse_query(one)).estimate for one in (inputs, asked(
+        input_length=trace.input_tokens.mean().round().astype(int).item(), output_length=1130, concurrency=16)))  # fmt: skip
+    assert isinstance(spreading, InferenceEstimate) and isinstance(alike, InferenceEstimate)
+    assert spreading.tails is not None and alike.tails is not None
+    assert spreading.tails.request_latency_s.p99 > 1.5 * alike.tails.request_latency_s.p99
+    with pytest.raises(InputError) as caught:
+        schema.parse_query(asked(trace={"input_tokens": {"median": 0.5, "sigma": 1}, "output_tokens": spread}, concurrency=1))
+    assert caught.value.field is not None and caught.value.field.startswith("inference.trace")
+
+
 def test_a_trace_is_played_as_its_requests_came(tmp_path: Path) -> None:
     found = hp_tool.estimate(asked(trace=str(written(tmp_path)["own.csv"]))).estimate
     assert isinstance(found, InferenceEstimate) and found.feasible and found.tails and found.ttft_s

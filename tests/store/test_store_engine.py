@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from hp_tool.diagnostics import database_state
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
@@ -135,3 +138,37 @@ def test_a_new_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
     finally:
         os.umask(earlier)
     assert modes == dict.fromkeys(("hp.sqlite3", "hp.sqlite3-wal", "hp.sqlite3-shm"), 0o600)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fix"),
+    [
+        ("PRAGMA query_only = ON", "attempt to write a readonly database; give this user the right to write"),
+        ("PRAGMA max_page_count = 1", "database or disk is full; make room on the database's disk"),
+    ],
+)
+def test_a_database_that_takes_no_writes_says_what_to_do(tmp_path: Path, fault: str, fix: str) -> None:
+    open_store(f"sqlite:///{tmp_path}/s.sqlite3").close()
+
+    @sa.event.listens_for(sa.Engine, "connect")
+    def break_it(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(fault)
+
+    try:
+        store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
+        with pytest.raises(StoreError) as caught:
+            store.create_search(query={"text": "x" * 100_000})
+    finally:
+        sa.event.remove(sa.Engine, "connect", break_it)
+    store.close()
+    assert fix in caught.value.message
+
+
+def test_a_full_disk_is_seen_before_a_write_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/s.sqlite3")
+    room = shutil.disk_usage(tmp_path)
+    assert store.state().free_bytes == pytest.approx(room.free, rel=0.2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=2**20))
+    (check,) = (each for each in database_state(store.state()) if each.name == "database disk")
+    store.close()
+    assert (check.status, check.mend) == ("failed", "make room there")

@@ -14,7 +14,7 @@ from hp_tool.cli import db
 from hp_tool.domain.access import NewKey, Scope
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import NewMeasurement, SearchState
+from hp_tool.domain.records import Label, NewMeasurement, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import SqlStore, maintenance, open_store, schema
 from hp_tool.store.tables import metadata
@@ -23,8 +23,10 @@ from hp_tool.store.tables import metadata
 def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> None:
     """At least a row in every table."""
     store.create_search(query={"model": "größe"}, owner="ada", idempotency_key="k", webhook="https://example.org/ended")
+    store.announce_worker(holder="w", offers=[])
     claim = store.claim_search(holder="w", lease_s=60.0)
     assert claim is not None
+    store.label_search(search_id=claim[0].id, label=Label(name="first"))
     run = store.intend_run(lease=claim[1], parallel=ParallelConfig(), fidelity=Fidelity(), predicted={"step_s": 1.25})
     store.finish_run(lease=claim[1], run_id=run.id, measurement=new_measurement(), gpu_seconds=2.0)
     store.finish_search(lease=claim[1], state=SearchState.SUCCEEDED, result={"z": 1, "a": 2})
@@ -80,7 +82,7 @@ def test_a_source_without_schema_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_backup_is_a_whole_database(tmp_path: Path, new_measurement: Callable[..., NewMeasurement]) -> None:
+def test_backups_are_whole(tmp_path: Path, new_measurement: Callable[..., NewMeasurement]) -> None:
     url, path = f"sqlite:///{tmp_path}/s.sqlite3", tmp_path / "backups" / "s.backup"
     store = open_store(url)
     fill(store, new_measurement)

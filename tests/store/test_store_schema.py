@@ -15,6 +15,8 @@ from hp_tool.errors import StoreError
 from hp_tool.store import open_store, schema
 from hp_tool.store.engine import create_engine, parse_url
 from hp_tool.store.tables import metadata
+from tests.store.acting import NewMeasurementFactory
+from tests.store.test_store_maintenance import fill
 
 
 def table_names(url: str) -> set[str]:
@@ -130,3 +132,40 @@ def test_the_wheel_takes_the_migrations_along() -> None:
     ]
     assert included["migrations"] == "hp_tool/store/migrations"
     assert schema.migrations_folder() == root / "migrations"
+
+
+def rows(url: str) -> dict[str, list[dict[str, object]]]:
+    """All that our tables hold, as it lies there; nothing and an empty text are the same."""
+    engine = create_engine(url)
+    found = sa.MetaData()
+    found.reflect(engine)
+    with engine.connect() as connection:
+        content = {
+            name: [
+                {key: value or None for key, value in row._mapping.items()}
+                for row in connection.execute(sa.select(table).order_by(*table.primary_key))
+            ]
+            for name, table in found.tables.items()
+            if name != schema.VERSION_TABLE
+        }
+    engine.dispose()
+    return content
+
+
+def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:
+    """Data of every schema there was: each is reached by the way back, filled, and upgraded."""
+    schema.upgrade(url)
+    store = open_store(url)
+    fill(store, new_measurement)
+    store.close()
+    revisions = [script.revision for script in ScriptDirectory.from_config(schema.alembic_config()).walk_revisions()]
+    for revision in revisions[1:]:
+        schema.downgrade(url, to=revision)
+        before = rows(url)
+        assert sum(map(len, before.values())) > 10
+        schema.upgrade(url)
+        after = rows(url)
+        for table, lines in before.items():
+            kept = [{column: line[column] for column in lines[0]} for line in after[table]] if lines else after[table]
+            assert kept == lines, (revision, table)
+    open_store(url).close()

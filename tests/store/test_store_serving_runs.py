@@ -48,8 +48,9 @@ TRAINED = {"step_s": 7.5, "step_times_s": [2.0, 2.2]}
 PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
-MEASURED, RUN = (
-    sa.select(*(column for column in table.c if column.name not in ("state", "account"))) for table in (measurements, runs)
+MEASURED, RUN, SEARCH = (
+    sa.select(*(column for column in table.c if column.name not in ("state", "account", "label")))
+    for table in (measurements, runs, searches)
 )
 """What a row of every revision here has."""
 
@@ -60,7 +61,7 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
     with engine.begin() as connection:
         run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
-        search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
+        search = connection.execute(SEARCH.where(searches.c.id == search_id)).one()
     engine.dispose()
     return _then(
         {
@@ -85,7 +86,7 @@ def write_as_before(url: str, search_id: str) -> None:
     with engine.begin() as connection:
         run = connection.execute(RUN.where(runs.c.search_id == search_id)).one()
         measured = connection.execute(MEASURED.where(measurements.c.run_id == run.id)).one()
-        search = connection.execute(sa.select(searches).where(searches.c.id == search_id)).one()
+        search = connection.execute(SEARCH.where(searches.c.id == search_id)).one()
         trained = {name: value for name, value in measured.measurement.items() if name != "load"} | TRAINED
         row = search.result["recommendations"][0] | {"measurement": trained}
         fidelity = Fidelity(steps=2)

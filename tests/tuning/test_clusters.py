@@ -128,6 +128,7 @@ def test_a_plan_is_the_bill_of_the_whole_search(store) -> None:
     )
     plan = bill(asked, store=store).plan
     first, proof = plan.first, plan.confirmation
+    assert 0.5 < first.hold_probability <= 1.0
     assert proof is not None and not first.fidelity.is_whole and proof.fidelity.is_whole
     assert (first.num_gpus, first.num_nodes, proof.num_gpus, proof.num_nodes) == (32, 4, 256, 32)
     assert first.wall_s == pytest.approx(180.0 + 7 * first.step_s) and proof.wall_s < proof.time_limit_s

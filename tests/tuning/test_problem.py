@@ -16,6 +16,7 @@ from hp_tool.training import recommend
 from hp_tool.tuning import problem as module
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import build_problem
+from hp_tool.tuning.result import simplest_first
 
 LARGE = {
     "kind": "training",
@@ -167,3 +168,28 @@ def test_only_whole_profile_runs_of_the_same_problem_are_reused(store):
     add(store, problem, row=2, source="reported")
     add(store, problem, row=3, problem_digest="another")
     assert reusable_measurements(store=store, problem=problem) == {problem.digest(0): wanted}
+
+
+def test_the_first_row_is_the_simplest_of_those_nearly_as_fast():
+    """TP 8 alone before TP 8 x PP 2; a prediction does not displace what was measured."""
+    small = LARGE | {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16}, "parallel": {}}
+    problem = build_problem(
+        query=schema.parse_query(small), query_json=small, hardware=Hardware(gpu="a100-sxm-80gb", num_gpus=16)
+    )
+    candidates = problem.search.candidates
+    plain = (candidates.tensor_parallel_size == 8) & (candidates.context_parallel_size == 1)
+    (one, *_), (two, *_) = (np.flatnonzero(plain & (candidates.pipeline_parallel_size == p)).tolist() for p in (1, 2))
+    known_s = np.full(len(candidates), 2.0)
+    nothing = np.zeros(len(candidates))
+
+    def first(seconds, measured=()):
+        known_s[[two, one]] = seconds
+        rows = [two, one]
+        return simplest_first(
+            rows, problem=problem, known_s=known_s, known_bytes=nothing, fails=nothing, measured=measured
+        )  # fmt: skip
+
+    assert first((1.0, 1.005)) == [one, two]
+    assert first((1.0, 1.02)) == [two, one]
+    assert first((1.0, 1.005), measured=(two,)) == [two, one]
+    assert first((1.0, 1.005), measured=(one, two)) == [one, two]

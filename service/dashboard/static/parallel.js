@@ -16,6 +16,7 @@ const MOST_LINES = 1500;
 // `choose(axis name, value)` is called when a value on an axis is pressed; `chosen` tells which are.
 export function draw(place, trials, shown, { chosen, choose }) {
   const rate = trials.tokens_per_second_per_gpu;
+  shown = shown.filter((i) => trials.counts[i] === i); // each configuration once
   const known = shown.filter((i) => rate[i] != null);
   const axes = trials.axes.map((axis) => categorical(axis));
   if (!axes.length) {

@@ -76,7 +76,7 @@ function set(values) {
   window.history.replaceState(null, "", url);
 }
 
-const sort = () => kept().get("sort") ?? "run";
+const sort = () => kept().get("sort") ?? "measured"; // the best first
 const chosenColumns = () => {
   const names = kept().get("columns")?.split(".");
   return columns.filter((column) => column.name === "run" || (names ? names.includes(column.name) : !column.hidden));
@@ -188,7 +188,7 @@ function table() {
 }
 
 function sortBy(next) {
-  set({ sort: next === "run" ? "" : next });
+  set({ sort: next === "measured" ? "" : next });
   page = 0;
   table();
 }
@@ -262,7 +262,14 @@ matchMedia("print").addEventListener("change", ({ matches }) => {
 });
 
 addEventListener("popstate", () => trials && (controls(), update()));
-document.addEventListener("refreshed", () => load().catch((error) => console.info(error)));
+document.addEventListener("refreshed", () => {
+  const drawn = part("waterfall"); // it comes with the search's end
+  if (drawn && !("waterfall" in figures)) {
+    figures.waterfall = waterfall;
+    watch.observe(drawn);
+  }
+  load().catch((error) => console.info(error));
+});
 root.dataset.ready = ""; // see live.js
 load().catch((error) => {
   console.info(error); // a live page tries again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,8 +18,8 @@ from typing import Any
 import httpx
 
 from tests.service.faults.audit import audit
-from tests.service.faults.databases import Database, Postgres, Sqlite
-from tests.service.faults.injections import FAULTS, RESTART, Scene
+from tests.service.faults.databases import Database, Postgres, Sqlite, small_disk
+from tests.service.faults.injections import FAULTS, FOLDER_FULL, RESTART, Scene
 from tests.service.faults.processes import Service
 
 WORKERS = 2
@@ -142,9 +143,14 @@ def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, A
             if isinstance(database, Postgres) and fault == "database full" and not database.move_to_small_disk():
                 sys.stderr.write("database full, postgresql: left out, this user may not mount a small disk\n")
                 return None
+            if fault == FOLDER_FULL and not small_disk(home / "runs"):
+                sys.stderr.write("runs folder full: left out, this user may not mount a small disk\n")
+                return None
             return campaign(faults=[fault] * times, database=database, home=home, seed=seed)
         finally:
             database.close()
+            if fault == FOLDER_FULL:
+                subprocess.run(["umount", "--lazy", home / "runs"], check=False)
 
 
 def is_clean(row: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,17 @@ class Sqlite(Database):
             connection.exec_driver_sql("ROLLBACK")
         engine.dispose()
 
+    def full(self) -> AbstractContextManager[None]:
+        """The file may not grow: SQLite answers `database or disk is full`. See `processes.restrict`."""
+        return self._flagged("full")
+
+    def read_only(self) -> AbstractContextManager[None]:
+        """The file may not be written: SQLite answers `attempt to write a readonly database`."""
+        return self._flagged("read-only")
+
     @contextlib.contextmanager
-    def full(self) -> Iterator[None]:
-        """The file may not grow: SQLite answers `database or disk is full`. See `processes.limit_pages`."""
-        flag = self.home / "faults" / "full"
+    def _flagged(self, name: str) -> Iterator[None]:
+        flag = self.home / "faults" / name
         flag.touch()
         yield
         flag.unlink()
@@ -117,12 +125,27 @@ class Postgres(Database):
         yield
         filler.unlink()
 
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Sessions may write nothing, as on a standby."""
+        self._set("SET default_transaction_read_only = on")
+        yield
+        self._set("RESET default_transaction_read_only")
+
+    def _set(self, what: str) -> None:
+        """Change a setting of the database for all sessions: those under way are ended."""
+        name = sa.engine.make_url(self.url).database
+        engine = sa.create_engine(self._server.get_uri(driver="psycopg", database="template1"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(sa.text(f'ALTER DATABASE "{name}" {what}'))
+            ended = sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
+            connection.execute(ended, {"name": name})
+        engine.dispose()
+
     def move_to_small_disk(self) -> bool:
         """Lay the tables onto a disk of `TABLESPACE_BYTES` in memory; False where this user may not mount one."""
         space = self._folder / "space"
-        space.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TABLESPACE_BYTES}", "tmpfs", space], check=False)
-        if done.returncode != 0:
+        if not small_disk(space):
             return False
         self._space = space
         inner = space / "tables"
@@ -142,6 +165,13 @@ class Postgres(Database):
         if self._space is not None:
             subprocess.run(["umount", "--lazy", self._space], check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def small_disk(folder: Path) -> bool:
+    """Mount a disk of `TABLESPACE_BYTES` in memory; False where this user may not. `umount --lazy` takes it away."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TABLESPACE_BYTES}", "tmpfs", folder], check=False)
+    return mounted.returncode == 0
 
 
 def shift_clock(database: Database, *, seconds: float) -> None:

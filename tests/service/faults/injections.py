@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -18,8 +19,8 @@ from tests.service.faults.quick_job import append_line
 
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
-RESTART = "PostgreSQL restarted"
-"""The only fault that SQLite cannot suffer."""
+RESTART, FOLDER_FULL = "PostgreSQL restarted", "runs folder full"
+"""The fault that SQLite cannot suffer, and the one that needs a disk of its own."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -69,6 +70,22 @@ def fill_database(scene: Scene) -> None:
     """The database has no space for a while."""
     with scene.database.full():
         time.sleep(scene.duration_s())
+
+
+def make_database_read_only(scene: Scene) -> None:
+    """The database answers and takes nothing."""
+    with scene.database.read_only():
+        time.sleep(scene.duration_s())
+
+
+def fill_runs_folder(scene: Scene) -> None:
+    """The disk of the runs folder, a small one, has no space for a while: for submits, for marks of cancels, for results."""
+    filler = scene.service.home / "runs" / "~filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 2**12)
+    time.sleep(scene.duration_s())
+    filler.unlink()
 
 
 def hang_job(scene: Scene) -> None:
@@ -148,6 +165,8 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     RESTART: restart_database,
     "database locked": lock_database,
     "database full": fill_database,
+    "database read-only": make_database_read_only,
+    FOLDER_FULL: fill_runs_folder,
     "job hanging": hang_job,
     "engine hanging": hang_engine,
     "workers claiming at once": race_of_workers,

@@ -118,20 +118,22 @@ def _worker(database_url: str, home: str, lease_s: float) -> None:
     logs.configure(form="text", level="info")
     launchers._ADAPTERS["local"] = ("tests.service.faults.quick_launcher", "QuickLauncher")
     engine.BUSY_TIMEOUT_S = BUSY_TIMEOUT_S
-    limit_pages(Path(home) / "faults" / "full")
+    restrict(Path(home) / "faults")
     worker.SWEEP_EVERY_S = lease_s
     worker.work(database_url=database_url, lease_s=lease_s)
 
 
-def limit_pages(flag: Path) -> None:
-    """Where `flag` lies, SQLite files of this process may not grow: SQLite's own limit stands for a full disk."""
+def restrict(faults: Path) -> None:
+    """SQLite files of this process may not grow while `full` lies among the faults (SQLite's own limit stands for a full disk),
+    and not be written while `read-only` does."""
     import sqlalchemy as sa
 
     @sa.event.listens_for(sa.Engine, "begin")
     def begin(connection: sa.Connection) -> None:
         if connection.dialect.name == "sqlite":
-            pages = 1 if flag.exists() else 2**30  # never below what the file has
+            pages = 1 if (faults / "full").exists() else 2**30  # never below what the file has
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            connection.exec_driver_sql(f"PRAGMA query_only = {int((faults / 'read-only').exists())}")
 
 
 def _own(home: str, name: str) -> None:

@@ -1,0 +1,126 @@
+"""Which configurations stall, and how well that foresees others: `python -m benchmarks.search.stalls --grid FILE.csv`.
+
+Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x log2(nodes)) on a grid's cells; printed
+are STALL_RISK's constants, the same beside the share that the cost model states. The losses (nats a run) are those of a model
+left out: by one share for all, by kind, and with a few runs of the cell known, for several WEIGHTs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from benchmarks.search.grid import read_grid
+from benchmarks.search.profiles import profiles_without
+from benchmarks.search.replaying import legal_rows, table_of
+from hp_tool.calibration import regimes
+from hp_tool.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
+from hp_tool.calibration.step_time import MOST
+
+STALLED = 0.4
+"""Logarithm over the prediction from which on a run counts as stalled."""
+KNOWN = (3, 10)
+"""Runs of a cell that are known, drawn anew SEEDS times."""
+SEEDS = 6
+WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The runs of one cell."""
+
+    model: str
+    usual: float
+    """Share that the cost model states."""
+    kinds: FloatArray
+    """(n, 3) one, whether a pipeline crosses nodes, log2(nodes)."""
+    points: FloatArray
+    stalled: FloatArray
+
+    def shares(self, constants: FloatArray) -> FloatArray:
+        """(n,) that stall by these constants."""
+        return np.clip(np.exp(self.kinds[:, : len(constants)] @ constants), regimes.RARE, regimes.MOST_SHARE)
+
+
+def seen_of(grid: Path, **where: Any) -> list[Seen]:
+    """The cells, each beside predictions by constants that its model's rows did not fit."""
+    profiles = profiles_without(grid=grid, gpu=where["gpu"], framework=where["framework"])
+    found = []
+    for cell in read_grid(grid, shapes={}, **where)[0]:
+        table, rows = table_of(cell, profiles.of(cell.model.name)), legal_rows(cell)
+        rows = rows[np.isfinite(cell.step_s[rows])]
+        features, predicted_s = table.take(rows).features, sum(table.take(rows).parts_s.values())
+        nodes = np.full(len(rows), np.log2(cell.cluster.num_nodes))
+        foreseen = cell.cluster.num_nodes > profiles.stock.framework.message_stall_nodes
+        crosses = features["pipeline_crosses_nodes"] * (not foreseen)
+        found.append(
+            Seen(
+                model=cell.model.name,
+                usual=float(np.mean(features[STEP_LOG_SD] ** 2) - MOST**2) / (2.0 * regimes.LOG_MEAN**2),
+                kinds=np.stack([np.ones(len(rows)), crosses, nodes], axis=1),
+                points=scaled(features, sorted(set(features) - STATED)),
+                stalled=(np.log(cell.step_s[rows] / predicted_s) > STALLED).astype(float),
+            )
+        )
+    return found
+
+
+def loss(shares: FloatArray, stalled: FloatArray) -> float:
+    """Nats a run."""
+    return -float(np.mean(stalled * np.log(shares) + (1.0 - stalled) * np.log1p(-shares)))
+
+
+def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
+    """(3,) constants, or (1,): one share for all."""
+    stalled, start = np.concatenate([cell.stalled for cell in cells]), np.array([-1.5, 0.0, 0.0])[: 3 if by_kind else 1]
+
+    def unlikely(constants: FloatArray) -> float:
+        shares = np.concatenate([cell.shares(constants) for cell in cells])
+        return len(stalled) * loss(shares, stalled) + 0.25 * float(np.sum(constants[1:] ** 2))
+
+    found: FloatArray = minimize(unlikely, start, method="Nelder-Mead", options={"maxiter": 4000}).x
+    return found
+
+
+def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:
+    """Of the runs of a cell that are not known, some of which are."""
+    rng, usual = np.random.default_rng(0), cell.shares(constants)
+    apart = ((cell.points[:, None] - cell.points) ** 2).sum(axis=2)
+    near, losses = np.exp(-0.5 * apart / regimes.NEAR**2), []
+    for known in [rng.permutation(len(usual))[:size] for size in KNOWN if len(usual) > 2 * size for _ in range(SEEDS)]:
+        rest = np.setdiff1d(np.arange(len(usual)), known)
+        more = regimes.oftener(cell.stalled[known], usual_share=usual[known])
+        prior, close = np.minimum(more * usual[rest], regimes.MOST_SHARE), near[np.ix_(rest, known)]
+        shares = (weight * prior + close @ cell.stalled[known]) / (weight + close.sum(axis=1))
+        losses.append(loss(np.clip(shares, 1e-3, 1.0 - 1e-3), cell.stalled[rest]))
+    return float(np.mean(losses))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grid", required=True, type=Path, metavar="FILE.csv")
+    where = {"gpu": "h100-sxm-80gb", "sequence_length": 4096, "framework": "nanotron"}
+    cells = seen_of(parser.parse_args().grid, **where)
+    models = sorted({cell.model for cell in cells})
+    everything = fit(cells)
+    answer: dict[str, Any] = {"constants": (everything - [np.log(cells[0].usual), 0.0, 0.0]).round(2).tolist(), "left_out": {}}
+    for model in models:
+        own, others = ([cell for cell in cells if (cell.model == model) == mine] for mine in (True, False))
+        rows = np.concatenate([cell.stalled for cell in own])
+        constants = {kind: fit(others, by_kind=kind) for kind in (True, False)}
+        answer["left_out"][model] = {
+            "one_share": loss(np.concatenate([cell.shares(constants[False]) for cell in own]), rows),
+            "by_kind": loss(np.concatenate([cell.shares(constants[True]) for cell in own]), rows),
+            "by_weight": {w: float(np.mean([loss_knowing(cell, constants[True], weight=w) for cell in own])) for w in WEIGHTS},
+        }
+    print(json.dumps(answer, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`python -m benchmarks.service.fuzz [--requests 50000] [--seed 0]`: what the API's description allows and forbids, sent to
+every operation: no answer is a 5xx, none takes more than 2 s of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
+import schemathesis
+from schemathesis.config import SchemathesisConfig
+
+from hp_tool.store import open_store
+from service.app import create_app
+from service.settings import Settings
+from tests.service import schemathesis_hooks  # noqa: F401  registers what it holds
+
+ROOT = Path(__file__).parents[2]
+HEADERS = {"Authorization": "Bearer the-operator"}
+LIMIT_S = 2.0
+
+
+class Tally:
+    """Answers by status; faults in words; the processor time of the slowest."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.faults: list[str] = []
+        self.slowest_s = 0.0
+
+    def send(self, operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode, *, number: int, seed: int) -> None:
+        """So many generated requests to one operation."""
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=number,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate],
+        )
+        @hypothesis.given(case=operation.as_strategy(mode))
+        def each(case: schemathesis.Case) -> None:
+            began = time.process_time()
+            answer = case.call(headers=HEADERS)
+            took = time.process_time() - began
+            self.statuses[answer.status_code] += 1
+            self.slowest_s = max(self.slowest_s, took)
+            if answer.status_code >= 500 or took > LIMIT_S:
+                self.faults.append(f"{answer.status_code} after {took:.1f} s: {case.as_curl_command()[:2000]}")
+
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing invalid can be sent to what takes nothing
+            each()
+
+
+def main() -> None:
+    """Exit code 1 where a request had a fault."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.fuzz", description=__doc__)
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(f"sqlite:///{folder}/fuzz.sqlite3")
+        hosts = ("testserver",)
+        settings = Settings(api_key="the-operator", allowed_hosts=hosts, max_body_bytes=100_000, poll_s=0.01, max_wait_s=0.05)
+        config = SchemathesisConfig.from_path(ROOT / "schemathesis.toml")
+        app = create_app(settings, store=store)
+        api = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS, config=config)
+        operations = [found.ok() for found in api.get_all_operations()]
+        modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+        number = -(-arguments.requests // (len(operations) * len(modes)))
+        for operation in operations:
+            for mode in modes:
+                tally.send(operation, mode, number=number, seed=arguments.seed)
+            sys.stderr.write(f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n")
+        store.close()
+    print("\n".join(tally.faults))
+    print(f"{sum(tally.statuses.values())} requests to {len(operations)} operations: {dict(tally.statuses.most_common())}")
+    print(f"{len(tally.faults)} faults; the slowest took {tally.slowest_s:.2f} s of processor time")
+    sys.exit(bool(tally.faults))
+
+
+if __name__ == "__main__":
+    main()

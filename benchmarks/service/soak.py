@@ -1,0 +1,93 @@
+"""`python -m benchmarks.service.soak [--minutes 30] [--json]`: 16 clients and 2 workers for half an hour. Memory and handles of
+API and workers are to be level, the last third against the one before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.service.contention import contend
+from tests.service.faults.campaign import QUERY
+from tests.service.faults.databases import Sqlite
+from tests.service.faults.processes import Service, preload
+
+SAMPLES = 90
+LEVEL = 1.10
+"""Growth of a median from one third to the next that chance explains: caches are full by then."""
+HANDLES = 10
+PATHS = ("/", "/searches", "/metrics", "/v1/models", "/v1/searches?limit=50", "/v1/measurements?limit=50")
+
+
+def soak(*, home: Path, seconds: float) -> dict[str, Any]:
+    """What the clients met, and by process the medians of (MiB, handles) in the second and the last third."""
+    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0)
+    (home / "faults").mkdir()
+    try:
+        service.start_api()
+        service.ensure_workers(2)
+        processes = {"api": service.api, **{f"worker {n}": worker for n, worker in enumerate(service.workers)}}
+        seen = {name: psutil.Process(process.pid) for name, process in processes.items() if process is not None}
+        samples: dict[str, list[tuple[float, int]]] = {name: [] for name in seen}
+        over = threading.Event()
+
+        def look() -> None:
+            with httpx.Client(base_url=service.url, timeout=120.0) as client:
+                number = 0
+                while not over.wait(seconds / SAMPLES):
+                    for path in PATHS:  # pages beside what the clients ask, and estimates that no cache has
+                        client.get(path)
+                        training = QUERY["training"] | {"global_batch_size": 8 * (number := number + 1)}
+                        client.post("/v1/estimates", json={**QUERY, "training": training})
+                    for name, process in seen.items():
+                        samples[name].append((process.memory_info().rss / 2**20, process.num_fds()))
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        told = contend(service=service, seconds=seconds)
+        over.set()
+        looking.join()
+    finally:
+        service.stop()
+    return {**told, "processes": {name: _thirds(each) for name, each in samples.items()}}
+
+
+def _thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
+    third = len(samples) // 3
+    parts = samples[third : 2 * third], samples[2 * third :]
+    mib, handles = ([round(median(sample[kind] for sample in part), 1) for part in parts] for kind in (0, 1))
+    return {"mib": mib, "handles": handles, "level": mib[1] <= LEVEL * mib[0] and handles[1] <= handles[0] + HANDLES}
+
+
+def main() -> None:
+    """Exit code 1 where something rose, or a request failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments = parser.parse_args()
+    preload()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hp-soak-", ignore_cleanup_errors=True) as folder:
+        told = soak(home=Path(folder), seconds=60 * arguments.minutes)
+    if arguments.json:
+        print(json.dumps(told))
+    else:
+        counts = f"{told['requests']} requests, {told['errors']} errors, {told['searches']} searches"
+        print(f"{counts} in {time.monotonic() - began:.0f} s")
+        for name, process in told["processes"].items():
+            print(f"{name}: MiB {process['mib']}, handles {process['handles']}{'' if process['level'] else ': RISES'}")
+    sys.exit(not all(process["level"] for process in told["processes"].values()) or told["errors"] > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Every export says each field, or refuses it by name: none is dropped in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange.export import TRAINING, export
+from tests.formats.cases import setup_of
+
+DENSE = {
+    "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 1, "context_parallel_size": 2,
+    "micro_batch_size": 1, "sequence_parallel": True, "recompute": "none", "zero_stage": 1,
+}  # fmt: skip
+EXPERTS = DENSE | {"context_parallel_size": 1, "expert_parallel_size": 2, "expert_tensor_parallel_size": 1,
+                   "moe_token_dispatcher_type": "alltoall"}  # fmt: skip
+PLAIN = DENSE | {"context_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": "none"}
+OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "torchtitan": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
+    "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
+    "deepspeed": ("llama-3-8b", {}, PLAIN | {"tensor_parallel_size": 1, "sequence_parallel": False}),
+    "nanotron": ("llama-3-8b", {"framework": "nanotron"}, DENSE | {"context_parallel_size": 1}),
+    "verl": ("llama-3-8b", {}, DENSE),
+}
+"""Model, training and parallel that a tool can run; those of Megatron by default."""
+CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("training", {}, {"precision": "fp16"}),
+    ("training", {"precision": "fp8"}, {"fp8_recipe": "blockwise"}),
+    ("training", {}, {"gradient_precision": "bf16"}),
+    ("training", {}, {"optimizer_precision": "bf16"}),
+    ("training", {}, {"exp_avg_sq_precision": "fp8"}),
+    ("training", {}, {"master_precision": "fp16"}),
+    ("training", {}, {"attention": "unfused"}),
+    ("training", {}, {"kernel_fusion": False}),
+    ("training", {}, {"optimizer": "sgd"}),
+    ("training", {}, {"cross_entropy": "fused"}),
+    ("training", {}, {"cross_entropy": "in_place"}),
+    ("training", {}, {"offload": "optimizer"}),
+    ("training", {"offload": "optimizer"}, {"offload_fraction": 0.5}),
+    ("training", {}, {"offload": "activations"}),
+    ("training", {}, {"cuda_graphs": True}),
+    ("training", {"cuda_graphs": True}, {"cuda_graph_modules": ["attn"]}),
+    ("training", {}, {"overlap": {"data_parallel": False}}),
+    ("training", {}, {"task": "sft"}),
+    ("training", {}, {"expert_capacity_factor": 1.25}),
+    ("parallel", {}, {"virtual_pipeline_parallel_size": 2}),
+    ("parallel", {}, {"recompute": "full"}),
+    ("parallel", {}, {"recompute": {"granularity": "full", "method": "block", "num_layers": 3}}),
+    ("parallel", {}, {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}),
+    ("parallel", {}, {"zero_stage": 0}),
+    ("parallel", {}, {"rank_order": "tp-cp-ep-pp-dp"}),
+    ("parallel", {}, {"pipeline_layout": "Et*15|t*17L"}),
+    ("parallel", {}, {"context_parallel_communication": "a2a"}),
+    ("parallel", {}, {"expert_tensor_parallel_size": 2}),
+    ("parallel", {}, {"moe_token_dispatcher_type": "allgather"}),
+]
+IN_THE_SCRIPT = {("accelerate", "attention"), ("deepspeed", "attention"), ("verl", "attention"), ("deepspeed", "overlap")}
+"""What the tool leaves to the training script, which the file does not start."""
+
+
+@pytest.mark.parametrize("format", TRAINING)
+def test_no_field_is_dropped_in_silence(format: str) -> None:
+    dropped = []
+    for model in ("llama-3-8b", "mixtral-8x7b") if format not in OF else ("llama-3-8b",):
+        _, training, parallel = OF.get(format, (model, {}, DENSE if model == "llama-3-8b" else EXPERTS))
+        for section, before, change in CHANGES:
+            texts = []
+            for changes in (before, before | change):
+                query = {
+                    "kind": "training", "model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+                    "training": {"sequence_length": 8192, "global_batch_size": 128} | training, "parallel": dict(parallel),
+                }  # fmt: skip
+                query[section] = query[section] | changes  # type: ignore[operator]
+                try:
+                    texts.append(TRAINING[format](setup_of(query)))
+                except (UnsupportedError, InputError):
+                    texts.append("")
+            name = next(iter(change))
+            idle = name.startswith(("expert_", "moe_")) if model == "llama-3-8b" else name.startswith("context_")
+            if texts[0] and not idle and texts[0] == texts[1] and (format, name) not in IN_THE_SCRIPT:
+                dropped.append((model, change))
+    assert not dropped
+
+
+def test_the_offload_that_a_search_chose_is_exported() -> None:
+    query = {
+        "kind": "training", "model": "llama-3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 8192, "global_batch_size": 128},
+    }  # fmt: skip
+    parallel = DENSE | {"tensor_parallel_size": 8, "context_parallel_size": 1}
+    row = {"parallel": parallel, "estimate": {"provenance": {"assumed": {"training.offload": "optimizer"}}}}
+    result = {"query": query, "recommendations": [row]}
+    assert "--optimizer-cpu-offload" in export(result=result, format="megatron-lm")
+    assert "optimizer.optimizer_cpu_offload=true" in export(result=result, format="nemo")
+    assert "--optimizer-cpu-offload" not in export(
+        result=result | {"recommendations": [row | {"estimate": {}}]}, format="megatron-lm"
+    )
