@@ -18,7 +18,7 @@ quickstart: setup  ## A real search on this machine
 	$(BIN)/hp-tool tune examples/quickstart.yaml
 
 test: setup  ## All tests; what needs a component that is missing is skipped and says so
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 lint: setup  ## Style and common mistakes
 	$(BIN)/ruff check .

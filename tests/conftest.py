@@ -52,8 +52,11 @@ def starts_real_jobs(file: Path) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _wide() -> None:
-    """pytest-xdist tells its processes a terminal's width, and what they start would print narrow tables."""
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No database of the user's, which would correct answers; no width of a terminal, which pytest-xdist tells its processes:
+    what they start would print narrow tables.
+    """
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
     os.environ.pop("COLUMNS", None)
 
 

@@ -47,11 +47,11 @@ class CalibrationFile:
         at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
 
-    def measurements(self, *, limit: int, **asked: str) -> Page[Any]:
+    def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
         """As `Store.measurements`; of each row only where it was measured."""
-        wanted = " AND ".join(f"{name} = ?" for name in asked)
+        wanted = " AND ".join(["(trust >= 0.5 OR owner = ?)", *(f"{name} = ?" for name in asked)])
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
-        rows = self._connection.execute(newest, tuple(asked.values()))
+        rows = self._connection.execute(newest, (teaches, *asked.values()))
         return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:
