@@ -17,12 +17,12 @@ LOG_MEAN = 1.1
 """Mean of |ln(step / regular)| outside the regular regime, exponentially distributed: slightly slow runs are common, fifty
 times slower ones exist. As in nanotron's grid, the only one with many stalls: 1.0 (1B) and 1.2 (8B) beyond 0.4."""
 SLIPS = 0.02
-"""Share of runs that are slips, half of them too slow and half too fast."""
+"""Share of runs that are slips, half of them too slow and half too fast: judged. Published runs hold fewer."""
 RARE = 0.01
 """Share of runs that stall where nobody saw any."""
 MOST_SHARE = 0.9
 """Of the runs of any kind that may stall before they did."""
-WEIGHT = 2.0
+WEIGHT = 1.0
 """Runs of the same configuration that the share of slow runs is worth where a configuration is judged: one slow run alone may
 be a slip, two are a habit; ..."""
 SHARE_WEIGHT = 20.0

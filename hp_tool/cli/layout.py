@@ -1,27 +1,41 @@
 """Tables that fit the screen: one line a row, columns left out where it is narrow, and a legend of the letters below."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hp_tool.cli.printable import printable
 from hp_tool.render.columns import Column
 
 PIPE_WIDTH = 10_000
 """Characters per line of a file or a pipe: programs and editors wrap for themselves."""
 
 
+class _Console(Console):
+    """A console whose texts cannot steer the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """Standard output or error. A file or a pipe gets every column and unbroken lines, unless COLUMNS says how wide it is.
 
-    NO_COLOR, FORCE_COLOR and TERM are rich's: https://rich.readthedocs.io/en/stable/console.html#environment-variables.
+    FORCE_COLOR and TERM are rich's: https://rich.readthedocs.io/en/stable/console.html#environment-variables;
+    NO_COLOR leaves out bold letters too.
     """
-    console = Console(stderr=stderr)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=PIPE_WIDTH)
+    colors = None if os.environ.get("NO_COLOR") else "auto"
+    console = _Console(stderr=stderr, color_system=colors)  # type: ignore[arg-type]
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return _Console(stderr=stderr, color_system=colors, width=PIPE_WIDTH)  # type: ignore[arg-type]
 
 
 def print_columns(

@@ -1,6 +1,7 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
 import importlib.metadata
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -15,9 +16,12 @@ from hp_tool.cli.catalog import clusters, gpus, models, recipes, trainers
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import export, import_
 from hp_tool.cli.predict import estimate, recommend, size
+from hp_tool.cli.printable import printable
 from hp_tool.cli.tune import tune
 from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
 
+_USAGE: type[Exception] = typer.BadParameter.__bases__[0]
+"""click's UsageError: an option or a command that does not exist, a value of the wrong type."""
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
@@ -58,13 +62,22 @@ def _options(
 def main() -> NoReturn:
     """Entry point of the console script."""
     try:
-        build()()
+        code = build()(standalone_mode=False)
     except HpToolError as error:
         where = f" ({error.field})" if error.field and error.field not in error.message else ""
-        sys.stderr.write(f"hp-tool: {error.message}{where}\n")
-        if "--json" in sys.argv:  # whoever parses standard output finds there what an answer's status says
-            typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))
+        sys.stderr.write(f"hp-tool: {printable(error.message)}{printable(where)}\n")
+        _say_in_json(error)
         sys.exit(2 if isinstance(error, BAD_INPUT) else 1)
+    except _USAGE as error:
+        from typer import rich_utils
+
+        rich_utils.rich_format_error(error)  # type: ignore[arg-type]
+        _say_in_json(InputError(error.format_message(), field=getattr(error, "option_name", None), code="usage"))  # type: ignore[attr-defined]
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(1)
+    except SystemExit as stop:  # click ends so, and replaces standard output, when whoever reads it is gone: `| head`
+        sys.exit(stop.code if isinstance(sys.stdout, io.TextIOBase) else 0)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
@@ -75,4 +88,10 @@ def main() -> NoReturn:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say_in_json(error: HpToolError) -> None:
+    """Print the error on standard output under --json: whoever parses it finds there what an answer's status says."""
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))

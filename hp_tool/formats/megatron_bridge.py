@@ -2,7 +2,7 @@
 
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, SAID, SHARDING
+from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
 from hp_tool.formats.megatron_lm.write import field_name, packed_context, recomputation, shorter_ends
 from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 
@@ -82,7 +82,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             options["model.moe_flex_dispatcher_backend"] = str(backend)
         if w.expert_capacity_factor is not None:
             options["model.moe_expert_capacity_factor"] = str(w.expert_capacity_factor)
-    if c.rank_order == "tp-cp-ep-pp-dp":
+    if setup.cluster.rank_order == PIPELINE_BEFORE_DATA:
         options["dist.use_tp_pp_dp_mapping"] = "true"
     if w.dropout:
         options |= {f"model.{part}_dropout": str(w.dropout) for part in ("attention", "hidden")}

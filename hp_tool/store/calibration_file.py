@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hp_tool.domain.records import CalibrationRecord, Page
-from hp_tool.store import CALIBRATIONS, HEAD, MEASUREMENTS, VERSION_TABLE
+from hp_tool.store import CALIBRATIONS, HEAD, LEAST_TRUST, MEASUREMENTS, VERSION_TABLE
 
 if TYPE_CHECKING:
     from hp_tool.store.sql import SqlStore
@@ -49,9 +49,9 @@ class CalibrationFile:
 
     def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
         """As `Store.measurements`; of each row only where it was measured."""
-        wanted = " AND ".join(["(trust >= 0.5 OR owner = ?)", *(f"{name} = ?" for name in asked)])
+        wanted = " AND ".join([*(f"{name} = ?" for name in asked), f"(trust >= {LEAST_TRUST} OR owner = ?)"])
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
-        rows = self._connection.execute(newest, (teaches, *asked.values()))
+        rows = self._connection.execute(newest, (*asked.values(), teaches))
         return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:

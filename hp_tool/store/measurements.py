@@ -16,7 +16,7 @@ from hp_tool.domain.records import (
     Page,
     Paging,
 )
-from hp_tool.store import tables
+from hp_tool.store import LEAST_TRUST, tables
 from hp_tool.store.base import StoreBase, checked, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
@@ -24,7 +24,6 @@ from hp_tool.store.paging import Listing
 MEASUREMENT = tables.measurements
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
-LEAST_TRUST = 0.5
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 SENT = ("source", "query", "parallel", "measurement")
 """What tells a report sent twice from another: the rest, as its prediction, is ours and changes with our version."""

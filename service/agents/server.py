@@ -1,20 +1,24 @@
 """The MCP server: over standard streams for one's own agent, and mounted in the service at /mcp behind its keys."""
 
+import difflib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import httpx
 from anyio.abc import TaskStatus
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resources import TextResource
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -54,8 +58,27 @@ def build(tools: Tools) -> MCPServer:
     return server
 
 
+class _Tool(Tool):
+    """A tool that says which argument is wrong and which ones it takes."""
+
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            faults = []
+            for fault in error.errors(include_url=False, include_input=False):
+                path = ".".join(map(str, fault["loc"]))
+                unknown = fault["type"] == "extra_forbidden"
+                near = difflib.get_close_matches(str(fault["loc"][-1]), self.parameters["properties"], n=1) if unknown else []
+                hint = f"; did you mean {near[0]}?" if near else ""
+                faults.append(f"{path}: {'no such argument' if unknown else fault['msg']}{hint}")
+            takes = ", ".join(self.parameters["properties"])
+            raise ToolError(f"{'; '.join(faults)} ({self.name} takes {takes})") from error
+        return await super().run(arguments, context, convert_result)
+
+
 def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
-    tool = Tool.from_function(getattr(tools, name), annotations=annotations)
+    tool = _Tool.from_function(getattr(tools, name), annotations=annotations)
     arguments = tool.fn_metadata.arg_model
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)

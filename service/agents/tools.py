@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -48,9 +49,24 @@ def told(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallTool
             return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
         except HpToolError as error:
             where = f", field {error.field}" if error.field else ""
-            raise ToolError(f"{error.message} (code {error.code}{where})") from error
+            raise ToolError(f"{in_arguments(error.message)} (code {error.code}{where})") from error
 
     return answered
+
+
+_OF_THE_SHELL = (
+    (r"--set ([\w.]+)=(\S+?)(?=[.;,)]?(?:\s|$))", r'overrides {"\1": \2}'), (r"--num-gpus\b", "num_gpus"), (r"--gpu\b", "gpu"),
+    (r"--model (\S+?)(?=,?\s|$)", r'overrides {"model": "\1"}'), (r"--file\b", "files"), (r"--ignore NAME", "ignore"),
+    (r"--var (\S+)=\.\.\.", r'variables {"\1": "..."}'),
+)  # fmt: skip
+"""Options of `hp-tool import` in its messages, and the arguments of the tool."""
+
+
+def in_arguments(message: str) -> str:
+    """The message with options of the command line as arguments of the tool."""
+    for option, argument in _OF_THE_SHELL:
+        message = re.sub(option, argument, message)
+    return message
 
 
 @dataclass(frozen=True, kw_only=True)

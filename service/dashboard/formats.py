@@ -18,6 +18,10 @@ WORDS = {
     "price_per_hour": "$ per hour",
 }
 """Names that `words` cannot derive."""
+CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n\r"))
+DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+"""Characters that turn the direction of text (Unicode Annex 9)."""
+UNSEEN = {code: f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
 SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs"}
 
 
@@ -99,6 +103,11 @@ def share(value: float | None) -> str:
 def arrows(text: str) -> str:
     """`TP 1 -> 8` with a typographic arrow."""
     return text.replace(" -> ", " → ")
+
+
+def visible(value: object) -> object:
+    """A value for a page: text with the characters spelt out that would hide or reorder what stands beside them."""
+    return value.translate(UNSEEN) if isinstance(value, str) else value
 
 
 def words(name: str) -> str:

@@ -192,14 +192,14 @@ BUDGET: tuple[Spec, ...] = (
     ("search.reuse", "Reuse earlier measurements"),
 )
 BASELINE: tuple[Spec, ...] = (
-    ("search.baseline.tensor_parallel_size", "Today's tensor parallel", "1"),
-    ("search.baseline.pipeline_parallel_size", "Today's pipeline parallel", "1"),
-    ("search.baseline.virtual_pipeline_parallel_size", "Today's chunks per rank", "1"),
-    ("search.baseline.context_parallel_size", "Today's context parallel", "1"),
-    ("search.baseline.expert_parallel_size", "Today's expert parallel", "1"),
-    ("search.baseline.micro_batch_size", "Today's micro-batch", "1"),
-    ("search.baseline.recompute", "Today's recomputation", "none"),
-    ("search.baseline.zero_stage", "Today's ZeRO stage", "framework's own"),
+    ("search.baseline.tensor_parallel_size", "Baseline TP", "1"),
+    ("search.baseline.pipeline_parallel_size", "Baseline PP", "1"),
+    ("search.baseline.virtual_pipeline_parallel_size", "Baseline VPP", "1"),
+    ("search.baseline.context_parallel_size", "Baseline CP", "1"),
+    ("search.baseline.expert_parallel_size", "Baseline EP", "1"),
+    ("search.baseline.micro_batch_size", "Baseline MBS", "1"),
+    ("search.baseline.recompute", "Baseline recompute", "none"),
+    ("search.baseline.zero_stage", "Baseline ZeRO", "framework's own"),
 )
 TRAINER: Spec = ("trainer", "Registered trainer", "the built-in profiler")
 SUGGESTED: dict[str, Suggested] = {

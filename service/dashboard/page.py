@@ -68,6 +68,7 @@ _environment = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    finalize=formats.visible,
 )
 _environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": plotly.HREF}
 _environment.globals["plotly_styles"] = " ".join(plotly.style_ids())

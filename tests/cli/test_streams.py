@@ -46,3 +46,24 @@ def test_a_database_without_a_place_is_named(tmp_path: Path) -> None:
     ended = shell('HP_DATABASE_URL="sqlite:///$PWD/file/of/hp.sqlite3" "$@" db upgrade', tmp_path)
     assert ended.returncode == 1 and ended.stderr.startswith("hp-tool: the database's folder ")
     assert "HP_DATABASE_URL" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["estimate query.json --nope", "estimat query.json", "recommend query.json --top many"])
+def test_a_wrong_command_line_is_said_in_json_too(arguments: str, tmp_path: Path) -> None:
+    ended = shell(f'"$@" {arguments} --json', tmp_path)
+    answer = json.loads(ended.stdout)
+    assert (ended.returncode, answer["status"], answer["error"]["code"]) == (2, "error", "usage")
+    assert "Usage: " in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_whoever_reads_may_leave(tmp_path: Path) -> None:
+    ended = shell('"$@" models --json | head -c 5 >/dev/null; echo "${PIPESTATUS[0]}"', tmp_path)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    ended = shell('"$@" estimate --model "$(printf "a\\033[31m\\u202eb")" --gpu h100-sxm-80gb', tmp_path)
+    assert ended.returncode == 2 and "\x1b" not in ended.stderr and "\u202e" not in ended.stderr
+    (tmp_path / "train.sh").write_text("torchrun pretrain_gpt.py --x\x1b[31my 1 \x1b]0;title\x07\n")
+    ended = shell('"$@" import train.sh', tmp_path)
+    assert ended.returncode == 2 and "\x1b" not in ended.stderr + ended.stdout

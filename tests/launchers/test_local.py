@@ -121,5 +121,5 @@ def test_a_request_for_other_hardware_is_refused(tmp_path: Path, wrong: dict[str
 
 
 def test_an_unknown_launcher_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match="known: kubernetes, local"):
+    with pytest.raises(InputError, match="known: endpoint, kubernetes, local"):
         create("lsf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,7 @@ async def ask_all(agent: Agent, script: str) -> None:
     assert (await agent.ask("catalogue", kind="models", name="llama-3-70b"))["num_hidden_layers"] == 80
     assert "integer" in (await agent.ask("query_keys", section="parallel"))["tensor_parallel_size"]
     assert "did you mean parallel?" in await agent.refused("estimate", query={**QUERY, "paralel": {}})
-    assert "extra_forbidden" in await agent.refused("recommend", query=QUERY, tops=3)
+    assert "no such argument; did you mean top?" in await agent.refused("recommend", query=QUERY, tops=3)
 
 
 async def search_with(agent: Agent, act: Callable[[str], None]) -> dict[str, Any]:
@@ -250,3 +250,25 @@ def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(MissingExtraError, match=r"hp-tool\[mcp\]"):
         agents.require_sdk()
+
+
+def test_an_agent_reads_which_argument_is_wrong_and_how_to_give_what_lacks() -> None:
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from service.agents.server import build
+    from service.agents.tools import Tools, in_arguments
+
+    server = build(Tools(connect=lambda context: nullcontext(None), own_files=False, run=lambda search_id: None))  # type: ignore[arg-type, return-value]
+
+    async def fault(name: str, arguments: dict[str, Any]) -> str:
+        with pytest.raises(ToolError) as raised:
+            await server.call_tool(name, arguments)
+        return str(raised.value)
+
+    wrong = anyio.run(fault, "catalogue", {"kind": "models", "contain": "llama"})
+    assert "contain: no such argument; did you mean contains?" in wrong and "takes kind" in wrong and "pydantic" not in wrong
+    shell = "add --set model.vocab_size=128256 (as llama-3-8b). cluster.gpu; add --gpu h200; --num-gpus; --var TP=..."
+    assert in_arguments(shell) == (
+        'add overrides {"model.vocab_size": 128256} (as llama-3-8b). cluster.gpu; add gpu h200; num_gpus; '
+        'variables {"TP": "..."}'
+    )

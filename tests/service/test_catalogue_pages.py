@@ -50,7 +50,7 @@ def test_the_parameters_of_a_known_model(http: TestClient) -> None:
 
 def test_a_config_json_becomes_a_model_and_goes_again(http: TestClient) -> None:
     added = http.post("/models", data={"name": "mine", "spec": json.dumps(CONFIG)}, follow_redirects=False)
-    assert (added.status_code, added.headers["location"]) == (303, "/models")
+    assert (added.status_code, added.headers["location"]) == (303, "/models?done=added")
     row = next(row for row in http.get("/models.json").json()["rows"] if row["name"] == "mine")
     assert row["registered"] and row["num_key_value_heads"] == 2
     assert http.get("/models/mine.json").json()["remove_href"] == "/models/mine/remove"

@@ -138,6 +138,16 @@ def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, que
         assert re.findall(r"\s(?:style|on\w+)=", text) == []  # the content policy would refuse them anyway
 
 
+def test_nothing_a_user_wrote_hides_or_turns_what_stands_beside_it(http: TestClient, store: Store, query: Query) -> None:
+    name = "gpt\u202eexe.\u2066\x1b[2Jx"
+    search = store.create_search(query=query | {"model": query["model"] | {"name": name}}).id
+    for path in ("/", f"/searches/{search}", f"/searches/{search}/configuration?run=0"):
+        text = http.get(path).text
+        assert not {"\u202e", "\u2066", "\x1b"} & set(text), path
+    assert "gpt\\u202eexe.\\u2066\\u001b[2Jx" in http.get("/").text
+    assert http.get(f"/v1/searches/{search}").json()["query"]["model"]["name"] == name
+
+
 def test_the_list_is_filtered_by_its_url(http: TestClient, store: Store, query: Query) -> None:
     searches = [submit(http, query) for _ in range(3)]
     store.finish_search(lease=claim(store, searches[0]), state=SearchState.CANCELLED)

@@ -154,18 +154,29 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
     assert "gpus_per_node" not in page.url and "modules" not in page.url
 
 
-def test_a_launch_script_fills_the_form(page: Page, server: str) -> None:
-    """What the server reads of it opens as the form."""
-    page.goto(f"{server}/searches/new")
-    page.get_by_text("Fill the form from a launch script").click()
+SCRIPT = (
+    "A=(--num-layers 32 --hidden-size 4096)\ntorchrun --nproc-per-node 8 pretrain_gpt.py "
+    '"${A[@]}" --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 '
+    "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 --position-embedding-type rope"
+)
+
+
+def _paste(page: Page, summary: str) -> None:
+    page.get_by_text(summary).click()
     part = page.locator("#import")
-    part.get_by_label("Script or file").fill(
-        "A=(--num-layers 32 --hidden-size 4096)\ntorchrun --nproc-per-node 8 pretrain_gpt.py "
-        '"${A[@]}" --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 '
-        "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2 --vocab-size 32000 --position-embedding-type rope"
-    )
+    part.get_by_label("Script or file").fill(SCRIPT)
     part.get_by_label("The GPU it runs on").fill("h100-sxm-80gb")
     part.get_by_text("Read it").click()
+
+
+def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server: str) -> None:
+    """What the server reads of it opens as the form; from the explorer, as the configuration that the script runs."""
+    page.goto(f"{server}/explorer")
+    _paste(page, "Look at a launch script")
+    page.wait_for_url("**/configurations?**")
+    assert page.locator("h1").inner_text().startswith("TP 2 x PP 1 x DP 4")
+    page.goto(f"{server}/searches/new")
+    _paste(page, "Fill the form from a launch script")
     page.wait_for_url("**/searches/new?**")
     query = schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new"))))
     assert query.training is not None and query.training.global_batch_size == 64

@@ -125,7 +125,7 @@ def test_a_closed_load_is_measured_calibrated_and_its_key_is_nowhere(catalogue: 
         assert calibrated.ttft_s == pytest.approx(seen.serving.ttft_s) and calibrated.intervals is None
         # Little's law: 4 requests in flight end once a latency.
         latency_s = seen.serving.ttft_s + (OUTPUT - 1) * seen.serving.tpot_s
-        assert seen.serving.output_tokens_per_second == pytest.approx(4 * OUTPUT / latency_s, rel=0.35)
+        assert seen.serving.output_tokens_per_second == pytest.approx(4 * OUTPUT / latency_s, rel=0.5)
     alone, together = (by_batch[batch].measurement.serving for batch in (1, 4))  # type: ignore[union-attr]
     assert alone is not None and together is not None
     assert alone.ttft_s > 2 * together.ttft_s  # three of four wait in the client
@@ -158,17 +158,17 @@ def engine(url: str) -> InProcess:
 
 def test_a_poisson_load_arrives_at_its_rate(catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
     asked = query(
-        inference={"concurrency": None, "request_rate_per_second": 40.0, "load": {"arrival": "poisson"}},
+        inference={"concurrency": None, "request_rate_per_second": 20.0, "load": {"arrival": "poisson"}},
         parallel={"max_num_seqs": 64},
-        search={"budget_runs": 1, "steps": 80},
+        search={"budget_runs": 1, "steps": 40},
     )
     (row,) = rows(run(asked, tmp_path, launcher=engine))
     assert row.measurement is not None and row.measurement.serving is not None and row.calibrated_estimate is not None
     (request,) = engine.requests.values()
     assert isinstance(request, InferenceRequest)
     rate = row.measurement.serving.output_tokens_per_second / OUTPUT
-    assert rate == pytest.approx(40.0, rel=4.0 / (80 * request.num_requests) ** 0.5)
-    assert row.calibrated_estimate.request_rate_per_second == pytest.approx(40.0)
+    assert rate == pytest.approx(20.0, rel=4.0 / (40 * request.num_requests) ** 0.5)
+    assert row.calibrated_estimate.request_rate_per_second == pytest.approx(20.0)
 
 
 def test_no_more_requests_are_in_flight_than_asked(url: str, catalogue: Path, tmp_path: Path, engine: InProcess) -> None:

@@ -3,8 +3,8 @@
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  const text = document.querySelector(button.dataset.copy).textContent;
-  await copied(text);
+  const { copy } = button.dataset; // a selector, or the page's address
+  await copied(copy === "address" ? location.href : document.querySelector(copy).textContent);
   const before = button.textContent;
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = before), 1500);

@@ -1,4 +1,4 @@
-// A launch script or a configuration file as the form's values: what the server reads of it opens as this page's address.
+// A launch script or a configuration file: what the server reads of it opens in the form or as a configuration.
 
 const part = document.querySelector("#import");
 const wrong = part?.querySelector(".wrong");
@@ -12,7 +12,9 @@ part?.querySelector("form").addEventListener("submit", async (event) => {
   const response = await fetch("/v1/imports", { method: "POST", headers, body: JSON.stringify(body) }).catch(() => null);
   const answer = (await response?.json().catch(() => null)) ?? { detail: "The server does not respond." };
   wrong.textContent = response?.ok ? "" : answer.detail;
-  if (response?.ok) location.assign(`/searches/new?${new URLSearchParams(leaves(answer.query))}`);
+  if (!response?.ok) return;
+  const whole = new URLSearchParams({ query: JSON.stringify(answer.query) });
+  location.assign(part.dataset.opens === "form" ? `/searches/new?${new URLSearchParams(leaves(answer.query))}` : `/configurations?${whole}`);
 });
 
 // A query's values by dotted path, as the form's fields are named.
