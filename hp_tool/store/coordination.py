@@ -103,12 +103,12 @@ class Coordination(StoreBase):
         with self._writing() as connection:
             row = leased_search(connection, lease)
             unfinished = open_runs(connection, lease.search_id)
-            if row.requested == "cancel" and not unfinished:  # accepted before its coordinator saw it: it is kept
+            if row.requested == "cancel":  # accepted: it is kept, also where the engine does not answer; the sweep ends the runs
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
                 if result is not None:
                     ended = {"state": state, "stopped_because": stopped_because}
                     result = {**result, "search": {**result.get("search", {}), **ended}}
-            if state is not SearchState.FAILED and unfinished:
+            elif state is not SearchState.FAILED and unfinished:
                 raise ConflictError(f"search {lease.search_id} still has {unfinished} open runs: finish or abandon them first")
             values = {
                 "stopped_because": stopped_because,

@@ -36,8 +36,7 @@ def breaches(world: World) -> list[str]:
 def cancel_is_final(world: World) -> Iterator[str]:
     for search_id in world.cancelled:
         state = world.store.get_search(search_id=search_id).state
-        unanswered = state is SearchState.FAILED and world.happened & set(ENGINE_FAULTS)
-        if state is not SearchState.CANCELLED and not unanswered:
+        if state is not SearchState.CANCELLED:
             yield f"search {search_id} was cancelled and is {state}"
     if "folder" not in world.happened:
         yield from (
