@@ -103,7 +103,7 @@ class Coordination(StoreBase):
         with self._writing() as connection:
             row = leased_search(connection, lease)
             unfinished = open_runs(connection, lease.search_id)
-            if row.requested == "cancel":  # accepted: it is kept, also where the engine does not answer; the sweep ends the runs
+            if row.requested == "cancel":  # accepted, and kept where no engine answers: the sweep ends the runs
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
                 if result is not None:
                     ended = {"state": state, "stopped_because": stopped_because}
