@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -I -S
 """Stands in for kubectl and the Job controller, for the launcher's protocol alone: objects are files, pods are processes of
 this host. What a manifest may say is not its business: that is held against Kubernetes' own schema.
 """
