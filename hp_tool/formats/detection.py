@@ -8,6 +8,7 @@ from typing import Any
 from hp_tool import documents
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.names import IMPORTS as READ
+from hp_tool.formats.renamed import PRINTED_ARGUMENTS
 
 NOT_READ = {
     "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes",
@@ -39,7 +40,7 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
     stripped = text.lstrip("\ufeff \t\r\n")
     if re.search(r"(?m)^[ \t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ \t]*(#.*)?$", text):
         return "torchtitan"
-    if re.search(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}", text[:200_000]):
+    if PRINTED_ARGUMENTS.search(text):
         return "megatron-lm"
     if stripped.startswith("{") or (found := mapping_of(text)) is not None:
         content = found if not stripped.startswith("{") else parsed(text)
@@ -49,7 +50,7 @@ def detect(text: str, *, files: Mapping[str, str] | None = None) -> str:
         return tool
     if re.search(r"(?<!\S)--[A-Za-z]", text):
         return "megatron-lm"
-    if others := re.findall(r"(?m)^\s*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text):
+    if others := re.findall(r"(?m)^[ \t]*(?:source|\.|sbatch|bash|sh)\s+(?:-\S+\s+)*([^\s;&|]+)", text):
         raise InputError(
             f"it only starts or sources other files ({', '.join(dict.fromkeys(others))}); give them with --file",
             field="command",

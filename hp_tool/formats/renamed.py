@@ -20,7 +20,8 @@ from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
 """Of a file whose keys are Megatron's own where they decide something."""
 _OFF = ("false", "none", "null", "no", "")
-_PRINTED_START = re.compile(r"-{4,}\s*(?:.*\s)?arguments\s*-{4,}")
+PRINTED_ARGUMENTS = re.compile(r"(?<!-)-{4,}[ \t]*(?:[^-\n]{1,80}[ \t])?arguments[ \t]*-{4}")
+"""How Megatron begins the arguments that it prints."""
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 MAX_PRINTED = 3_000
 """Lines that a list of arguments may have."""
@@ -102,7 +103,7 @@ def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
             facts["padded_vocab_size"] = match[1]
         if "end of arguments" in text:
             inside = False
-        elif _PRINTED_START.search(text):
+        elif PRINTED_ARGUMENTS.search(text):
             inside = True
         elif inside and len(found) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
             found.append(Setting(name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number))

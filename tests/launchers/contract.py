@@ -129,11 +129,15 @@ class LauncherContract:
         wait(launcher, handle, until=_ENDED)
         assert launcher.fetch(handle).versions == {"runs": "x"}
 
-    def test_a_restarted_worker_finds_the_running_job(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
-        handle = launcher.submit(plan("import time; time.sleep(2)\n" + GOOD))
+    def test_a_restarted_worker_finds_the_running_job(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
+    ) -> None:
+        told = tmp_path / "end"
+        handle = launcher.submit(plan(f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.1)\n" + GOOD))
         other = new_launcher()
         assert other.find("job-1") == handle
         assert other.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING)
+        told.touch()
         assert wait(other, handle, until=_ENDED) is JobState.FINISHED
         assert other.fetch(handle).status == "ok"
 

@@ -46,10 +46,11 @@ new PerformanceObserver((list) => list.getEntries().forEach((each) => { if (!eac
   .observe({ type: "layout-shift", buffered: true });"""
 FOLLOWED = """() => {
   const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink-soft").trim();
-  return [...document.querySelectorAll(".js-plotly-plot")].every(({_fullLayout: drawn, clientWidth: width}) =>
+  const busy = document.querySelector("[aria-busy=true]");  // dimmed until its answer is there
+  return !busy && [...document.querySelectorAll(".js-plotly-plot")].every(({_fullLayout: drawn, clientWidth: width}) =>
     drawn.font.color === ink && (width === 0 || Math.abs(drawn.width - width) < 2));
 }"""
-"""Plotly has followed the screen and the scheme."""
+"""Answers are there, and Plotly has followed the screen and the scheme."""
 DRAWN = "() => [...document.querySelectorAll('[data-figure], #trials .plot')].every((each) => each.querySelector('svg'))"
 
 

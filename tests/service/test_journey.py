@@ -85,7 +85,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         with page.expect_download() as download:
             page.get_by_role("button", name="Download").click()
         assert "--tensor-model-parallel-size" in Path(download.value.path()).read_text()
-        for box in page.get_by_role("checkbox").all():
+        for box in page.locator("tbody[data-part=rows]").get_by_role("checkbox").all():
             box.check()
         page.get_by_role("link", name="Compare the two").click()
         page.wait_for_url("**/compare?**")

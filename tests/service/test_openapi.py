@@ -92,7 +92,7 @@ def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[s
             assert answer.status_code < 300, (path, answer.text)
             assert '"status":"error"' not in answer.text.replace(" ", ""), (path, answer.text)
             sent += 1
-    assert sent == 16
+    assert sent == 17
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(shared_http:
 @pytest.fixture
 def operations(store: SqlStore) -> list[schemathesis.APIOperation]:
     """Every operation of a service over an empty database, behind a key."""
-    settings = Settings(api_key=KEY, allowed_hosts=("testserver",), max_body_bytes=100_000, poll_s=0.01, max_wait_s=0.05)
+    bounds = {"max_body_bytes": 100_000, "poll_s": 0.01, "max_wait_s": 0.05, "wrong_keys_per_second": 1e4}
+    settings = Settings(api_key=KEY, allowed_hosts=("testserver",), **bounds)
     api = schemathesis.openapi.from_asgi(
         "/openapi.json",
         create_app(settings, store=store),

@@ -205,11 +205,23 @@ def test_forms_and_exports_have_the_same_bounds(service: Service) -> None:
         {"command": "\n" * 100_000},
         {"command": "\n" * 100_000, "format": "megatron-lm"},
         {"command": "#SBATCH" + "\n" * 100_000, "format": "megatron-lm"},
+        {"command": "---- " * 20_000},
         {"command": "A=" + "x" * 50_000 + "\n--num-layers " + "$A " * 16_000, "format": "megatron-lm"},
         {"command": "A=$((\n" * 30_000, "format": "megatron-lm"},
         {"command": NESTED, "format": "megatron-lm"},
     ],
-    ids=["dotted key", "dotted table", "nested lists", "blank", "blank lines", "blank batch", "long value", "sums", "nested"],
+    ids=[
+        "dotted key",
+        "dotted table",
+        "nested lists",
+        "blank",
+        "blank lines",
+        "blank batch",
+        "dashes",
+        "long value",
+        "sums",
+        "nested",
+    ],
 )
 def test_a_strange_import_is_refused_in_time_linear_in_its_length(service: Service, body: dict[str, Any]) -> None:
     answer = service.costs_little("POST", "/v1/imports", json=body | {"num_gpus": 8})
