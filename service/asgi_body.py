@@ -9,6 +9,8 @@ from hp_tool.errors import HpToolError
 
 SILENCE_S = 30.0
 """How long the rest of a body may let wait."""
+WHOLE_S = 120.0
+"""How long all of it may take."""
 
 
 def too_large(limit: int) -> HpToolError:
@@ -32,14 +34,16 @@ def counted(receive: Receive, limit: int) -> Receive:
 
 
 async def whole(receive: Receive) -> bytes | None:
-    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing more of it comes."""
-    pieces = []
+    """The body; None where the client hung up. Raises HpToolError `request_timeout` where nothing more of it comes, or too
+    slowly."""
+    pieces, end_s = [], asyncio.get_running_loop().time() + WHOLE_S
     while True:
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(SILENCE_S), asyncio.timeout_at(end_s):
                 message = await receive()
         except TimeoutError:
-            raise HpToolError(f"nothing of the body came for {SILENCE_S:g} s", code="request_timeout") from None
+            reason = f"nothing of the body came for {SILENCE_S:g} s, or not all of it in {WHOLE_S:g} s"
+            raise HpToolError(reason, code="request_timeout") from None
         if message["type"] == "http.disconnect":
             return None
         pieces.append(message.get("body", b""))

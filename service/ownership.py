@@ -105,9 +105,10 @@ class PrincipalStore:
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
         """Whoever accepts one vouches for it: an administrator for everybody, an owner for their own answers."""
-        if self.get_measurement(measurement_id=measurement_id).state == state:
-            return self._store.get_measurement(measurement_id=measurement_id)
+        record = self.get_measurement(measurement_id=measurement_id)
         everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
+        if record.state == state and (state != "accepted" or record.trusted or not everybody):
+            return record
         return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
 
     def list_calibrations(self, **asked: Any) -> Page[CalibrationRecord]:

@@ -101,11 +101,12 @@ def summary(result: dict[str, Any]) -> str:
     grid, days = result["grid"], result["days"]
     ranks, shipped = grid["model_left_out"]["rank_correlation_median"], grid["shipped"]
     words = (
-        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible by the shipped constants, and of {shipped['failed']} "
-        f"that failed {percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the predicted order has a "
-        f"median rank correlation of {ranks:.2f} with the measured one, the model left out. GPT-3 175B on 300B tokens with "
-        f"1,024 A100 is predicted to take {days['selective_sequence_parallel_days']:.1f} days with sequence parallelism and "
-        f"selective recomputation, and {days['full_recompute_days']:.1f} days with full recomputation and without; the 34 days "
+        f"Of {shipped['ran']:,} nanotron runs {shipped['ran_but_refused']} are called infeasible by the shipped constants, and "
+        f"of {shipped['failed']} that failed {percent(shipped['failed_called_infeasible_share'], 0)} are; within a cell the "
+        f"predicted order has a median rank correlation of {ranks:.2f} with the measured one, the model left out. GPT-3 175B "
+        f"on 300B tokens with 1,024 A100 is predicted to take {days['selective_sequence_parallel_days']:.1f} days with "
+        f"sequence parallelism and selective recomputation, and {days['full_recompute_days']:.1f} days with full recomputation "
+        "and without; the 34 days "
         "in arXiv 2104.04473 are with 2021's software."
     )
     return "\n".join([*lines, "", textwrap.fill(words, WIDTH)])

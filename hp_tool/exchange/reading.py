@@ -114,7 +114,7 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
 def _near_model(text: str) -> str:
     """The catalogue's model that a text names in its own way, as Llama3ModelProvider70B or Qwen2.5-7B-Instruct do; or ''."""
     bare = {_BARE.sub("", name): name for name in catalog.names("models")}
-    for word in re.findall(r"[\w.-]*\d[\w.-]*", text[:100_000].lower()):
+    for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
         for part in (word, word.rpartition(".")[2]):
             if found := bare.get(_BARE.sub("", part)):
                 return found
@@ -161,7 +161,7 @@ def _vocabulary(found: Mapping[str, Setting]) -> str:
 
 def _mentioned_gpu(text: str) -> str:
     """The catalogue's GPU that a text speaks of, for a hint."""
-    words = set(re.findall(r"[a-z]+\d+[a-z]*", text[:100_000].lower()))
+    words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
     known = sorted(catalog.names("gpus"), key=lambda name: (name.split("-")[0] not in ("h100", "a100", "h200", "b200"), name))
     return next((name for name in known if name.split("-")[0] in words and re.search(r"\d", name.split("-")[0])), "")
 

@@ -156,7 +156,7 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
     named = next(
         (
             each.values[0]
-            for each in words
+            for each in reversed(words)  # the command's own come last, and win
             if each.name in ("deepspeed", "deepspeed-config", "deepspeed-config-file") and each.values
         ),
         None,
@@ -176,9 +176,9 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
     content = None if text is None else parsed(text)
     started = [word.text for command in script.commands for word in command.words]
     options = trainer.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
-    fsdp = next((each for each in words if each.name == "fsdp" and each.values), None)
-    if fsdp is not None and config is None and not options:
-        options = {"distributed_type": "FSDP", "fsdp_config": trainer.own_fsdp(" ".join(fsdp.values), reading)}
+    fsdp = next((" ".join(each.values).strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
+    if fsdp and config is None and not options:
+        options = {"distributed_type": "FSDP", "fsdp_config": trainer.own_fsdp(fsdp, reading)}
     if config is not None or (options and text is None):
         laid = {} if config is None else parsed(config)
         for key, value in options.items():

@@ -146,6 +146,7 @@ def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
     return table[max(beginnings, key=len)] if beginnings else None
 
 
+_HINTS = 40
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
@@ -184,7 +185,7 @@ def sort(
         if setting.name in spared:
             reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
         elif any(part in setting.written for part in setting.unknown):
-            told = all(_VARIABLE.fullmatch(part.strip()) for part in setting.unknown)
+            told = bool(reading.absent) and all(_VARIABLE.fullmatch(part.strip()) for part in setting.unknown)
             why = (
                 f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
                 if told
@@ -192,7 +193,8 @@ def sort(
             )
             reading.refuse(f"{setting.written}: {why}")
         elif argument is None:
-            near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8)
+            wanted = len(reading.refused) < _HINTS  # looking for them takes a while, and no more are shown
+            near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")
         elif argument.fate == "read":
@@ -205,18 +207,22 @@ def sort(
     return last
 
 
-def as_settings(mapping: Mapping[str, Any], *, lines: str = "", prefix: str = "") -> list[Setting]:
+def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
     """The leaves of a file's mapping as settings named by dotted keys; `lines` is its text, for line numbers."""
+    return _leaves(mapping, rows=_rows(lines), prefix="")
+
+
+def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str) -> list[Setting]:
     found: list[Setting] = []
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found += as_settings(value, lines=lines, prefix=f"{dotted}.")
+            found += _leaves(value, rows=rows, prefix=f"{dotted}.")
             continue
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_word(item) for item in items)
         unknown = tuple(part for each in texts for part in re.findall(r"\$\{.+\}", each))
-        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=_line(lines, str(key)), unknown=unknown))
+        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=rows.get(str(key)), unknown=unknown))
     return found
 
 
@@ -224,9 +230,13 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _line(text: str, key: str) -> int | None:
-    match = re.search(rf"(?m)^[^#\n]*(?<![\w.-])['\"]?{re.escape(key)}['\"]?\s*[:=]", text)
-    return None if match is None else text.count("\n", 0, match.start()) + 1
+def _rows(text: str) -> dict[str, int]:
+    """The line on which each key of a file stands first."""
+    found: dict[str, int] = {}
+    for number, row in enumerate(text.splitlines(), 1):
+        for key in re.findall(r"(?<![\w.-])([\w.-]+)['\"]?\s*[:=]", row.partition("#")[0]):
+            found.setdefault(key, number)
+    return found
 
 
 def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading) -> list[Setting]:

@@ -256,6 +256,8 @@ def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
     parts = words.lower().split()
     if "offload" in parts:
         reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
+    if "hybrid_shard_zero2" in parts:
+        reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not read")
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
     return {"fsdp_sharding_strategy": next((part.upper() for part in parts if part in strategies), "FULL_SHARD")}
 

@@ -78,4 +78,7 @@ def _key(options: EndpointOptions) -> str | None:
             f"the endpoint's key is to be in {variable}, which is not set in this process; set it where the search runs",
             field="endpoint.api_key_variable",
         )
-    return options.api_key if variable is None else os.environ[variable]
+    key = options.api_key if variable is None else os.environ[variable].strip()
+    if key is not None and not (key.isascii() and key.isprintable()):  # an error about its header would show it
+        raise InputError("the endpoint's key has characters that no header may have", field="endpoint.api_key")
+    return key

@@ -87,6 +87,11 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.rename(folder)  # fails if another process was first: the folder is not empty
+        parent = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
     except OSError:
         if not folder.is_dir():
             raise

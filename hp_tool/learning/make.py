@@ -99,11 +99,12 @@ def calibrate_cluster(*, store: Store, cluster: MeasuredCluster, owner: str = ""
 
 
 def relearn(*, store: Store, record: MeasurementRecord) -> tuple[MadeCalibration, ...]:
-    """The same for the cluster and framework of a measurement that teaches from now on, or no more: everybody's and its
-    owner's."""
+    """The same for the cluster and framework of a measurement that teaches from now on, or no more: everybody's, and
+    those of owners who have one of their own."""
     place = {name: getattr(record, name) for name in ("cluster_key", "gpu", "framework")}
     cluster = MeasuredCluster(**place, measurements=0)
-    owners = dict.fromkeys(("", record.owner or ""))
+    reporters = store.reporters(cluster_key=record.cluster_key, framework=record.framework)
+    owners = dict.fromkeys(("", record.owner or "", *reporters))
     return tuple(made for each in owners for made in calibrate_cluster(store=store, cluster=cluster, owner=each))
 
 

@@ -170,7 +170,8 @@ class StoredCalibrations:
         key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]
         if nearest(cluster_key=key, framework=series.framework) is not None:
             others = "mixtures of experts" if series.model_family == "dense" else "dense models"
-            every = (replace(series, model_family=family) for family in get_args(ModelFamily))
+            owners = {series.owner, ""}
+            every = (replace(series, model_family=family, owner=each) for family in get_args(ModelFamily) for each in owners)
             if any(self._store.latest_calibration(**asdict(each)) is not None for each in every):
                 return f"on {key} only {others} were measured, which teach nothing about this model"
             return f"measurements on {key} are not fitted yet; `hp-tool calibrate` does so at once, a worker within a minute"

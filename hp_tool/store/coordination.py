@@ -22,6 +22,7 @@ by chance (their host restarts, another program takes its memory); a search that
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 CLOCK_SLACK = timedelta(seconds=5)
 """How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
+GIVEN_BACK_LATELY = timedelta(minutes=5)
 HERE = "local:"
 """Of the clusters that are each worker's own host, and so as many as there are hosts."""
 NEVER = datetime.min.replace(tzinfo=UTC)
@@ -172,8 +173,9 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     """The searches that `holder` may claim: the first of each owner, in the order of turns.
 
     Before all others go those with a run under way: it takes devices, which others may wait for, until somebody books its end.
-    Then the higher priority; then the owner with the fewest running searches; then the one whose last
-    search was started the longest ago. `per_cluster`: searches that run on one cluster at most.
+    One that was given back lately waits its turn as others do. Then the higher priority; then the owner with the fewest running
+    searches; then the one whose last search was started the longest ago. `per_cluster`: searches that run on one cluster at
+    most.
     """
     occupied = sa.and_(SEARCH.c.state == SearchState.RUNNING, sa.not_(is_abandoned(at)))
     running = connection.execute(sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(occupied)).all()
@@ -182,7 +184,9 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     if busy := _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster):
         waiting = sa.and_(waiting, sa.or_(SEARCH.c.cluster.is_(None), SEARCH.c.cluster.not_in(busy)))
     under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
-    fresh = sa.case((sa.and_(SEARCH.c.started_at.is_not(None), under_way), 0), else_=1).label("fresh")
+    given_back = sa.and_(SEARCH.c.state == SearchState.QUEUED, SEARCH.c.updated_at > at - GIVEN_BACK_LATELY)
+    left_alone = sa.and_(SEARCH.c.started_at.is_not(None), under_way, sa.not_(given_back))
+    fresh = sa.case((left_alone, 0), else_=1).label("fresh")
     order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
     place = sa.func.row_number().over(partition_by=SEARCH.c.owner, order_by=order).label("place")
     lines = (

@@ -19,7 +19,7 @@ SILENT_S = 30.0
 
 class Workers(StoreBase):
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
-        with self._writing() as connection:
+        with self._writing(lasting=False) as connection:
             at = now(connection)
             changed: dict[str, Any] = {"offers": [asdict(each) for each in offers], "seen_at": at}
             update = sa.update(WORKER).where(WORKER.c.holder == holder).values(**changed)

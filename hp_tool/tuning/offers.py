@@ -1,7 +1,8 @@
 """What a worker can run, and whether any live one can run a query: asked before a search is stored."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 
 from hp_tool import catalog, launchers
@@ -15,13 +16,16 @@ from hp_tool.tuning.clusters import LOCAL, cluster_launcher, launcher_name
 from hp_tool.tuning.problem import build_problem
 from hp_tool.tuning.serving import build_serving
 
+LOOKED_S = 300.0
+"""This host's devices are looked for anew: a driver may come up after its worker."""
+
 
 def offers() -> tuple[Offer, ...]:
     """What a worker in this process can run: this host's devices, and the clusters whose options it has."""
     profiler = find_spec("torch") is not None and find_spec("megatron") is not None
 
     def each() -> Iterator[Offer]:
-        yield from _host(profiler)
+        yield from _host(profiler, at=int(time.monotonic() // LOOKED_S))
         for name, create in _launchers():
             try:
                 hardware = create().hardware()
@@ -32,9 +36,9 @@ def offers() -> tuple[Offer, ...]:
     return tuple(dict.fromkeys(each()))
 
 
-@cache
-def _host(profiler: bool) -> tuple[Offer, ...]:
-    """Its GPUs, and its processor, on which a query about cpu runs. Asking the driver takes a while: once."""
+@lru_cache(maxsize=1)
+def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
+    """Its GPUs, and its processor, on which a query about cpu runs. Asking the driver takes a while: once per LOOKED_S."""
     each = (launchers.create(LOCAL, cpu_only=cpu_only).hardware() for cpu_only in (False, True))
     return tuple(Offer(launcher=LOCAL, gpu=one.gpu, num_gpus=one.num_gpus, profiler=profiler) for one in each)
 
@@ -45,7 +49,11 @@ def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
         if name != LOCAL:
             yield name, partial(launchers.create, name)
     for cluster in catalog.names("clusters"):
-        if (runs := cluster_runs(cluster)) is not None and runs.launcher != LOCAL:
+        try:
+            runs = cluster_runs(cluster)
+        except HpToolError:  # an entry that cannot be read hides no other
+            continue
+        if runs is not None and runs.launcher != LOCAL:
             yield runs.launcher, partial(cluster_launcher, cluster)
 
 

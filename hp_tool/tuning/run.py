@@ -158,11 +158,11 @@ def tune(
     if record.state is SearchState.FAILED:
         store.resume_search(search_id=search_id, limits=daily_limits(record.query))
     lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
-    result = run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)
-    if result is None:
-        waiting_for = store.get_search(search_id=search_id).progress.get("waiting_for")
-        why = f": {waiting_for}" if waiting_for else ""
-        raise ConflictError(f"search {search_id} was handed back to the queue{why}", code="released")
+    while (result := run_search(store=store, lease=lease, launcher=launcher, storage=storage, on_event=on_event)) is None:
+        if waiting_for := store.get_search(search_id=search_id).progress.get("waiting_for"):
+            raise ConflictError(f"search {search_id} was handed back to the queue: {waiting_for}", code="released")
+        # Others have all that the cluster gives. A worker would look at its other searches; here is none.
+        lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     return result
 
 

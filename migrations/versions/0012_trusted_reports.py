@@ -18,6 +18,7 @@ SERIES = ("cluster_key", "framework", "model_family")
 
 
 def upgrade():
+    op.execute("UPDATE hp_measurements SET trust = 1.0 WHERE trust < 0.5 AND state = 'accepted'")  # once excluded by 0009
     with op.batch_alter_table(TABLE) as table:
         table.add_column(sa.Column("owner", sa.String(200), nullable=False, server_default=""))
         table.drop_constraint(VERSION, type_="unique")

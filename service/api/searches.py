@@ -321,7 +321,9 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
             query = store.get_search(search_id=search_id).query
             # The digest keeps the key apart from those of submissions and of other searches' clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
-            return store.create_search(query=query, idempotency_key=key)
+            if key is not None and (earlier := store.earlier_search(asked=query, idempotency_key=key)) is not None:
+                return earlier
+            return store.create_search(query=query, asked=query, idempotency_key=key)
 
 
 def search_answer(record: SearchRecord) -> dict[str, Any]:

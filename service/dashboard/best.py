@@ -88,7 +88,8 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     row, run_id = recommended(record), record.progress.get("best_run_id")
     if isinstance(row, ServingRecommendation):
         rows = (record.result or {})["recommendations"]
-        return _served(row, record.query, as_good=sum(each.get("group") == row.group for each in rows) - 1)
+        as_good = 0 if row.group is None else sum(each.get("group") == row.group for each in rows) - 1
+        return _served(row, record.query, as_good=as_good)
     if row is not None:
         return _trained(row, (record.result or {}).get("answer"))
     return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None

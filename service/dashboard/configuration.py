@@ -189,6 +189,7 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     mapping = schema.query_mapping(query)
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
+    known = calibrated or estimate
     return ConfigurationView.of(
         estimate,
         kind=query.kind,
@@ -198,7 +199,9 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         verdict=verdict,
         verdict_note=verdict_note,
         tone=tone,
-        mends=tuple(_fix_row(query, fix) for fix in estimate.mends),
+        feasible=known.feasible,
+        reasons=known.reasons,
+        mends=() if known.feasible else tuple(_fix_row(query, fix) for fix in estimate.mends),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         memory=memory,
@@ -219,7 +222,7 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     capacity_bytes, fits = known.memory.capacity_bytes, known.memory.total_bytes <= known.memory.capacity_bytes
     if isinstance(known.intervals, Intervals):
         low, high = known.intervals.memory_total_bytes
-        if low <= capacity_bytes < high and (fits or all(reason.code == "memory" for reason in known.reasons)):
+        if low <= capacity_bytes < high and all(reason.code == "memory" for reason in known.reasons):
             note = f"needs {formats.gib(low)} to {formats.gib(high)} of {formats.gib(capacity_bytes)}"
             return "tight", "warn", note
     if known.feasible:
@@ -227,7 +230,7 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     return (
         ("misses a target", "warn", "")
         if fits and any(r.code == "target_missed" for r in known.reasons)
-        else ("does not fit", "bad", "")
+        else ("not acceptable" if fits else "does not fit", "bad", "")
     )
 
 

@@ -1,5 +1,6 @@
 """/searches/ID/export: a search's best configuration, or that of one run, as a launch command, as flags, as a query."""
 
+import re
 import shlex
 
 import yaml
@@ -22,6 +23,7 @@ COMMAND, FLAGS, YAML = "command", "flags", "yaml"
 """Formats beside those of other tools: what starts it in its framework's own tool, the flags of that alone, and the query."""
 TOOLS = {"torch-fsdp": "torchtitan", "nanotron": "nanotron"}
 """What launches a framework's trainings, if not Megatron-LM."""
+_PLAIN = re.compile(r"[\w./:=,+ -]*")
 
 router = APIRouter(tags=["dashboard"])
 
@@ -71,8 +73,13 @@ def _flags(record: SearchRecord, parallel: Configuration) -> str:
     query = schema.parse_query(record.query)
     written = options(query, parallel, _tool(query))
     if all(name.startswith("-") for name in written):
-        return " ".join(f"{name} {value}".strip() for name, value in written.items())
+        return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
     return "\n".join(f"{name}={shlex.quote(value)}" for name, value in written.items())
+
+
+def _quoted(value: str) -> str:
+    """The words behind a flag, which may be several, for a shell."""
+    return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
 def _yaml(record: SearchRecord, parallel: Configuration) -> str:

@@ -60,6 +60,8 @@ class Action:
 
 
 ACCEPT, EXCLUDE = Action(label="Accept", state="accepted"), Action(label="Exclude", state="excluded")
+TRUST = Action(label="Trust", state="accepted")
+"""By an administrator: what taught its owner alone teaches everybody."""
 DELETE = Action(label="Delete", state="deleted")
 ACTIONS: dict[MeasurementState, tuple[Action, ...]] = {
     "accepted": (EXCLUDE,),
@@ -117,7 +119,6 @@ def measurements_context(
     """Measurements, as shown on their page."""
     page = store.measurements(gpu=gpu or None, model=model or None, status=status, state=state, limit=MAX_ROWS, cursor=cursor)
     filters = {"gpu": gpu, "model": model, "status": status, "state": state}
-    may_change = principal.scope >= Scope.SUBMIT
     return MeasurementsPage(
         title="Measurements",
         json_href=address("/measurements.json", filters),
@@ -127,7 +128,7 @@ def measurements_context(
         statuses=STATUSES,
         state=state,
         states=STATES,
-        rows=tuple(_row(record, may_change=may_change) for record in page.items),
+        rows=tuple(_row(record, scope=principal.scope) for record in page.items),
         next_href=next_href("/measurements", page, filters),
     )
 
@@ -143,8 +144,9 @@ def change(request: Request, fields: Form, store: StoreDep, system: SystemStoreD
     return done("/measurements", "changed")
 
 
-def _row(record: MeasurementRecord, *, may_change: bool) -> MeasurementRow:
+def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
     measurement, predicted_s = record.measurement, record.predicted.get("step_s")
+    trust = (TRUST,) if scope >= Scope.ADMIN and record.state == "accepted" and not record.trusted else ()
     measured_s = measurement.objective_s
     return MeasurementRow.of(
         record,
@@ -154,7 +156,7 @@ def _row(record: MeasurementRecord, *, may_change: bool) -> MeasurementRow:
         predicted_s=predicted_s,
         measured_s=measured_s,
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
-        actions=ACTIONS[record.state] if may_change else (),
+        actions=(*trust, *ACTIONS[record.state]) if scope >= Scope.SUBMIT else (),
         href=f"/measurements/{record.id}",
     )
 

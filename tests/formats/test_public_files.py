@@ -54,6 +54,26 @@ def value_at(query: dict[str, Any], dotted: str) -> Any:
     return node
 
 
+def test_a_flag_whose_name_nobody_can_tell_is_refused() -> None:
+    _, refusal = read_as({}, "torchrun pretrain_gpt.py --num-layers 2 --lr-$X 3\n")
+    assert refusal is not None and "only running would tell" in str(refusal)
+
+
+def test_the_trainers_fsdp_is_off_where_it_is_empty() -> None:
+    command = "torchrun train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --bf16 true"
+    stages = [
+        None if refusal else value_at(reading.query, "parallel.zero_stage")
+        for reading, refusal in (
+            read_as(
+                {"given_gpus": 8, "given": {"training.sequence_length": 4096}},
+                f"{command} --gradient_accumulation_steps 1 --fsdp {words}\n",
+            )
+            for words in ("''", "full_shard", "'hybrid_shard_zero2 auto_wrap'")
+        )
+    ]
+    assert stages == [0, 3, None]
+
+
 def test_there_are_sixty_and_more() -> None:
     assert len(FILES) >= 115
 

@@ -88,12 +88,16 @@ function swap(fresh) {
   document.dispatchEvent(new Event("refreshed"));
 }
 
-// Keep open what the reader opened, and the focus where it is.
+// Keep open what the reader opened, what was typed, and the focus where it is.
 function keep(part, next) {
   const match = (selector) => [part, next].map((root) => [...root.querySelectorAll(selector)]);
   const [details, nextDetails] = match("details");
   details.forEach((each, n) => each.open && nextDetails[n]?.setAttribute("open", ""));
-  const [places, nextPlaces] = match("a, button, select, summary");
+  const [places, nextPlaces] = match("a, button, select, summary, input, textarea");
+  places.forEach((each, n) => {
+    const next = nextPlaces[n];
+    if (next && "defaultValue" in each && each.value !== each.defaultValue) next.value = each.value;
+  });
   const focused = places.indexOf(document.activeElement);
   if (focused >= 0) nextPlaces[focused]?.setAttribute("data-focus", "");
 }

@@ -24,7 +24,7 @@ let order = []; // rows of the table
 let page = 0;
 let marked = null; // the row whose points are ringed
 
-const text = (address) => fetch(address).then((answer) => answer.text());
+const text = (address) => fetch(address).then(async (answer) => (answer.ok ? answer.text() : (await answer.json()).detail));
 const act = {
   pick, toggle, mark,
   log: (run) => (trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : text(root.dataset.logs + run)),
@@ -85,7 +85,7 @@ const chosenColumns = () => {
 // A select for each axis and the state; recreated only if the options change, so that the focus stays.
 function controls() {
   const filter = wanted();
-  const says = JSON.stringify(selects);
+  const says = JSON.stringify([selects, columns.map((column) => column.name)]);
   const form = part("filter");
   if (form.dataset.says !== says) {
     form.dataset.says = says;
@@ -164,6 +164,7 @@ async function drawVisible() {
 }
 
 function table() {
+  if (!picked.size) part("only").checked = false;
   const only = part("only").checked;
   const list = chosenColumns();
   const descending = sort().startsWith("-");
