@@ -43,6 +43,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     lease = claim(store, search)
     page.locator(".state.busy", has_text="running").wait_for()
     one_run(store, lease, Measurement(status="oom", cause="rank 1", log_tail="the end of it"), OTHER)
+    page.locator("tr[data-key]", has_text="oom").wait_for()
     page.get_by_role("button", name="Runs, log and command of run 1").click()
     page.locator("summary", has_text="End of the log").click()
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))

@@ -17,6 +17,7 @@ const picked = new Set();
 const open = new Set();
 const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
+let loads = 0;
 let columns = [];
 let selects = []; // of the filter: name, label and choices
 let shown = []; // runs that match the filter
@@ -32,13 +33,16 @@ const act = {
 };
 
 async function load() {
+  const mine = ++loads;
   const embedded = document.querySelector("#trial-table");
   if (embedded) {
     trials = JSON.parse(embedded.textContent);
   } else {
     const response = await fetch(root.dataset.href);
     if (!response.ok) throw new Error(`loading the trials failed: ${response.status}`);
-    trials = await response.json();
+    const answer = await response.json();
+    if (mine !== loads) return; // asked again meanwhile: an answer that comes late is not the newest
+    trials = answer;
   }
   columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
