@@ -28,7 +28,7 @@ def public_functions(package: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None or find_spec("material") is None:
         skip_or_fail(component="DOCS", reason="the docs extra is not installed: pip install 'hp-tool[docs]'")

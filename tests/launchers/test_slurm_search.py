@@ -96,6 +96,7 @@ def test_a_profile_run_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> No
     assert "NumNodes=2" in nodes and "NodeList=n[1-2]" in nodes
 
 
+@pytest.mark.long
 def test_a_run_that_its_time_limit_ends_keeps_its_steps(slurm: SlurmCluster, tmp_path: Path) -> None:
     launcher = slurm.launcher(root=tmp_path)
     asked = request(parallel={"tensor_parallel_size": 2}, steps=10_000_000, warmup_steps=1, timeout_s=45.0)
