@@ -22,7 +22,7 @@ RARE = 0.01
 """Share of runs that stall where nobody saw any."""
 MOST_SHARE = 0.9
 """Of the runs of any kind that may stall before they did."""
-WEIGHT = 1.0
+WEIGHT = 2.0
 """Runs of the same configuration that the share of slow runs is worth where a configuration is judged: one slow run alone may
 be a slip, two are a habit; ..."""
 SHARE_WEIGHT = 20.0
