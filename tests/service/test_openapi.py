@@ -135,7 +135,7 @@ def test_every_operation_answers_what_it_declares(operations: list[schemathesis.
 @pytest.mark.long
 def test_schemathesis_finds_nothing(store: SqlStore, tmp_path: Path) -> None:
     """Its own command: every check, and the phases that the test above has no time for (examples, coverage, sequences)."""
-    settings = Settings(api_key=KEY, max_body_bytes=100_000, poll_s=0.05, max_wait_s=0.05)
+    settings = Settings(api_key=KEY, max_body_bytes=100_000, poll_s=0.05, max_wait_s=0.05, wrong_keys_per_second=1e4)
     with served(create_app(settings, store=store)) as url:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"]
         done = subprocess.run(
