@@ -21,7 +21,7 @@ from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
 from hp_tool.calibration import regimes
 from hp_tool.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
-from hp_tool.calibration.step_time import MOST
+from hp_tool.calibration.step_time import MOST, MOST_SHARE
 
 STALLED = 0.4
 """Logarithm over the prediction from which on a run counts as stalled."""
@@ -45,7 +45,7 @@ class Seen:
 
     def shares(self, constants: FloatArray) -> FloatArray:
         """(n,) that stall by these constants."""
-        return np.clip(np.exp(self.kinds[:, : len(constants)] @ constants), regimes.RARE, regimes.MOST_SHARE)
+        return np.clip(np.exp(self.kinds[:, : len(constants)] @ constants), regimes.RARE, MOST_SHARE)
 
 
 def seen_of(grid: Path, **where: Any) -> list[Seen]:
@@ -95,8 +95,9 @@ def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:
     near, losses = np.exp(-0.5 * apart / regimes.NEAR**2), []
     for known in [rng.permutation(len(usual))[:size] for size in KNOWN if len(usual) > 2 * size for _ in range(SEEDS)]:
         rest = np.setdiff1d(np.arange(len(usual)), known)
-        more = regimes.oftener(cell.stalled[known], usual_share=usual[known])
-        prior, close = np.minimum(more * usual[rest], regimes.MOST_SHARE), near[np.ix_(rest, known)]
+        before = regimes.SHARE_WEIGHT * float(usual[known].mean())  # a gamma prior that has seen so many usual runs
+        more = (before + cell.stalled[known].sum()) / (before + usual[known].sum())
+        prior, close = np.minimum(more * usual[rest], MOST_SHARE), near[np.ix_(rest, known)]
         shares = (weight * prior + close @ cell.stalled[known]) / (weight + close.sum(axis=1))
         losses.append(loss(np.clip(shares, 1e-3, 1.0 - 1e-3), cell.stalled[rest]))
     return float(np.mean(losses))

@@ -13,7 +13,7 @@ from hp_tool.calibration.fitting import GPU_PRIOR, Prior
 from hp_tool.calibration.memory import MemoryFit, fit_memory
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
-PAYLOAD_VERSION = 6
+PAYLOAD_VERSION = 5
 """Earlier ones hold fits of another form; the measurements behind them are fitted anew."""
 
 

@@ -20,8 +20,6 @@ SLIPS = 0.02
 """Share of runs that are slips, half of them too slow and half too fast: judged. Published runs hold fewer."""
 RARE = 0.01
 """Share of runs that stall where nobody saw any."""
-MOST_SHARE = 0.9
-"""Of the runs of any kind that may stall before they did."""
 WEIGHT = 2.0
 """Runs of the same configuration that the share of slow runs is worth where a configuration is judged: one slow run alone may
 be a slip, two are a habit; ..."""
@@ -45,29 +43,26 @@ class Judgement:
     """Log density of all of them, and of the share that stalled."""
 
 
-def judge(excess: FloatArray, variance: FloatArray, *, usual_share: FloatArray | float) -> Judgement:
+def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
     """How far ln(step) lies above what is expected, with the variance of that expectation, as regimes; `usual_share`: of runs
-    like each that stall, elsewhere."""
-    slow_share, usual = usual_share, float(np.mean(usual_share))
+    that stall, elsewhere."""
+    slow_share = usual_share
     for _ in range(5):
         tail = np.exp(-np.abs(excess) / LOG_MEAN) / LOG_MEAN
         regular = (1.0 - slow_share - SLIPS) * np.exp(-0.5 * excess**2 / variance) / np.sqrt(2 * np.pi * variance)
         slow, slip = slow_share * tail * (excess > 0), 0.5 * SLIPS * tail
         total = regular + slow + slip + 1e-300
-        slow_share = np.minimum(oftener(slow / total, usual_share=usual_share) * usual_share, MOST_SHARE)
-    mean = float(np.mean(slow_share))
-    more, fewer = usual * np.log(mean / usual), (1.0 - usual) * np.log((1.0 - mean) / (1.0 - usual))
+        slow_share = share(slow / total, usual_share=usual_share)
+    more = usual_share * np.log(slow_share / usual_share)
+    fewer = (1.0 - usual_share) * np.log((1.0 - slow_share) / (1.0 - usual_share))
     score = float(np.log(total).sum() + SHARE_WEIGHT * (more + fewer))
     odds = (slow + slip) / (regular + 1e-6 * total)
     return Judgement(slow=slow / total, regular=regular / total, doubt=variance * odds, score=score)
 
 
-def oftener(slow: FloatArray, *, usual_share: FloatArray | float) -> float:
-    """By which more runs are slow here than usual: 1 before there are any (the mean of a gamma distribution whose prior has
-    seen SHARE_WEIGHT usual runs)."""
-    usual = np.broadcast_to(usual_share, slow.shape)
-    seen = SHARE_WEIGHT * float(np.mean(usual_share))
-    return float((seen + slow.sum()) / (seen + usual.sum()))
+def share(slow: FloatArray, *, usual_share: float) -> float:
+    """Of all runs that are slow, the prior's before there are any."""
+    return float((SHARE_WEIGHT * usual_share + slow.sum()) / (SHARE_WEIGHT + len(slow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +75,17 @@ class Stalls:
     """(n,) probability that the run stalled."""
     log_stall: FloatArray
     """(n,) ln of the seconds that each micro-batch lost, if it did."""
-    oftener: float
-    """By which more stall here than usual."""
+    share: float
 
-    def predict(self, points: FloatArray, *, usual_share: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Of m configurations, each (m,): probability of a stall, and the seconds that a micro-batch then loses.
 
-        Each run counts by how near it is to the configuration asked for; far from all, the share of its kind does.
+        Each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """
-        share = np.minimum(self.oftener * usual_share, MOST_SHARE)
         squares = np.sum(points**2, axis=1)[:, None] + np.sum(self.points**2, axis=1) - 2.0 * points @ self.points.T
         near = np.exp(-0.5 * np.maximum(squares, 0.0) / NEAR**2)
         slow = near * self.slow
-        probability = (WEIGHT * share + slow.sum(axis=1)) / (WEIGHT + near.sum(axis=1))
+        probability = (WEIGHT * self.share + slow.sum(axis=1)) / (WEIGHT + near.sum(axis=1))
         slow = slow + (1e-3 * self.slow + 1e-8)  # far from every slow run, all of them count the same
         return probability, np.exp(slow @ self.log_stall / slow.sum(axis=1))
 
@@ -104,16 +97,16 @@ def stalls(
     expected_s: FloatArray,
     measured_s: FloatArray,
     micro_batches: FloatArray,
-    usual_share: FloatArray,
+    usual_share: float,
 ) -> Stalls | None:
     """What the runs say of stalls; None where none probably did and none usually does."""
     stalled = judged.slow > 0.5
-    if usual_share.max() <= RARE and not stalled.any():
+    if usual_share <= RARE and not stalled.any():
         return None
     lost_s = np.where(stalled, measured_s - expected_s, expected_s * np.expm1(LOG_MEAN))
     return Stalls(
         points=points,
         slow=judged.slow,
         log_stall=np.log(np.maximum(lost_s, 1e-9) / micro_batches),
-        oftener=oftener(judged.slow, usual_share=usual_share),
+        share=share(judged.slow, usual_share=usual_share),
     )

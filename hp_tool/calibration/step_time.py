@@ -23,7 +23,7 @@ from hp_tool.calibration.evidence import (
 )
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
-from hp_tool.calibration.regimes import LOG_MEAN, MOST_SHARE, RARE, Judgement, Stalls, judge, stalls
+from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -44,6 +44,8 @@ ROUNDS = 3
 MOST = 0.22
 """Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
 it states more, some runs stall, or kinds of models differ."""
+MOST_SHARE = 0.9
+"""Of the runs of any kind of configuration that may stall before they did."""
 OWN = (0.35, 0.7)
 """Least and most of a step's variance that is one layout's own: the rest cancels in the ratio of two runs of a model."""
 SHARED, BASE = 0.15, 0.07
@@ -160,7 +162,7 @@ class StepTimeFit:
         regular_s = before_s * np.exp(correction)
         slow = None
         if self.stalls is not None and known:
-            probability, stall_s = self.stalls.predict(rows.layout, usual_share=_stall_share(known, prior=self.prior))
+            probability, stall_s = self.stalls.predict(rows.layout)
             slow = SlowRegime(probability=probability, step_s=regular_s + stall_s * _micro_batches(known))
         return StepPrediction(regular_s=regular_s, log_sd=log_sd, slow=slow)
 
@@ -218,9 +220,9 @@ def _fit_from(
     log_measured: FloatArray,
     features: Mapping[str, FloatArray],
     *,
-    often: FloatArray,
+    often: float,
 ) -> tuple[StepTimeFit, float]:
-    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how each usually stalls."""
+    """Parameters, scales and regimes in turn, and the log density of the runs under them; `often`: how many usually stall."""
     model, x = plain._model, plain.x
     logs = np.zeros(len(COMPONENTS))
     before_s = model.seconds(design, x)[0]
@@ -293,19 +295,20 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     return common, whole - own - common, own
 
 
-def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray:
-    """(n,) share of runs that stall, the same for each: so many that they make up what the cost model states beyond MOST; (1,)
-    where nothing is stated."""
+def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+    """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
     if STEP_LOG_SD not in features:
-        return np.full(1, prior.slow_share)
+        return prior.slow_share
     beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - MOST**2
-    return np.full(len(features[STEP_LOG_SD]), max(beyond / (2.0 * LOG_MEAN**2), RARE))
+    return max(beyond / (2.0 * LOG_MEAN**2), RARE)
 
 
-def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray:
-    """The same by kind of configuration, for the choice of a first run. Fits do not take it: presumed stalls made answers
+def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray | float:
+    """(n,) the same by kind of configuration, for the choice of a first run. Fits do not take it: presumed stalls made answers
     carried to larger clusters several times too slow (`python -m benchmarks.learning`)."""
-    share = _stall_share(features, prior=prior)
+    if STEP_LOG_SD not in features:
+        return prior.slow_share
+    share = (features[STEP_LOG_SD] ** 2 - MOST**2) / (2.0 * LOG_MEAN**2)
     risk = np.exp(features.get(STALL_RISK, np.zeros(len(share))))
     return np.asarray(np.where(share > RARE, np.clip(share * risk, RARE, MOST_SHARE), RARE))
 

@@ -10,7 +10,7 @@ from hp_tool import training
 from hp_tool.answers import Line
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
-from hp_tool.domain.fields import Strict
+from hp_tool.domain.fields import Strict, check_bounds
 from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.ports import Store
@@ -138,9 +138,7 @@ def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[M
             )
         step_s = tokens / rate if step_s is None and rate is not None else step_s
         rate = tokens / step_s if rate is None and step_s is not None else rate
-        if step_s is not None and rate is not None and not (1e-6 <= step_s <= 1e7 and 1e-6 <= rate <= 1e9):
-            message = f"a step of {step_s:g} s, or {rate:g} tokens per second and GPU, is nothing that a training measures"
-            raise InputError(message, field="measurement", code="out_of_bounds")
+        check_bounds(Measurement, {"step_s": step_s, "tokens_per_second_per_gpu": rate}, field="measurement")
     if report.status == "ok" and step_s is None:
         message = "give step_s or tokens_per_second_per_gpu, or the status of a run that failed: oom, timeout, crashed"
         raise InputError(message, field="measurement.step_s", code="missing_field")

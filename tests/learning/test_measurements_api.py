@@ -177,3 +177,10 @@ def test_reports_of_one_owner_do_not_move_anothers_answers(http):
         assert correction(bob) == before
         assert root.change_measurement(measurement_id=measurement.id, state="accepted").trusted
         assert correction(bob) == correction(ada) != before
+
+
+def test_a_throughput_that_no_training_reaches_is_refused(http):
+    told = report(CONFIGURATIONS[0])
+    told["measurement"] = {"tokens_per_second_per_gpu": 1e9}
+    answer = http.post("/v1/measurements", json=told)
+    assert (answer.status_code, answer.json()["field"]) == (422, "measurement.step_s")
