@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fastapi import APIRouter
 
+from hp_tool import training
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
@@ -14,6 +15,7 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
+from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -86,10 +88,13 @@ class ComparePage(Page):
 
 
 @page_at(router, "/compare", template="compare.html", section="Explorer", status=error_status)
-def compare_context(first: QueryText, second: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ComparePage:
-    """Two configurations, as shown on their page."""
+def compare_context(
+    first: QueryText, calibrations: CalibrationsDep, find: FindDep, second: QueryText | None = None
+) -> ComparePage:
+    """Two configurations, as shown on their page. Without `second`: a configuration and the one to try of the same query."""
     json_href = address("/compare.json", {"first": first, "second": second})
-    return _compared((first, second), json_href=json_href, calibrations=calibrations, find=find)
+    texts = (first,) if second is None else (first, second)
+    return _compared(texts, json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
@@ -120,7 +125,8 @@ def _compared(
 ) -> ComparePage:
     """The page that compares the configurations of two queries; `runs`: a measured run of each."""
     try:
-        first, second = (read_query(text.encode(), find=find) for text in texts)
+        first, *rest = (read_query(text.encode(), find=find) for text in texts)
+        second = rest[0] if rest else _to_try(first, calibrations)
         if first.kind != second.kind:
             raise InputError("a training and a serving configuration cannot be compared", field="second")
         (one, first_estimate), (two, second_estimate) = (
@@ -139,6 +145,13 @@ def _compared(
         memory=_fullest_stages(one, two),
         time=_times(one, two),
     )
+
+
+def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
+    """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
+    free = replace(query, parallel=type(query.parallel)())
+    best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
+    return replace(query, parallel=config_query(best[0].parallel)) if best else query
 
 
 def _compared_run(run: RunRecord) -> ComparedRun:
@@ -227,5 +240,5 @@ def _fullest_stages(first: ConfigurationView, second: ConfigurationView) -> Stac
 
 def _times(first: ConfigurationView, second: ConfigurationView) -> Stack | None:
     labelled = (("First", first), ("Second", second))
-    rows = [BarSpec(label=label, parts=view.time.bars[-1].values) for label, view in labelled if view.time is not None]
+    rows = [BarSpec(label=label, parts=view.time.bars[0].values) for label, view in labelled if view.time is not None]
     return stack(rows, unit="seconds") if rows else None
