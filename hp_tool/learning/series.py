@@ -109,7 +109,7 @@ class StoredCalibrations:
         return other
 
     def __eq__(self, other: object) -> bool:
-        """Whether both answer alike: a request gets a new one for its owner, and finds what another had computed with its own."""
+        """Whether both answer alike: caches find what an earlier request of the same owner computed."""
         return isinstance(other, StoredCalibrations) and self._known is other._known and self._owner == other._owner
 
     def __hash__(self) -> int:

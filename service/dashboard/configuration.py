@@ -175,7 +175,7 @@ def _view(
         config = estimate.parallel
         assert config is not None
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        details = f"up to {config.max_num_seqs} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+        details = formats.serving_details(config)
         metrics = serving_metrics(estimate)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
