@@ -2,6 +2,7 @@
 // computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
+const findings = document.querySelector(".findings");
 const here = form.getAttribute("action");
 const software = '[name="training.framework"], [name="training.recipe"]';
 const anew = `[data-anew], ${software}`;
@@ -26,6 +27,7 @@ form.addEventListener("change", (event) => {
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
   for (const name of dropped) values.delete(name);
   if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
+  findings.setAttribute("aria-busy", "true");
   location.assign(`${here}?${values}`);
 });
 
@@ -60,12 +62,14 @@ function slider(select) {
 async function follow(parameters) {
   asking?.abort(); // only the latest request counts
   asking = new AbortController();
+  findings.setAttribute("aria-busy", "true");
   const address = `${here}?${parameters}`;
   try {
     const response = await fetch(address, { signal: asking.signal, headers: { Accept: "text/html" } });
     if (!response.ok) throw new Error(`the server answered ${response.status}`);
     show(new DOMParser().parseFromString(await response.text(), "text/html"));
     history.replaceState(null, "", address);
+    findings.setAttribute("aria-busy", "false");
   } catch (error) {
     if (error.name !== "AbortError") console.info("update failed, the next change tries again", error);
   }

@@ -86,6 +86,16 @@ dark.addEventListener("change", () => {
   for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure);
 });
 
+// On paper a chart is scaled to the page's width as it is: another drawing would come too late.
+function scaled(onPaper) {
+  for (const svg of document.querySelectorAll(".js-plotly-plot .main-svg")) {
+    if (onPaper) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
+    else svg.removeAttribute("viewBox");
+  }
+}
+addEventListener("beforeprint", () => scaled(true));
+addEventListener("afterprint", () => scaled(false));
+
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {
   const { figures } = await twin();
