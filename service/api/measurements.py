@@ -14,8 +14,8 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.measurement_records import MeasurementSource, MeasurementState
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import MeasurementSource, MeasurementState
 from hp_tool.errors import InputError
 from hp_tool.learning import MadeCalibration, MeasurementReport, add_reports, calibrate, read_report, relearn
 from service.api import openapi
