@@ -89,6 +89,8 @@ class ExplorerPage(Page):
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
     feasible: int = 0
+    pruned: int = 0
+    """Legal ones beside `legal` that were not costed, because they cannot be among the best."""
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
@@ -147,6 +149,7 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
         nothing_fits=not ranking.recommendations,
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
+        pruned=ranking.space.pruned,
         effect_memory=memory,
         effect_time=time,
     )
