@@ -33,7 +33,7 @@ TABLE = PassTable(
     max_num_seqs=64,
     max_num_batched_tokens=512,
     prefill_first=False,
-    promises_output=False,
+    promised=(0.0, 0.0),
 )  # fmt: skip
 """Decoding takes 1 ms and 1 ms a sequence, a prompt token 10/512 ms."""
 
@@ -128,7 +128,7 @@ def test_a_full_cache_puts_the_youngest_back_and_loses_no_token() -> None:
     assert found.preemptions > 0
     assert np.all(found.finish_s > found.first_token_s) and np.all(np.isfinite(found.finish_s))
     promised = serve(
-        table=replace(table, promises_output=True), input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
+        table=replace(table, promised=(1.0, 1.0)), input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
     )
     assert promised.preemptions == 0
     roomy = serve(table=TABLE, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8)
