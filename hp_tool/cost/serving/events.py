@@ -120,7 +120,7 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Waiting requests get a slot and room for their prompt beside the next pass, and for as much as the engine promises."""
+        """Waiting requests get a slot, and room for their prompt beside the next pass or for as much as the engine promises."""
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
             request = self.waiting[0]
