@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
