@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.events import Served, serve
+from hp_tool.cost.serving.fluid import flow
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, Tail, Tails
@@ -24,6 +26,8 @@ from hp_tool.serving.problem import CostedRows, ServingProblem
 
 MOST_PLAYED = 5_000
 """Requests of one scheduler; a second or so of computing."""
+STEPS = 2_000
+"""Of a trace as a fluid."""
 
 
 def played(rows: CostedRows) -> InferenceEstimate:
@@ -77,22 +81,42 @@ def played(rows: CostedRows) -> InferenceEstimate:
     )
 
 
+def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
+    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the mean lengths; shape (n,)."""
+    arrival = _arrivals(problem)
+    assert arrival is not None
+    counts, edges = np.histogram(arrival, bins=STEPS)
+    found = flow(
+        case=_limited(problem), candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0])
+    )
+    return found.ttft_s, found.tpot_s
+
+
+def _arrivals(problem: ServingProblem) -> FloatArray | None:
+    """When the trace's requests come, at the problem's rate; None: as many at a time as its concurrency."""
+    trace, rate = problem.trace, problem.request_rate_per_second
+    assert trace is not None
+    if problem.concurrency is not None or rate is None:
+        return None
+    if trace.arrival_s is None:
+        return np.cumsum(np.random.default_rng(0).exponential(1.0 / rate, len(trace.input_tokens)))
+    return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
+
+
+def _limited(problem: ServingProblem) -> ServingProblem:
+    """The problem with the memory that its headroom leaves."""
+    fraction = min(problem.engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
+    return replace(problem, engine=replace(problem.engine, memory_fraction=fraction))
+
+
 def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     """The trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
-    n, rate, arrival = len(trace.input_tokens), problem.request_rate_per_second, None
-    if problem.concurrency is None and rate is not None:
-        if trace.arrival_s is None:
-            arrival = np.cumsum(np.random.default_rng(0).exponential(1.0 / rate, n))
-        else:
-            arrival = trace.arrival_s * ((trace.rate_per_second or rate) / rate)
-    engine = problem.engine
-    fraction = min(engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
-    case = replace(problem, engine=replace(engine, memory_fraction=fraction))
+    n, arrival = len(trace.input_tokens), _arrivals(problem)
     mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
     return serve(
-        table=pass_table(case=case, candidates=rows.candidates),
+        table=pass_table(case=_limited(problem), candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
         output_tokens=trace.output_tokens[mine],
         arrival_s=None if arrival is None else arrival[mine],
