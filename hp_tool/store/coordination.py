@@ -184,7 +184,8 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     if busy := _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster):
         waiting = sa.and_(waiting, sa.or_(SEARCH.c.cluster.is_(None), SEARCH.c.cluster.not_in(busy)))
     under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
-    given_back = sa.and_(SEARCH.c.state == SearchState.QUEUED, SEARCH.c.updated_at > at - GIVEN_BACK_LATELY)
+    lately = SEARCH.c.updated_at.between(at - GIVEN_BACK_LATELY, at + CLOCK_SLACK)  # not before a clock was set back
+    given_back = sa.and_(SEARCH.c.state == SearchState.QUEUED, lately)
     left_alone = sa.and_(SEARCH.c.started_at.is_not(None), under_way, sa.not_(given_back))
     fresh = sa.case((left_alone, 0), else_=1).label("fresh")
     order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)

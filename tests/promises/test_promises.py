@@ -144,6 +144,27 @@ def test_runs_of_a_dead_worker_leave_the_cluster_to_others() -> None:
         assert audit.breaches(w) == []
 
 
+@pytest.mark.parametrize("hours", [0.0, -1.0])
+def test_a_search_given_back_with_runs_under_way_is_taken_up_again(hours: float) -> None:
+    """Its runs fill the cluster; two older searches wait for room. The clock may have been set back since."""
+    with world() as w:
+        older = [w.submit(budget_runs=1, parallel_runs=1) for _ in range(2)]
+        for search_id in older:
+            w.store.request_pause(search_id=search_id)
+        w.submit(budget_runs=2, parallel_runs=2)
+        worker = w.hire()
+        while len(w.engine.open()) < CLUSTER_RUNS:
+            worker.run(1)
+        worker.stopping = True
+        worker.rest()
+        w.shift_s += 3600.0 * hours
+        for search_id in older:
+            w.store.resume_search(search_id=search_id)
+            w.hire()
+        w.drain()
+        assert audit.breaches(w) == []
+
+
 def test_the_sweep_closes_what_a_failed_search_left_open() -> None:
     """The engine is away for so long that the search fails and its job is not ended: it ends by itself, and nobody looks."""
     with world() as w:
