@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
+from hp_tool import anatomy
+from hp_tool.anatomy import Schedule
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
@@ -12,6 +15,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
+from hp_tool.training.evaluate import resolve_configuration
 from service.api.searches import recommended
 from service.dashboard import formats, trials
 
@@ -231,3 +235,17 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
         rows = tuple(AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0) for value, step_s in values)
         found.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
+
+
+def executed(query: JsonObject, parallel: Configuration) -> tuple[Schedule | None, float | None]:
+    """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
+    if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
+        return None, None
+    try:
+        one = resolve_configuration(schema.parse_query(query | {"parallel": schema.to_dict(parallel)}))
+        time = one.estimate(with_fixes=False).time
+    except HpToolError:  # a query of another version: only stored values are shown
+        return None, None
+    stages = anatomy.stages(problem=one.problem, config=one.config)
+    schedule = anatomy.schedule(problem=one.problem, config=one.config, each=stages)
+    return schedule, time.parts_s["pipeline_bubble"] / time.step_s if time else None
