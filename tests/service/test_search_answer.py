@@ -98,7 +98,7 @@ def test_a_script_becomes_the_baseline_of_the_search_that_the_form_asks_for(page
     page.get_by_label("Script or file").fill(SCRIPT)
     page.get_by_label("The GPU it runs on").fill("a100-sxm-80gb")
     page.get_by_role("button", name="Read it").click()
-    page.get_by_role("heading", name="Best by the cost model").wait_for()
+    page.get_by_role("heading", name="Best configurations").wait_for()
     assert page.get_by_label("Baseline TP").input_value() == "2" and page.get_by_label("Baseline MBS").input_value() == "4"
     assert page.get_by_label("Tensor parallel", exact=True).input_value() == ""
     assert page.locator("#preview tbody tr").count() > 1
