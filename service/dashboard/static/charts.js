@@ -104,14 +104,14 @@ export function accuracy(trials, shown) {
       arrayminus: known.map((i) => trials.calibrated_step_s[i] - (trials.calibrated_low_s[i] ?? trials.calibrated_step_s[i])),
     };
   }
-  const type = ends.length && ends[1] > 10 * ends[0] ? "log" : "linear";
+  const scale = ends.length && ends[1] > 10 * ends[0] ? { type: "log", dtick: "D2" } : { type: "linear" }; // D2: 1, 2, 5, 10, ...
   return {
     data: [
       { type: "scatter", mode: "lines", name: "Predicted = measured", x: ends, y: ends, hoverinfo: "skip", line: { color: "--ink-faint", width: 1, dash: "dot" } },
       points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "circle-open", color: "--series-2", size: 6 }),
       after,
     ],
-    layout: { xaxis: { title: axis(trials, "Measured "), type }, yaxis: { title: axis(trials, "Predicted "), type } },
+    layout: { xaxis: { title: axis(trials, "Measured "), ...scale }, yaxis: { title: axis(trials, "Predicted "), ...scale } },
   };
 }
 
@@ -130,7 +130,7 @@ export function front(trials, shown) {
       { type: "scatter", mode: "lines", name: "Pareto front", hoverinfo: "skip", x: best.map(memory), y: best.map(rate), line: { color: "--series-3", width: 2 } },
       star(trials, shown, memory, rate),
     ],
-    layout: { xaxis: { title: "Peak memory per GPU, GiB" }, yaxis: { title: "Tokens/s per GPU" } },
+    layout: { xaxis: { title: "Peak memory per GPU, GiB" }, yaxis: { title: "Tokens/s per GPU", automargin: true } },
   };
 }
 
