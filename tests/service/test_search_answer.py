@@ -88,6 +88,9 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     )
     assert drawn["Best"] == [group.step_s]
     assert drawn["Best so far"][-1] == group.step_s
+    page.emulate_media(media="print")  # where nothing can be pressed, but headings that sort and numbers of runs stay
+    assert page.get_by_role("columnheader", name="Measured").get_by_role("button").is_visible()
+    assert row.locator("[data-control=mark]").is_visible() and not page.get_by_role("button", name="CSV").is_visible()
     front = page.evaluate("""() => fetch(document.querySelector("#trials").dataset.href).then((answer) => answer.json())""")
     assert front["measured_step_s"][front["best"]] == group.step_s
 

@@ -5,6 +5,7 @@ import { seconds, count, gib } from "./numbers.js";
 export const MOST_POINTS = 150; // per trace; a note below the charts says how many are drawn
 const MOST_INTERVALS = 60; // each is an SVG element, and many of them hide the points
 const GIB = 2 ** 30;
+const DECADES = Array.from({ length: 12 }, (_, n) => 10 ** (n - 6)).flatMap((one) => [one, 2 * one, 5 * one].map((tick) => Number(tick.toPrecision(1)))); // of log axes
 const FEW = 12; // runs up to which every run has its own tick
 
 // Measurements by run, the best so far, and each run's prediction when it was chosen. Of a configuration that ran again the run
@@ -104,7 +105,7 @@ export function accuracy(trials, shown) {
       arrayminus: known.map((i) => trials.calibrated_step_s[i] - (trials.calibrated_low_s[i] ?? trials.calibrated_step_s[i])),
     };
   }
-  const scale = ends.length && ends[1] > 10 * ends[0] ? { type: "log", dtick: "D2" } : { type: "linear" }; // D2: 1, 2, 5, 10, ...
+  const scale = ends.length && ends[1] > 10 * ends[0] ? { type: "log", tickvals: DECADES.filter((s) => s >= ends[0] && s <= ends[1]) } : { type: "linear" };
   return {
     data: [
       { type: "scatter", mode: "lines", name: "Predicted = measured", x: ends, y: ends, hoverinfo: "skip", line: { color: "--ink-faint", width: 1, dash: "dot" } },
