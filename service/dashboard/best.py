@@ -75,6 +75,8 @@ class AxisValue:
     step_s: float
     loss_fraction: float
     """By how much a step takes longer than the fastest."""
+    chosen: bool
+    """The answer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,11 +230,15 @@ def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     """What each setting decides, by the result of an ended search, the weightiest first."""
-    found = []
+    found, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
         values = sorted(best_s.items(), key=lambda item: item[1])
-        rows = tuple(AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0) for value, step_s in values)
+        chosen = None if answer is None else str(trials.axis_value(answer.parallel, name))
+        rows = tuple(
+            AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0, chosen=value == chosen)
+            for value, step_s in values
+        )
         found.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
 

@@ -24,6 +24,7 @@ from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
 from service.dashboard.formats import subject
+from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at
 
@@ -78,6 +79,7 @@ class SearchPage(Page, View):
     """Of the answer to a training search, if it has a pipeline; None until the search has ended."""
     bubble_fraction: float | None
     """Share of the bubble in its whole step."""
+    health: Health
     running: tuple[Running, ...]
     """Runs that the engine has now."""
     ahead: int | None
@@ -182,6 +184,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         axes=effects(record),
         schedule=schedule,
         bubble_fraction=bubble_fraction,
+        health=health(store, search_ids=[view.id]),
         running=() if view.state.ended else running_now(store, search_id=view.id),
         ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),

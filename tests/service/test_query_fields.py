@@ -155,7 +155,7 @@ def _paste(page: Page, summary: str) -> None:
 
 
 def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server: str) -> None:
-    """What the server reads of it opens as the form; from the explorer, as the configuration that the script runs."""
+    """What the server reads of it opens as the form of a search that is compared with it; from the explorer, as it is."""
     page.goto(f"{server}/explorer")
     _paste(page, "Look at a launch script")
     page.wait_for_url("**/configurations?**")
@@ -166,4 +166,5 @@ def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server:
     query = schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new"))))
     assert query.training is not None and query.training.global_batch_size == 64
     assert query.search.baseline is not None and query.search.baseline.tensor_parallel_size == 2
+    assert query.parallel.tensor_parallel_size is None, "free: that is what the search is for"
     page.get_by_role("heading", name="Best configurations").wait_for()
