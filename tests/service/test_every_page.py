@@ -40,7 +40,8 @@ LOOKS: tuple[tuple[int, str, dict[str, Any] | None], ...] = (
 VIOLATIONS = """async (rules) =>
   (await axe.run(document, { resultTypes: ["violations"], ...rules })).violations.flatMap((each) =>
   each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""
-CUT = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth)
+CUT = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.checkVisibility())
+  .filter((each) => each.scrollWidth > each.clientWidth)
   .map((each) => `a table of ${each.scrollWidth} pixels in ${each.clientWidth}: ${each.innerText.slice(0, 60)}`)"""
 PAPER = 718
 """Pixels of A4 between margins of 10 mm."""
