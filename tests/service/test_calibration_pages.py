@@ -112,6 +112,8 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     assert metrics(page["view"])["Step time"]["by_cost_model"] < step_s
     known = metrics(one["view"])
     assert known["Model TFLOP/s per GPU"]["value"] / known["MFU"]["value"] == pytest.approx(989.4, rel=1e-3)
+    (interval,) = (bar["interval"] for bar in one["view"]["memory"]["bars"] if bar["interval"])
+    assert interval == [known["Memory"]["low"], known["Memory"]["high"]]
     large = learnt.get("/explorer.json", params=SETTINGS | {"tp": 1, "pp": 1}).json()["view"]
     fix = next(fix for fix in large["mends"] if "GPUs" not in fix["change"])
     mended = learnt.get(fix["href"].replace("?", ".json?")).json()["view"]
