@@ -18,7 +18,7 @@ from hp_tool.store.engine import LASTING, WRITES
 
 SEARCH = tables.searches
 # What is asked again and again is built once: building a statement takes three times as long as SQLite takes over it.
-ID = sa.bindparam("its_id")
+ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
 CHANGED = sa.update(SEARCH).where(SEARCH.c.id == ID)
