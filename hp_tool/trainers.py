@@ -24,9 +24,10 @@ from hp_tool import exchange
 from hp_tool.catalog import library, records
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.fields import checked
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
-from hp_tool.domain.ports import Launcher, LaunchPlan, Queueing
+from hp_tool.domain.ports import Launcher, Queueing
 from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload

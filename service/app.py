@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import Route
 
@@ -20,7 +20,6 @@ from service import logs
 from service.agents.mount import AgentsRoute
 from service.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
-from service.api.dependencies import refuse_unknown_parameters
 from service.dashboard import pages
 from service.error_pages import ErrorPages
 from service.keys import Keyring
@@ -72,12 +71,13 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened)
     problems.install(app)
-    routed = (estimates, searches, workers, measurements, catalog, keys)
-    for router in (*(module.router for module in routed), estimates.formats, measurements.calibrations, searches.plans):
-        app.include_router(router, prefix="/v1", dependencies=[Depends(refuse_unknown_parameters)])
-    app.include_router(health.router)
+    modules = (estimates, searches, workers, measurements, catalog, keys, health, *pages.MODULES)
+    others = (estimates.formats, measurements.calibrations, searches.plans)
+    for router in (*(module.router for module in modules), *others):
+        # Not include_router, with which FastAPI builds every route again at the first request: a second of processor time.
+        app.router.routes.extend(router.routes)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
-    pages.install(app)
+    pages.mount_assets(app)
     openapi.install(app)
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)

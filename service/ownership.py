@@ -12,13 +12,11 @@ from functools import cache
 from typing import Any
 
 from hp_tool.domain.access import AccessStore, Scope
+from hp_tool.domain.measurement_records import MeasurementRecord, MeasurementState, NewMeasurement
 from hp_tool.domain.records import (
     CalibrationRecord,
     GpuSecondsLimit,
     JsonObject,
-    MeasurementRecord,
-    MeasurementState,
-    NewMeasurement,
     Page,
     RegistrationKind,
     RegistrationRecord,

@@ -32,13 +32,15 @@ COORDINATED = ("tests/launchers/", "tests/service/")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, all tests that start real jobs to measure them go to one process: two at once would share the processor and
     measure each other. So do those about launchers and services, which have fixed ports and measure nothing. Other files go
-    wherever there is room.
+    wherever there is room; those that ask the program which counts Megatron's bytes share it.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith("tests/cost/test_megatron_"):
+                return "megatron's bytes"
             if not starts_real_jobs(config.rootpath / file):
                 return file
             return "coordinated jobs" if file.startswith(COORDINATED) else "measured jobs"

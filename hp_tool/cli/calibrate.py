@@ -14,8 +14,8 @@ import typer
 from hp_tool.cli import queries
 
 if TYPE_CHECKING:
+    from hp_tool.domain.measurement_records import Imported, MeasurementRecord
     from hp_tool.domain.ports import Store
-    from hp_tool.domain.records import Imported, MeasurementRecord
     from hp_tool.learning import MadeCalibration
     from hp_tool.learning.machine import MachineReport
 
@@ -42,7 +42,7 @@ def calibrate(
     Estimates, recommendations and searches use the newest version. Lines of a file are stored or refused one by one.
     """
     from hp_tool import learning
-    from hp_tool.domain.records import Imported
+    from hp_tool.domain.measurement_records import Imported
     from hp_tool.queries import schema
     from hp_tool.store import open_store
 

@@ -91,6 +91,12 @@ def import_(
         typer.Option("--ignore", metavar="FLAG", help="A flag or key to pass over, as it costs neither time nor memory."),
     ] = None,
     query_only: Annotated[bool, typer.Option("--query", help="Print the query as YAML and stop.")] = False,
+    search_only: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Print the query of a search for a better one, compared with this one (search.baseline), and stop."
+        ),
+    ] = False,
     model: queries.Model = None,
     gpu: queries.Gpu = None,
     num_gpus: queries.NumGpus = None,
@@ -104,7 +110,7 @@ def import_(
     import yaml
 
     from hp_tool.cli.beside import files_beside
-    from hp_tool.exchange import assess, read_configuration
+    from hp_tool.exchange import assess, read_configuration, search_query
     from hp_tool.formats.reading import ImportRefusedError
     from hp_tool.queries import schema
 
@@ -126,8 +132,9 @@ def import_(
             typer.echo(schema.to_json({"status": "error", "error": error.as_dict(), **error.details, "changes": []}))
         raise
     parsed = schema.parse_own_query(reading.query)
-    if query_only:
-        typer.echo(yaml.safe_dump(schema.query_mapping(parsed), sort_keys=False), nl=False)
+    if query_only or search_only:
+        shown = search_query(parsed, tool=reading.tool) if search_only else parsed
+        typer.echo(yaml.safe_dump(schema.query_mapping(shown), sort_keys=False), nl=False)
         return
     own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)

@@ -179,8 +179,8 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         if best.measurement is not None:
             source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
         console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
-        for sentence in sentences(result.answer) if result.answer else ():
-            console.print(sentence, highlight=False)
+    for sentence in sentences(result.answer) if result.answer else ():
+        console.print(sentence, highlight=False)
     print_nearest(console, result.nearest_misses)
     for line in _account(result):
         console.print(line, highlight=False)

@@ -4,11 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.serving import ServingConfig
+
+BaselineSource = Literal["search.baseline", "first run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced one that counts."""
+    """The runs of one configuration that tell its step time: whole ones that worked, or the reduced one that counts. Of serving
+    the time is that of a request under the whole load, with penalties for missed targets.
+    """
 
     run_id: str
     """The run that counts."""
@@ -27,7 +32,7 @@ class Baseline:
     """What the answer is compared with."""
 
     parallel: ParallelConfig
-    source: Literal["search.baseline", "first run"]
+    source: BaselineSource
     step_s: float
     """As the answer's: calibrated where there are measurements."""
     speedup: float
@@ -62,3 +67,55 @@ class Answer:
     """Of the device on its fullest rank."""
     out_of_memory_probability: float
     baseline: Baseline | None
+
+    @property
+    def objective_s(self) -> float:
+        """What the search minimises."""
+        return self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingBaseline:
+    """What the answer of a serving search is compared with."""
+
+    parallel: ServingConfig
+    source: BaselineSource
+    output_tokens_per_second_per_gpu: float
+    """As the answer's: measured where it ran, else calibrated."""
+    speedup: float
+    """The answer's output tokens per second by its."""
+    saved_cost_per_million_output_tokens: float | None = None
+    """US dollars; None without a price."""
+    saved_parts_s: dict[str, float]
+    """Seconds of a request that the answer saves (below 0: spends besides), by part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingAnswer:
+    """What a search of kind inference recommends, under the whole load. Every page, command and client states these figures."""
+
+    parallel: ServingConfig
+    ttft_s: float
+    ttft_s_interval: tuple[float, float] | None
+    """90 %; None where it was measured."""
+    tpot_s: float
+    tpot_s_interval: tuple[float, float] | None
+    request_latency_s: float
+    output_tokens_per_second_per_gpu: float
+    users: int | None
+    """People who keep up the load, each with one request at a time."""
+    cost_per_million_output_tokens: float | None
+    """US dollars; None without a price."""
+    source: Literal["measured", "calibrated", "predicted"]
+    known_from_runs: int
+    """Runs of the search that succeeded."""
+    measured: Repeats | None
+    """Its own runs; None if it never ran."""
+    as_good: int
+    """Other configurations whose request latency cannot be told apart from this one's."""
+    baseline: ServingBaseline | None
+
+    @property
+    def objective_s(self) -> float:
+        """What the search minimises."""
+        return self.request_latency_s

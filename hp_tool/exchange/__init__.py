@@ -1,6 +1,6 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
-from hp_tool.exchange.assessment import Assessment, LoggedRun, assess
+from hp_tool.exchange.assessment import Assessment, LoggedRun, assess, search_query
 from hp_tool.exchange.export import TRAINING, Exported, export, export_for, training_setup
 from hp_tool.exchange.reading import read_configuration, read_query
 from hp_tool.formats.imports import detect
@@ -16,5 +16,6 @@ __all__ = [
     "export_for",
     "read_configuration",
     "read_query",
+    "search_query",
     "training_setup",
 ]

@@ -47,6 +47,8 @@ class Assessment:
     """Whose configuration it is."""
     query: dict[str, Any]
     """The configuration as a query; valid input everywhere else."""
+    search: dict[str, Any]
+    """The query of a search for a better one: parallelism free, and this configuration as its `search.baseline`."""
     estimate: Estimate | InferenceEstimate
     logged: LoggedRun | None
     step_gap_fraction: float | None
@@ -79,7 +81,8 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     estimate: Estimate | InferenceEstimate = (serving if serves else training).estimate(query=query)
     logged = None if log is None or serves else _logged(query, log, tool)
     workload = query.training and replace(query.training, overlap=None)
-    free = replace(query, training=workload, parallel=ParallelQuery(**runs(tool, query)), objective=None)
+    search = search_query(query, tool=tool)
+    free = replace(search, training=workload, objective=None)
     recommend: Callable[..., Ranking[Recommendation] | Ranking[ServingRecommendation]]
     recommend = serving.recommend if serves else training.recommend
     rows = recommend(query=free, top=1).recommendations
@@ -95,6 +98,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     return Assessment(
         format=tool,
         query=schema.query_mapping(query),
+        search=schema.query_mapping(search),
         estimate=estimate,
         logged=logged,
         step_gap_fraction=gap,
@@ -105,6 +109,11 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         changes=() if configs is None else _changes(query, free, configs, tool, reading),
         **_accounts(reading),
     )
+
+
+def search_query(query: Query, *, tool: str) -> Query:
+    """The query of a search among what `tool` runs, with the query's one configuration as `search.baseline`."""
+    return replace(query, parallel=ParallelQuery(**runs(tool, query)), search=replace(query.search, baseline=query.parallel))
 
 
 def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:

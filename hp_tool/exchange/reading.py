@@ -9,13 +9,11 @@ from hp_tool import catalog
 from hp_tool.domain.model import ModelSpec
 from hp_tool.formats import imports
 from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.reading import ImportRefusedError, Missing, Read, Reading, Setting
+from hp_tool.formats.reading import MAX_NAMED, ImportRefusedError, Missing, Read, Reading, Setting
 from hp_tool.queries import schema
 
 _BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
 """What a model's name holds beside family and size, and signs that names differ in."""
-MAX_NAMED = 40
-"""Refusals, and missing fields, that one error lists."""
 
 
 def read_configuration(

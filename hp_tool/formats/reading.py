@@ -146,7 +146,8 @@ def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
     return table[max(beginnings, key=len)] if beginnings else None
 
 
-_HINTS = 40
+MAX_NAMED = 40
+"""Refusals, and missing fields, that one error lists."""
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
@@ -193,7 +194,7 @@ def sort(
             )
             reading.refuse(f"{setting.written}: {why}")
         elif argument is None:
-            wanted = len(reading.refused) < _HINTS  # looking for them takes a while, and no more are shown
+            wanted = len(reading.refused) < MAX_NAMED  # looking for them takes a while, and no more are shown
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(f"{f'{setting.written} {value}'.strip()[:200]} is not known to {reading.tool}{hint}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware
-from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import InferenceRequest, RunRequest
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import torchrun

@@ -19,8 +19,8 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hp_tool.domain.fields import Strict, checked
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, Measurement, WallSeconds, interquartile_range
-from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.steps import RUN, read_steps
 from hp_tool.errors import InputError

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from hp_tool.domain.ports import JobState, LaunchPlan, Waiting
+from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, torchrun

@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from hp_tool.domain.ports import LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs
 from hp_tool.launchers.kubernetes_patch import merged

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError, MissingExtraError
 from hp_tool.launchers import jobs, streamed, torchrun

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.ports import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun

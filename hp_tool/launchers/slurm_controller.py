@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hp_tool.domain.ports import JobState
+from hp_tool.domain.jobs import JobState
 from hp_tool.errors import LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0

@@ -34,7 +34,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from hp_tool.domain.ports import JobState, LaunchPlan
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs, streamed, supervisor
 from hp_tool.launchers.jobs import Ending, recorded

@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 
-from hp_tool.domain.ports import LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.launchers import jobs
 from hp_tool.launchers.options import Container, SlurmOptions
 from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG, path_of, step

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import jobs, supervisor
 from hp_tool.launchers.jobs import Ending

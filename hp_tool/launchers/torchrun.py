@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import hp_tool
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest, Program
-from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 from hp_tool.launchers import jobs

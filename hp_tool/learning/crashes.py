@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import JsonObject, MeasurementRecord
+from hp_tool.domain.records import JsonObject
 
 LEAST = 2
 """Crashes without a success that tell of the configuration; one may be the node's."""

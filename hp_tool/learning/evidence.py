@@ -12,9 +12,10 @@ from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import REUSED, CalibrationRecord, MeasurementQuery, MeasurementRecord
+from hp_tool.domain.records import REUSED, CalibrationRecord
 from hp_tool.errors import HpToolError
 from hp_tool.learning.series import RELEASE, UNSEEN, Series, model_family, read_calibration
 from hp_tool.queries.schema import parse_query

@@ -12,8 +12,9 @@ import numpy as np
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.catalog import library
+from hp_tool.domain.measurement_records import MeasuredCluster, MeasurementQuery, MeasurementRecord
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord, JsonObject, MeasuredCluster, MeasurementQuery, MeasurementRecord
+from hp_tool.domain.records import CalibrationRecord, JsonObject
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.crashes import crashes
 from hp_tool.learning.evidence import by_problem, evidence_of, known_or, newest, newest_release, of_series, teaching

@@ -12,10 +12,10 @@ from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
 from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
+from hp_tool.domain.measurement_records import Imported, MeasurementRecord, MeasurementSource, NewMeasurement, Refused
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import Imported, MeasurementRecord, MeasurementSource, NewMeasurement, Refused
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema

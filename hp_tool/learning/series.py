@@ -12,9 +12,10 @@ from typing import Literal, Unpack, get_args
 from hp_tool.calibration import Calibration
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import Hardware
+from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import CalibrationRecord, MeasurementQuery, MeasurementRecord
+from hp_tool.domain.records import CalibrationRecord
 from hp_tool.learning.stamp import digest_of
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem

@@ -1,6 +1,6 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
-from hp_tool.domain.answer import Answer, Baseline, Repeats
+from hp_tool.domain.answer import Answer, Baseline, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.render.words import change_in_words
 from hp_tool.units import counted, duration, gib
 
@@ -9,20 +9,50 @@ LEAST_SAVED = 0.01
 LEAST_RISK = 0.005
 
 
-def headline(answer: Answer) -> str:
+def headline(answer: Answer | ServingAnswer) -> str:
     """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times as fast as ..., 6.0 GiB free, ...`."""
+    if isinstance(answer, ServingAnswer):
+        return _served(answer)
     known = f"calibrated by {counted(answer.known_from_runs, 'run')}" if answer.source == "calibrated" else "predicted, not run"
     interval = answer.step_s_interval
     between = f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
     parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
     if answer.baseline is not None and answer.baseline.parallel != answer.parallel:
-        parts.append(_compared(answer.baseline))
+        parts.append(f"{answer.baseline.speedup:.2f} times {_possessive(answer.baseline)} speed")
         parts += [saved] if (saved := _saved(answer.baseline)) else []
     if answer.free_memory_bytes > 0:
         parts.append(f"{gib(answer.free_memory_bytes)} of memory free")
     if answer.out_of_memory_probability >= LEAST_RISK:
         parts.append(f"{answer.out_of_memory_probability:.0%} chance of running out of memory")
     return ", ".join(parts)
+
+
+def _served(answer: ServingAnswer) -> str:
+    """`323 ms to the first token and 16.8 ms per output token (measured), 304 output tokens/s per GPU, 16 users, ...`."""
+    known = {"measured": "measured", "predicted": "predicted, not run"}.get(answer.source)
+    latencies = ((answer.ttft_s, answer.ttft_s_interval), (answer.tpot_s, answer.tpot_s_interval))
+    first, each = (
+        duration(value) + (f" ({duration(interval[0])} to {duration(interval[1])})" if interval else "")
+        for value, interval in latencies
+    )
+    known = known or f"calibrated by {counted(answer.known_from_runs, 'run')}"
+    parts = [
+        f"{first} to the first token and {each} per output token, {known}",
+        f"{_number(answer.output_tokens_per_second_per_gpu)} output tokens/s per GPU",
+    ]
+    if answer.users is not None:
+        parts.append(counted(answer.users, "user"))
+    if (cost := answer.cost_per_million_output_tokens) is not None:
+        parts.append(f"${_number(cost)} per million output tokens")
+    if answer.baseline is not None and answer.baseline.parallel != answer.parallel:
+        parts.append(f"{answer.baseline.speedup:.2f} times {_possessive(answer.baseline)} throughput")
+        if (saved := answer.baseline.saved_cost_per_million_output_tokens) is not None and saved > 0:
+            parts.append(f"saves ${_number(saved)} per million output tokens")
+    return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def measured_words(runs: Repeats | None) -> str:
@@ -37,14 +67,15 @@ def measured_words(runs: Repeats | None) -> str:
     return f"measured {duration(runs.step_s)} by the last of {runs.num_runs} runs, which took {took}"
 
 
-def as_good_words(answer: Answer) -> str:
+def as_good_words(answer: Answer | ServingAnswer) -> str:
     """`5 other configurations may be as good`; empty without any."""
     return f"{counted(answer.as_good, 'other configuration')} may be as good" if answer.as_good else ""
 
 
-def sentences(answer: Answer) -> list[str]:
+def sentences(answer: Answer | ServingAnswer) -> list[str]:
     """All that is said of an answer, a sentence each."""
-    known = "; ".join(each for each in (measured_words(answer.measured), as_good_words(answer)) if each)
+    whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
+    known = "; ".join(each for each in (whole + measured_words(answer.measured), as_good_words(answer)) if each)
     return [
         f"{headline(answer)}.",
         f"{known[0].upper()}{known[1:]}.",
@@ -52,9 +83,9 @@ def sentences(answer: Answer) -> list[str]:
     ]
 
 
-def warning(answer: Answer) -> str | None:
+def warning(answer: Answer | ServingAnswer) -> str | None:
     """What to do where measurement and calibration contradict each other; None where they agree."""
-    if not answer.outside or answer.measured is None or answer.step_s_interval is None:
+    if isinstance(answer, ServingAnswer) or not answer.outside or answer.measured is None or answer.step_s_interval is None:
         return None
     low, high = answer.step_s_interval
     return (
@@ -63,13 +94,13 @@ def warning(answer: Answer) -> str | None:
     )
 
 
-def why(answer: Answer) -> str | None:
+def why(answer: Answer | ServingAnswer) -> str | None:
     """What the answer changes against the baseline, and where that saves time; None without one that differs."""
     baseline = answer.baseline
     if baseline is None or baseline.parallel == answer.parallel:
         return None
     change = change_in_words(baseline.parallel, answer.parallel, gpus=(1, 1)).replace(" -> ", " \u2192 ")
-    floor = LEAST_SAVED * answer.step_s
+    floor = LEAST_SAVED * answer.objective_s
     by_size = sorted(baseline.saved_parts_s.items(), key=lambda item: item[1])
     less = [f"{duration(seconds)} less {_part(name)}" for name, seconds in reversed(by_size) if seconds > floor][:2]
     more = [f"{duration(-seconds)} more {_part(name)}" for name, seconds in by_size if seconds < -floor][:1]
@@ -77,13 +108,12 @@ def why(answer: Answer) -> str | None:
     return f"Against the {_name(baseline)}, {change}: {effect}."
 
 
-def _name(baseline: Baseline) -> str:
+def _name(baseline: Baseline | ServingBaseline) -> str:
     return "baseline" if baseline.source == "search.baseline" else "first run"
 
 
-def _compared(baseline: Baseline) -> str:
-    times = f"{baseline.speedup:.2f} times"
-    return f"{times} your baseline's speed" if baseline.source == "search.baseline" else f"{times} the first run's speed"
+def _possessive(baseline: Baseline | ServingBaseline) -> str:
+    return "your baseline's" if baseline.source == "search.baseline" else "the first run's"
 
 
 def _saved(baseline: Baseline) -> str | None:

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.ports import JobState, Launcher, Store
+from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
 from hp_tool.errors import LauncherError
 from hp_tool.search.fidelity import num_gpus

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
-from hp_tool.domain.ports import JobState, Launcher, Queueing, Store
+from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import open_runs, progress_of

@@ -13,10 +13,11 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import GRAPHS_AFTER, Measurement, ProfileRequest
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import JsonObject, NewMeasurement, RunRecord
+from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
 from hp_tool.domain.steps import MORE_WARMUP

@@ -7,15 +7,14 @@ import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import (
+from hp_tool.domain.measurement_records import (
     MeasuredCluster,
     MeasurementQuery,
     MeasurementRecord,
     MeasurementState,
     NewMeasurement,
-    Page,
-    Paging,
 )
+from hp_tool.domain.records import Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
 from hp_tool.store.base import ID, StoreBase, checked, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict

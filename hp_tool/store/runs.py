@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.records import (
     JsonObject,
     Lease,
-    NewMeasurement,
     OpenRunsLimit,
     Page,
     Paging,

@@ -12,8 +12,9 @@ from hp_tool.calibration import Calibration, Evidence, Prior, StepPrediction, fi
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import REUSED, MeasurementRecord
+from hp_tool.domain.records import REUSED
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, newest, stored_evidence

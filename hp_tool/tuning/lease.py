@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import TracebackType
 
 from hp_tool.calibration import Calibration, fit_calibration
@@ -120,7 +120,10 @@ def conclude(
         result = make_result(problem=problem, calibration=calibration, account=account)
     budget = problem.query.search.budget_runs
     progress = progress_of(account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
-    store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds})
+    answer = result.answer and {
+        "parallel": asdict(result.answer.parallel), "step_s": result.answer.objective_s, "source": result.answer.source
+    }  # fmt: skip
+    store.set_progress(lease=lease, progress=progress | {"grid_gpu_seconds": result.search.grid_gpu_seconds, "answer": answer})
     return end(store, lease, result)
 
 

@@ -10,7 +10,7 @@ from hp_tool.calibration import Calibration, StepPrediction
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import Answer
+from hp_tool.domain.answer import Answer, ServingAnswer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, SearchState
@@ -71,10 +71,11 @@ class TuneResult:
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
     """Where nothing is recommended: the infeasible configurations that lack least of memory, days, money or latency."""
-    answer: Answer | None = None
-    """The first recommendation of a training search in figures; None where nothing is recommended."""
+    answer: Answer | ServingAnswer | None = None
+    """The first recommendation in figures; None where nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Calibrated step time of the best configuration with each value of an axis: what holding on to that value costs."""
+    """Calibrated step time (of serving: request latency) of the best configuration with each value of an axis: what holding on
+    to that value costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 

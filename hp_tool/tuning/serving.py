@@ -25,6 +25,7 @@ from hp_tool.search.table import CandidateTable
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
 from hp_tool.tuning.problem import assumed_startup_s, check_gpu
+from hp_tool.tuning.serving_answer import baseline_config
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
@@ -58,6 +59,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     check_known(launcher_name(query))
     check_profiled(problem.cluster.gpu)
     assert query.inference is not None  # resolved
+    baseline_config(query, problem)
     if query.trainer is not None:
         raise InputError("trainer belongs to training; leave it out", field="trainer")
     if query.search.breakdown:

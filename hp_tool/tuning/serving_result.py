@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,15 +13,17 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
-from hp_tool.domain.serving import InferenceEstimate, ServingIntervals, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
 from hp_tool.search.serving import meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, estimate_row
 from hp_tool.training.misses import NEAREST
 from hp_tool.training.rank import group_numbers
+from hp_tool.tuning.answer import effect_of_axes
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
-from hp_tool.tuning.serving import ServingTuning
+from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
+from hp_tool.tuning.serving_answer import baseline_config, serving_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,12 @@ class RowLatencies:
     def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
         return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (output_length - 1) * tpot)
+
+    def alike(self, row: int, first: int, *, output_length: int) -> bool:
+        """Whether the 90 % interval of the ratio of two rows' request latencies holds 1."""
+        sds = (0.0 if each in self.measured else float(self.log_sd[each]) for each in (row, first))
+        one, other = (self.row(each, output_length=output_length).request_latency_s for each in (row, first))
+        return abs(math.log(one / other)) <= NORMAL_QUANTILE * math.hypot(*sds)
 
 
 def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibration, account: Account) -> TuneResult:
@@ -59,6 +68,16 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
         measured_s={row: float(latency_s[row]) for row in good if row in latencies.measured},
     )
     shown = [row for place, row in enumerate(order) if place < TOP or row in latencies.measured]
+    recommendations = _describe(tuning, shown, latencies)
+    answer = None
+    if recommendations:
+        answer = serving_answer(
+            recommendations[0],
+            runs=account.runs,
+            as_good=sum(latencies.alike(row, order[0], output_length=output) for row in order[1:]),
+            baseline=_baseline(tuning, account.runs, calibration),
+            asked=tuning.query.search.baseline is not None,
+        )
     near = [] if shown else sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets))[:NEAREST]
     spent = spent_by(account.runs)
     grid_gpu_seconds = spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None
@@ -66,7 +85,9 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
         id=tuning.query.id,
         status="error" if account.error else "ok",
         error=account.error.as_dict() if account.error else None,
-        recommendations=_describe(tuning, shown, latencies),
+        recommendations=recommendations,
+        answer=answer,
+        axes=effect_of_axes(tuning.search.table.axes, order, latency_s),
         space=SpaceSummary(legal=len(rows), feasible=len(good), seconds=account.seconds),
         rejections=tuning.rejections,
         nearest_misses=_describe(tuning, near, latencies),
@@ -103,13 +124,7 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
     if predicted.in_flight is not None:
         in_flight = predicted.in_flight * costs.request_latency_s / predicted.costs.request_latency_s
     corrected = replace(predicted, costs=costs, in_flight=in_flight)
-
-    def alike(row: int, first: int) -> bool:
-        sds = (0.0 if each in latencies.measured else float(latencies.log_sd[each]) for each in (row, first))
-        one, other = (latencies.row(each, output_length=tuning.problem.output_length) for each in (row, first))
-        return abs(math.log(one.request_latency_s / other.request_latency_s)) <= NORMAL_QUANTILE * math.hypot(*sds)
-
-    groups = group_numbers(rows, alike=alike)
+    groups = group_numbers(rows, alike=partial(latencies.alike, output_length=tuning.problem.output_length))
     return tuple(
         ServingRecommendation(
             rank=place + 1,
@@ -121,6 +136,22 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
         )
         for place, row in enumerate(rows)
     )
+
+
+def _baseline(
+    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
+) -> ServingRecommendation | None:
+    """What the answer is compared with, described like a recommendation; it need not be one that runs vary."""
+    problem, config = tuning.problem, baseline_config(tuning.query, tuning.problem)
+    if config is None:
+        config = next((run.parallel for run in runs if run.status == "ok" and isinstance(run.parallel, ServingConfig)), None)
+    if config is None:
+        return None
+    one = serving_candidates(problem, [config])
+    costs = problem.costed(one).costs
+    search = replace(tuning.search, candidates=one, table=serving_table(problem, one, costs))
+    alone = replace(tuning, search=search, costs=costs)
+    return _describe(alone, [0], _latencies(alone, runs, calibration))[0]
 
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Query, status
+from fastapi import Depends, Query, status
 
 from hp_tool import catalog
 from hp_tool.domain.fields import Strict
@@ -21,10 +21,10 @@ from hp_tool.training.recipes import recipe as one_recipe
 from hp_tool.training.recipes import recipes as all_recipes
 from service.api import openapi
 from service.api.bodies import json_body
-from service.api.dependencies import PrincipalDep, StoreDep
+from service.api.dependencies import PrincipalDep, StoreDep, versioned
 from service.api.views import RegistrationView
 
-router = APIRouter(tags=["catalogue"])
+router = versioned(tag="catalogue")
 TAKEN = "The catalogue has this name, or too many are registered"
 
 MODEL_EXAMPLE: dict[str, Any] = {

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal, cast
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
@@ -99,6 +99,11 @@ async def refuse_unknown_parameters(request: Request) -> None:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
             raise InputError(f"unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key")
+
+
+def versioned(prefix: str = "", *, tag: str) -> APIRouter:
+    """A router of the API's first version, below `prefix`."""
+    return APIRouter(prefix=f"/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown_parameters)])
 
 
 async def refuse_body(request: Request) -> None:

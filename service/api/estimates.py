@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import anyio
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
@@ -21,10 +21,10 @@ from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, registered_model, with_registered
 from service.api import openapi
 from service.api.bodies import QueryBody, json_response, read_body, read_query, resolve, stream_answers
-from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep
+from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep, versioned
 
-router = APIRouter(tags=["estimates"])
-formats = APIRouter(tags=["formats"])
+router = versioned(tag="estimates")
+formats = versioned(tag="formats")
 """Other tools' configurations, both ways."""
 EXAMPLE: dict[str, Any] = {
     "kind": "training",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Query, Request, status
+from fastapi import Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool.domain.access import AuditRecord, KeyRecord, Scope
@@ -12,10 +12,10 @@ from hp_tool.domain.fields import Strict
 from service import keys
 from service.api import openapi
 from service.api.bodies import json_body
-from service.api.dependencies import Cursor, SystemStoreDep
+from service.api.dependencies import Cursor, SystemStoreDep, versioned
 from service.api.views import PageView, View
 
-router = APIRouter(tags=["administration"])
+router = versioned(tag="administration")
 
 ScopeName = Literal["read", "submit", "admin"]
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi import Depends, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
 from hp_tool.answers import Line
@@ -14,19 +14,19 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.measurement_records import MeasurementSource, MeasurementState
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import MeasurementSource, MeasurementState
 from hp_tool.errors import InputError
 from hp_tool.learning import MadeCalibration, MeasurementReport, add_reports, calibrate, read_report, relearn
 from service.api import openapi
 from service.api.bodies import json_body, resolve, stream_answers
-from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body
+from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body, versioned
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import CalibrationView, ImportView, MeasurementView, PageView
 
-router = APIRouter(prefix="/measurements", tags=["measurements"])
-calibrations = APIRouter(prefix="/calibrations", tags=["calibrations"])
+router = versioned("/measurements", tag="measurements")
+calibrations = versioned("/calibrations", tag="calibrations")
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
 MOST_REPORTS = 1000

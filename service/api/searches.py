@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi import Depends, Header, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
@@ -27,14 +27,14 @@ from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
 from service.api.bodies import AskedBody, QueryBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
-from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep
+from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.keys import Keyring
 from service.watch import Watch
 from service.webhooks.policy import LONGEST_URL
 
-router = APIRouter(prefix="/searches", tags=["searches"])
-plans = APIRouter(tags=["searches"])
+router = versioned("/searches", tag="searches")
+plans = versioned(tag="searches")
 
 IdempotencyKey = Annotated[
     str | None,

@@ -8,14 +8,11 @@ from datetime import datetime
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement_records import Imported, MeasurementSource, MeasurementState, Refused
 from hp_tool.domain.records import (
     CalibrationRecord,
-    Imported,
     Label,
-    MeasurementSource,
-    MeasurementState,
     Page,
-    Refused,
     RegistrationKind,
     RunRecord,
     RunState,

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from fastapi import APIRouter
-
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Offer, SearchRecord, SearchState
-from service.api.dependencies import StoreDep
+from service.api.dependencies import StoreDep, versioned
 from service.api.views import PageView, View
 
-router = APIRouter(prefix="/workers", tags=["searches"])
+router = versioned("/workers", tag="searches")
 MOST = 200
 """Searches looked at, of each state."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from hp_tool.domain.answer import Answer, Repeats
+from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
@@ -12,7 +12,6 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
-from hp_tool.units import counted
 from service.api.searches import recommended
 from service.dashboard import formats, trials
 
@@ -59,7 +58,7 @@ class Best:
     sentences: tuple[str, ...] = ()
     """The answer in words, as the command line has it."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by name, from the ideal compute of the step to its measured seconds, which they sum to."""
+    """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a request's latency."""
     warning: str | None = None
     """Measurement and calibration contradict each other."""
 
@@ -86,17 +85,15 @@ class AxisEffect:
 def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     """The first row of the search's result; until there is one, its best run so far."""
     row, run_id = recommended(record), record.progress.get("best_run_id")
+    answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
-        rows = (record.result or {})["recommendations"]
-        as_good = 0 if row.group is None else sum(each.get("group") == row.group for each in rows) - 1
-        return _served(row, record.query, as_good=as_good)
+        return _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
     if row is not None:
-        return _trained(row, (record.result or {}).get("answer"))
+        return _trained(row, answer and schema.parse(Answer, answer))
     return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
 
 
-def _trained(row: Recommendation, answer_json: JsonObject | None) -> Best:
-    answer: Answer | None = None if answer_json is None else schema.parse(Answer, answer_json)
+def _trained(row: Recommendation, answer: Answer | None) -> Best:
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
@@ -177,22 +174,17 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
-def _served(row: ServingRecommendation, query: JsonObject, *, as_good: int) -> Best:
+def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
     """The calibrated estimate of a measured row holds the measured values."""
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     arithmetic, details = trials.words(row.parallel)
-    said = (
-        f"{formats.count(known.output_tokens_per_second_per_gpu)} output tokens/s per GPU, "
-        f"{formats.seconds(known.ttft_s)} to the first token, {formats.seconds(known.tpot_s)} per output token"
-        f" ({'measured' if measurement else 'calibrated, not run itself'})"
-    )
-    if as_good:
-        said += f"; {counted(as_good, 'other configuration')} of those shown may be as good"
     return Best(
         parallel=row.parallel,
         arithmetic=arithmetic,
         details=details,
-        sentences=(f"{said}.",),
+        runs=answer.measured if answer else None,
+        sentences=tuple(words.sentences(answer)) if answer else (),
+        parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
         step_s=known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
@@ -237,5 +229,5 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
         fastest = min(best_s.values())
         values = sorted(best_s.items(), key=lambda item: item[1])
         rows = tuple(AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0) for value, step_s in values)
-        found.append(AxisEffect(label=trials.AXES.get(name, formats.words(name)), values=rows))
+        found.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
-from hp_tool.domain.records import MeasurementRecord, MeasurementState
+from hp_tool.domain.measurement_records import MeasurementRecord, MeasurementState
 from hp_tool.errors import HpToolError, InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import change_state

@@ -191,16 +191,22 @@ BUDGET: tuple[Spec, ...] = (
     ("search.balanced_routing", "Tokens spread evenly over experts", "as expert_imbalance says"),
     ("search.reuse", "Reuse earlier measurements"),
 )
-BASELINE: tuple[Spec, ...] = (
-    ("search.baseline.tensor_parallel_size", "Baseline TP", "1"),
-    ("search.baseline.pipeline_parallel_size", "Baseline PP", "1"),
-    ("search.baseline.virtual_pipeline_parallel_size", "Baseline VPP", "1"),
-    ("search.baseline.context_parallel_size", "Baseline CP", "1"),
-    ("search.baseline.expert_parallel_size", "Baseline EP", "1"),
-    ("search.baseline.micro_batch_size", "Baseline MBS", "1"),
-    ("search.baseline.recompute", "Baseline recompute", "none"),
-    ("search.baseline.zero_stage", "Baseline ZeRO", "framework's own"),
-)
+BASELINE: dict[Kind, tuple[Spec, ...]] = {
+    "training": (
+        ("search.baseline.tensor_parallel_size", "Baseline TP", "1"),
+        ("search.baseline.pipeline_parallel_size", "Baseline PP", "1"),
+        ("search.baseline.virtual_pipeline_parallel_size", "Baseline VPP", "1"),
+        ("search.baseline.context_parallel_size", "Baseline CP", "1"),
+        ("search.baseline.expert_parallel_size", "Baseline EP", "1"),
+        ("search.baseline.micro_batch_size", "Baseline MBS", "1"),
+        ("search.baseline.recompute", "Baseline recompute", "none"),
+        ("search.baseline.zero_stage", "Baseline ZeRO", "framework's own"),
+    ),
+    "inference": (
+        ("search.baseline.tensor_parallel_size", "Baseline TP", "1"),
+        ("search.baseline.max_num_seqs", "Baseline requests at once", "engine's own"),
+    ),
+}
 TRAINER: Spec = ("trainer", "Registered trainer", "the built-in profiler")
 SUGGESTED: dict[str, Suggested] = {
     "model": "models",
@@ -236,7 +242,7 @@ def sections(kind: Kind) -> tuple[Section, ...]:
         *(() if training else (_section("Pools for prefill and decoding", POOLS, folded=True),)),
         *((_section("Fine-tuning", FINE_TUNING, folded=True),) if training else ()),
         _section("NVLink", NVLINK, folded=True),
-        *((_section("What you run today, to compare with", BASELINE, folded=True),) if training else ()),
+        _section("What you run today, to compare with", BASELINE[kind], folded=True),
         _section("Profile runs", (*BUDGET, TRAINER) if training else BUDGET, folded=True),
     )
 

@@ -42,8 +42,6 @@ class Assets(StaticFiles):
         return response
 
 
-def install(app: FastAPI) -> None:
-    """Add all pages and their static files to the app."""
-    for module in MODULES:
-        app.include_router(module.router)
+def mount_assets(app: FastAPI) -> None:
+    """Add the pages' static files to the app."""
     app.mount(f"/static/{ASSETS}", Assets(directory=STATIC), name="static")

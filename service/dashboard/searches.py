@@ -44,7 +44,9 @@ class SearchRow(View):
     owner: str | None
     best: str | None
     best_step_s: float | None
-    """Step time, or for serving the request latency; see `Quantity`."""
+    """Step time, or for serving the request latency; of an ended search its answer's, else the shortest measured so far."""
+    known: str
+    """How it is known: measured, calibrated or predicted."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
@@ -134,7 +136,9 @@ def searches_context(
 
 
 def _row(view: SearchView) -> SearchRow:
-    best, grid, spent = (view.progress.get(name) for name in ("best_parallel", "grid_gpu_seconds", "gpu_seconds"))
+    progress, grid, spent = view.progress, *(view.progress.get(name) for name in ("grid_gpu_seconds", "gpu_seconds"))
+    so_far = {"parallel": progress.get("best_parallel"), "step_s": progress.get("best_step_s"), "source": "measured"}
+    best = progress.get("answer") or so_far
     return SearchRow.of(
         view,
         short_id=view.id[:8],
@@ -143,8 +147,9 @@ def _row(view: SearchView) -> SearchRow:
         kind="inference" if serves(view.query) else "training",
         subject=subject(view.query),
         model=model_of(view.query),
-        best=words(decode_configuration(best))[0] if best else None,
-        best_step_s=view.progress.get("best_step_s"),
+        best=words(decode_configuration(best["parallel"]))[0] if best["parallel"] else None,
+        best_step_s=best["step_s"],
+        known=best["source"] if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
         gpu_seconds=spent or 0.0,

@@ -58,6 +58,8 @@ def test_the_query_of_a_command_is_valid_input(script: Path, tmp_path: Path) -> 
     path = tmp_path / "query.yaml"
     path.write_text(ran.stdout)
     assert run("estimate", str(path)).returncode == 0
+    search = yaml.safe_load(run("import", str(script), "--gpu", "h100-sxm-80gb", "--search").stdout)
+    assert search["search"]["baseline"] == yaml.safe_load(ran.stdout)["parallel"] and "parallel" not in search
 
 
 def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:

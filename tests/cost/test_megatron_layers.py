@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -101,20 +102,25 @@ def megatron_case(
     }
 
 
-def count_bytes(cases: list[dict[str, Any]]) -> list[float]:
-    """Bytes a layer of every case, by Megatron Core."""
+@functools.cache
+def _counter() -> subprocess.Popen[str]:
+    """The program that counts, until this process ends: its imports take ten seconds."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("megatron")):
         skip_or_fail(component="MEGATRON", reason="torch and megatron-core (the profiler extra) are not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cost.megatron_layers", json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    sizes: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return sizes
+    command = [sys.executable, "-m", "tests.cost.megatron_layers"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def count_bytes(cases: list[dict[str, Any]]) -> list[float]:
+    """Bytes a layer of every case, by Megatron Core."""
+    counter = _counter()
+    assert counter.stdin is not None and counter.stdout is not None
+    print(json.dumps(cases), file=counter.stdin, flush=True)
+    for line in counter.stdout:
+        if line.startswith("["):  # not what a library says at its import
+            sizes: list[float] = json.loads(line)
+            return sizes
+    raise AssertionError(f"the program that counts ended with {counter.wait()}: see its standard error")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hp_tool.domain.ports import JobState, Launcher, LaunchPlan
+from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.ports import Launcher
 from hp_tool.store import open_store
 from hp_tool.tuning import Sweeper
 from tests.launchers.slurm_cluster import until

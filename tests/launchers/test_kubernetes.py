@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.domain.ports import JobState, Launcher, Queueing, Waiting
+from hp_tool.domain.jobs import JobState, Waiting
+from hp_tool.domain.ports import Launcher, Queueing
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state

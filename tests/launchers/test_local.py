@@ -9,10 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.ports import Launcher
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hp_tool.domain.ports import JobState, Launcher
+from hp_tool.domain.jobs import JobState
+from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create
 from hp_tool.queries import schema

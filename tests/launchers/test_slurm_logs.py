@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs, slurm_folder
 from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import Logs, SlurmOptions

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hp_tool.domain.ports import LaunchPlan
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.errors import InputError
 from hp_tool.launchers import create, slurm_folder
 from hp_tool.launchers.options import Container, Logs, SlurmOptions

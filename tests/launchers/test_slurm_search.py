@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_tool.domain.ports import JobState
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.records import RunRecord, RunState, SearchState
 from hp_tool.queries import schema
 from hp_tool.store import SqlStore, open_store

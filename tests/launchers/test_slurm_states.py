@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.domain.ports import JobState
+from hp_tool.domain.jobs import JobState
 from hp_tool.errors import LauncherError
 from hp_tool.launchers import slurm_controller
 from hp_tool.launchers.slurm_controller import (

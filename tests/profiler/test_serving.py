@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.ports import JobState
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, LoadSpec

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hp_tool.domain.ports import JobState
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.search.planner import MAX_ATTEMPTS
 from hp_tool.store.coordination import MOST_LOST_CLAIMS

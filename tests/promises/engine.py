@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.errors import LauncherError
 
 Fate = Literal["ok", "crashed", "oom", "slow", "waits", "hangs", "preempted"]

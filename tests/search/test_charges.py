@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hp_tool.domain.jobs import JobState, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.domain.ports import JobState, Waiting
 from hp_tool.domain.records import RunState
 from hp_tool.errors import LauncherError, RefusedError
 from tests.search.search_engine import MemoryEngine

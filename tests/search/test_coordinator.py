@@ -12,8 +12,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hp_tool.calibration import CPU_PRIOR, GPU_PRIOR
+from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.ports import JobState
 from hp_tool.domain.records import RunState
 from hp_tool.errors import ConflictError, LauncherError
 from hp_tool.search.account import coverage_runs, spent_by

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tests.conftest import skip_or_fail
 from tests.service.processes import served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 SMALL: dict[str, Any] = {
@@ -94,3 +95,23 @@ def browser() -> Iterator[Browser]:
         launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET))
         yield launched
         launched.close()
+
+
+@contextmanager
+def checked_page(browser: Browser, *, console: Collection[str] = ("error", "warning")) -> Iterator[Page]:
+    """A page that fails its test if a script threw, or the console had a message of one of these types."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(60_000)  # a busy machine
+    problems: list[str] = []
+    opened.on("console", lambda message: problems.append(message.text) if message.type in console else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    yield opened
+    context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with checked_page(browser) as opened:
+        yield opened

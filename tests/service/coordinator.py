@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Lease, NewMeasurement, SearchState
+from hp_tool.domain.records import Lease, SearchState
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
 from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import progress_of

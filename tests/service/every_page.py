@@ -12,9 +12,9 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import NewMeasurement
 from hp_tool.tuning import tune
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address

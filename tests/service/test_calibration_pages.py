@@ -76,8 +76,8 @@ def test_measurements_are_filtered(learnt: TestClient) -> None:
 
 def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
     from hp_tool.domain.measurement import Measurement
+    from hp_tool.domain.measurement_records import NewMeasurement
     from hp_tool.domain.parallel import ParallelConfig
-    from hp_tool.domain.records import NewMeasurement
 
     store.add_measurement(
         measurement=NewMeasurement(

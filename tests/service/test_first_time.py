@@ -5,7 +5,6 @@ screen alone, found by its role and the name that it shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,13 +14,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def screen(browser: Browser, server: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(60_000)  # a busy machine
+def screen(page: Page, server: str) -> Page:
     page.goto(server)
-    yield page
-    context.close()
+    return page
 
 
 def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:

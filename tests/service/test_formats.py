@@ -7,6 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from hp_tool.queries import schema
+from hp_tool.training.problem import resolve_training
+from hp_tool.tuning.answer import baseline_config
+
 QUERY: dict[str, Any] = {
     "kind": "training",
     "model": "llama-3-8b",
@@ -32,6 +36,10 @@ def test_a_recommendation_becomes_a_command_and_comes_back(server: str) -> None:
     assert answer["estimate"]["parallel"] == wanted["parallel"]
     assert answer["estimate"]["time"]["step_s"] == pytest.approx(wanted["estimate"]["time"]["step_s"])
     assert answer["better"] is None
+    search = answer["search"]
+    assert "parallel" not in search and search["search"]["baseline"] == answer["query"]["parallel"]
+    problem = resolve_training(schema.parse_query(search))
+    assert schema.to_dict(baseline_config(schema.parse_query(search), problem)) == wanted["parallel"]
     assert answer["logged"]["step_s"] == pytest.approx(4.0)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from hp_tool.store import schema
 from tests.conftest import skip_or_fail
+from tests.service.conftest import checked_page
 from tests.service.processes import api, free_port, process, wait_for
 
 if TYPE_CHECKING:
@@ -36,15 +37,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page that fails its test if a script threw; the server's absence it reports itself."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(PATIENCE_MS)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    yield opened
-    context.close()
-    assert problems == []
+    """The server's absence, which the console reports, is part of the journey."""
+    with checked_page(browser, console=()) as opened:
+        opened.set_default_timeout(PATIENCE_MS)
+        yield opened
 
 
 def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp_path: Path) -> None:

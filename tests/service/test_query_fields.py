@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 OF_EXPERTS = re.compile("expert|dispatch|two_batch|attention_data_parallel")
 SPECS = {
@@ -43,20 +42,6 @@ def _in_order(query: Query) -> ParallelConfig:
     if not isinstance(recompute, Recompute):
         return config
     return replace(config, recompute=replace(recompute, modules=tuple(sorted(recompute.modules or ()))))
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page that fails its test if anything was refused or thrown."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(60_000)  # a busy machine
-    problems: list[str] = []
-    opened.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    yield opened
-    context.close()
-    assert problems == []
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 
 from hp_tool import catalog
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import OwnFile
-from hp_tool.domain.records import NewMeasurement
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore
 from hp_tool.tuning import run_search

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, Lease, NewMeasurement, RunRecord
+from hp_tool.domain.records import JsonObject, Lease, RunRecord
 
 QUERY = {"model": "gpt-tiny", "cluster": {"gpu": "cpu", "num_gpus": 4}}
 TP2 = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute=Recompute(granularity="selective"))

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import NewMeasurement
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import create_engine
 from hp_tool.store.tables import metadata

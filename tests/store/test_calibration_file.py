@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hp_tool.domain.records import NewMeasurement
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.store import open_calibrations, open_store
 from hp_tool.store.calibration_file import CalibrationFile
 

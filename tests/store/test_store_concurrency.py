@@ -9,8 +9,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import Lease, NewMeasurement, OpenRunsLimit, SearchState
+from hp_tool.domain.records import Lease, OpenRunsLimit, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store import SqlStore, open_store, schema
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from hp_tool.cli import db
 from hp_tool.domain.access import NewKey, Scope
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import Label, NewMeasurement, SearchState
+from hp_tool.domain.records import Label, SearchState
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import SqlStore, maintenance, open_store, schema
 from hp_tool.store.tables import metadata

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import NewMeasurement
 from hp_tool.errors import InputError
 
 

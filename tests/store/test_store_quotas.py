@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import GpuSecondsLimit, NewMeasurement, SearchState
+from hp_tool.domain.records import GpuSecondsLimit, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store import SqlStore
 

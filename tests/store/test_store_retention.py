@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.records import NewMeasurement, SearchState
+from hp_tool.domain.measurement_records import NewMeasurement
+from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
 from hp_tool.store import SqlStore, base, maintenance
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.records import NewMeasurement
 from hp_tool.store import SqlStore
 
 

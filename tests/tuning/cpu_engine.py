@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, ProfileRequest
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.domain.query import Query
 from hp_tool.training import config_query, estimate
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.domain.answer import Answer, Baseline, Repeats
+from hp_tool.domain.answer import Answer, Baseline, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.answer import headline, sentences, warning, why
 from hp_tool.tuning.answer import alike, effect_of_axes
 
@@ -44,6 +45,34 @@ def test_all_that_is_known_is_said_and_nothing_else():
 def test_a_measurement_outside_the_interval_warns():
     assert warning(ANSWER) is not None and "5.18 s lies outside 3.60 s to 3.90 s" in warning(ANSWER)
     assert warning(replace(ANSWER, outside=False)) is None
+
+
+def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
+    baseline = ServingBaseline(
+        parallel=ServingConfig(tensor_parallel_size=2, max_num_seqs=8), source="search.baseline", speedup=1.5,
+        output_tokens_per_second_per_gpu=200.0, saved_cost_per_million_output_tokens=0.25,
+        saved_parts_s={"queue": 0.4, "prefill": -0.1, "decode": 0.001},
+    )  # fmt: skip
+    group = Repeats(run_id="r", step_s=0.85, num_runs=1, low_s=0.85, high_s=0.85, reduced=False)
+    answer = ServingAnswer(
+        parallel=ServingConfig(max_num_seqs=16), ttft_s=0.323, ttft_s_interval=None, tpot_s=0.0168, tpot_s_interval=None,
+        request_latency_s=0.85, output_tokens_per_second_per_gpu=300.0, users=16, cost_per_million_output_tokens=0.5,
+        source="measured", known_from_runs=4, measured=group, as_good=1, baseline=baseline,
+    )  # fmt: skip
+    assert sentences(answer) == [
+        "323.0 ms to the first token and 16.8 ms per output token, measured, 300 output tokens/s per GPU, 16 users, $0.5 per "
+        "million output tokens, 1.50 times your baseline's throughput, saves $0.25 per million output tokens.",
+        "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
+        "Against the baseline, TP 2 → 1, requests at once 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
+    ]
+    unseen = replace(
+        answer, source="calibrated", measured=None, ttft_s_interval=(0.3, 0.35), as_good=0, baseline=None, users=None
+    )
+    assert sentences(replace(unseen, cost_per_million_output_tokens=None, baseline=None)) == [
+        "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 output "
+        "tokens/s per GPU.",
+        "It was not run itself.",
+    ]
 
 
 def test_rows_within_the_noise_are_as_good():

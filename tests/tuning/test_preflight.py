@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement, OperationTimes
-from hp_tool.domain.ports import LaunchPlan
 from hp_tool.domain.records import SearchState
 from hp_tool.domain.requests import BenchmarkRequest
 from hp_tool.queries import schema

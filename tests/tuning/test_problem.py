@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement
-from hp_tool.domain.records import REUSED, NewMeasurement
+from hp_tool.domain.measurement_records import NewMeasurement
+from hp_tool.domain.records import REUSED
 from hp_tool.errors import UnsupportedError
 from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.series import cluster_key

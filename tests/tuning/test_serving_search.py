@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hp_tool import serving
+from hp_tool.domain.answer import ServingAnswer
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import REUSED, SearchState
 from hp_tool.domain.requests import InferenceRequest
@@ -98,6 +99,32 @@ def test_the_result_reads_back_from_its_json(store):
     again = schema.parse(TuneResult, json.loads(schema.to_json(result)))
     assert again == result
     assert schema.parse_query({**schema.query_mapping(query()), "parallel": schema.to_dict(rows(again)[0].parallel)})
+
+
+def test_the_answer_is_the_first_row_beside_a_baseline_that_need_not_have_run(store):
+    asked = query(
+        targets=None, cluster={"price_per_gpu_hour": 2.0}, search={"baseline": {"tensor_parallel_size": 2, "max_num_seqs": 3}}
+    )
+    result = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2))
+    answer, best = result.answer, rows(result)[0].calibrated_estimate
+    assert isinstance(answer, ServingAnswer) and answer.measured.num_runs == 1
+    assert (answer.parallel, answer.source, answer.users) == (rows(result)[0].parallel, "measured", 16)
+    assert (answer.ttft_s, answer.tpot_s, answer.request_latency_s) == (best.ttft_s, best.tpot_s, best.request_latency_s)
+    baseline = answer.baseline
+    assert baseline.source == "search.baseline" and baseline.parallel.max_num_seqs == 3 and baseline.speedup > 1.0
+    cost = answer.cost_per_million_output_tokens
+    assert cost == pytest.approx(2.0 / 3600 / answer.output_tokens_per_second_per_gpu * 1e6)
+    assert cost + baseline.saved_cost_per_million_output_tokens == pytest.approx(cost * baseline.speedup)
+    slower_s = answer.request_latency_s * (baseline.speedup - 1.0)
+    assert sum(baseline.saved_parts_s.values()) == pytest.approx(slower_s), "the load is closed"
+    assert set(result.axes) == {"tensor_parallel_size", "max_num_seqs"}
+    assert min(result.axes["max_num_seqs"].values()) == pytest.approx(best.request_latency_s)
+
+
+def test_an_illegal_baseline_is_refused_by_its_field():
+    with pytest.raises(InputError) as caught:
+        resolve_search(query(search={"baseline": {"tensor_parallel_size": 3}}))
+    assert (caught.value.field, caught.value.code) == ("search.baseline", "illegal_baseline")
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,20 @@ function bestSoFar(trials, shown) {
   return line;
 }
 
-// From the ideal compute of the best configuration's step to its measured seconds.
+// From the ideal compute of the best configuration's step to its measured seconds; of serving, the parts of a request.
 export function waterfall(trials, shown, place) {
   const parts = JSON.parse(place.dataset.parts).map(([name, seconds]) => ({ name, seconds }));
+  const whole = trials.serving ? "request" : "step";
   let sum = 0;
   const bases = parts.map((part) => (sum += part.seconds) - part.seconds);
-  const bars = [...parts.map((part, n) => ({ ...part, base: bases[n] })), { name: "step", seconds: sum, base: 0 }].reverse();
-  const colour = (bar) => (bar.name === "step" ? "--good" : bar.name === "ideal compute" ? "--series-1" : "--series-2");
+  const bars = [...parts.map((part, n) => ({ ...part, base: bases[n] })), { name: whole, seconds: sum, base: 0 }].reverse();
+  const colour = (bar) => (bar.name === whole ? "--good" : bar.name === "ideal compute" ? "--series-1" : "--series-2");
   return {
     data: [{
       type: "bar", orientation: "h", y: bars.map((bar) => bar.name), x: bars.map((bar) => bar.seconds), base: bars.map((bar) => bar.base),
       marker: { color: bars.map(colour) }, text: bars.map((bar) => seconds(bar.seconds)), textposition: "outside", cliponaxis: false, hoverinfo: "skip",
     }],
-    layout: { margin: { l: 170, r: 70, t: 8, b: 44 }, xaxis: { title: "Seconds of a step", rangemode: "tozero" }, yaxis: { automargin: true } },
+    layout: { margin: { l: 170, r: 70, t: 8, b: 44 }, xaxis: { title: `Seconds of a ${whole}`, rangemode: "tozero" }, yaxis: { automargin: true } },
   };
 }
 

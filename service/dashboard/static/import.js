@@ -1,4 +1,5 @@
-// A launch script or a configuration file: what the server reads of it opens in the form or as a configuration.
+// A launch script or a configuration file: what the server reads of it opens as a configuration, or in the form as a search for a
+// better one, compared with it.
 
 const part = document.querySelector("#import");
 const wrong = part?.querySelector(".wrong");
@@ -14,7 +15,7 @@ part?.querySelector("form").addEventListener("submit", async (event) => {
   wrong.textContent = response?.ok ? "" : answer.detail;
   if (!response?.ok) return;
   const whole = new URLSearchParams({ query: JSON.stringify(answer.query) });
-  location.assign(part.dataset.opens === "form" ? `/searches/new?${new URLSearchParams(leaves(answer.query))}` : `/configurations?${whole}`);
+  location.assign(part.dataset.opens === "form" ? `/searches/new?${new URLSearchParams(leaves(answer.search))}` : `/configurations?${whole}`);
 });
 
 // A query's values by dotted path, as the form's fields are named.

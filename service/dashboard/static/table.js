@@ -64,11 +64,11 @@ export function show(body, trials, columns, indices, state, act) {
     const toggle = element("button", {
       type: "button", class: "plain", "aria-expanded": String(open), "aria-label": `Runs, log and command of run ${number}`, "data-control": "toggle", onclick: () => act.toggle(i),
     }, open ? "▾" : "▸");
-    return element("th", { scope: "row", class: "whole", "data-label": "Run" }, element("span", {}, toggle, pick, shown, best ? element("span", { class: "state good" }, "best") : null));
+    return element("th", { scope: "row", class: "whole" }, element("span", {}, toggle, pick, shown, best ? element("span", { class: "state good" }, "best") : null));
   }
 
   function cell(column, i) {
-    return element("td", { class: column.number ? "number" : null, "data-label": column.label }, column.cell(i));
+    return element("td", { class: column.number ? "number" : null }, column.cell(i));
   }
 
   // All runs of a configuration: when and why each was chosen, what came out, its log, and how to launch it.

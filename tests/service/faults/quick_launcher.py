@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.domain.ports import JobState, LaunchPlan
 from hp_tool.launchers import jobs
 from hp_tool.launchers.local import LocalLauncher
 from tests.service.faults import quick_job
