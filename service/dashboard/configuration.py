@@ -78,6 +78,8 @@ class ConfigurationView(View):
     verdict: str
     verdict_note: str
     """Why it is tight; empty where there is no doubt."""
+    answer: str
+    """The main figures in a sentence; empty where there are none."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -200,6 +202,7 @@ def _view(
         details=details,
         verdict=verdict,
         verdict_note=verdict_note,
+        answer=_answer(metrics, memory, time),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
@@ -214,6 +217,23 @@ def _view(
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
         href=configuration_href(query),
     )
+
+
+def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None) -> str:
+    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
+    known = {metric.name: metric for metric in metrics}
+    parts = []
+    if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
+        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
+    if time is not None and (step := known.get("Step time")):
+        between = f" ({formats.seconds(step.low)} to {formats.seconds(step.high)})" if step.low is not None else ""
+        bar = time.bars[0]
+        most = max(bar.values, key=bar.values.__getitem__)
+        share = formats.share(bar.values[most] / bar.total)
+        parts.append(f"a step takes {formats.seconds(step.value)}{between}, {share} of it {formats.words(most)}")
+    if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
+        parts.append(f"{formats.seconds(ttft.value)} to the first token, {formats.seconds(tpot.value)} per token after it")
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:

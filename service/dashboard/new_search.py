@@ -112,6 +112,8 @@ class Preview:
     kind: Kind
     error: ErrorFields | None
     """What is wrong or missing; the rest is then empty."""
+    calibrated: bool = False
+    """Whether runs measured on the cluster correct the figures."""
     rows: tuple[PreviewRow, ...] = ()
     misses: tuple[PreviewRow, ...] = ()
     """The nearest infeasible configurations, if none is feasible."""
@@ -192,6 +194,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     return Preview(
         kind=query.kind,
         error=None,
+        calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
         rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
         misses=tuple(_row(query, row) for row in answer.nearest_misses),
         legal=answer.space.legal,
