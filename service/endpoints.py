@@ -294,7 +294,7 @@ class Endpoints:
         return Call(path="/v1/workers", answer=JsonObject)
 
     @Endpoint
-    def catalog(self, *, kind: str, **paging: Any) -> Call[JsonObject]:
+    def catalog(self, /, *, kind: str, **paging: Any) -> Call[JsonObject]:
         """The `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces` that a query may name, by name."""
         return Call(path=f"/v1/{kind}", answer=JsonObject, params=paging)
 
