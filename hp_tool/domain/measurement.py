@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Interval
 
@@ -125,8 +125,35 @@ class Fidelity(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tail(Strict):
+    """Quantiles of one latency over requests."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Those of the values, with lines between neighbours."""
+        cuts = statistics.quantiles([*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive")
+        return cls(p50=cuts[49], p90=cuts[89], p99=cuts[98])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tails(Strict):
+    """Seconds of single requests. Predicted ones are of equal lengths: in a closed load they spread by a request's place in its
+    wave alone; at a request rate by the load and the prompts that a request meets, and the request latency is that of one late
+    in both: a bound.
+    """
+
+    ttft_s: Tail
+    tpot_s: Tail
+    request_latency_s: Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTimes(Strict):
-    """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
+    """Latencies of one replica that is given `concurrency` prompts at once, again and again, or of a server under its load."""
 
     ttft_s: Seconds
     """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
@@ -142,6 +169,31 @@ class ServingTimes(Strict):
     """concurrency x output_length / median seconds of a repetition, over all devices of the run."""
     runner: Runner
     """The software that served."""
+    tails: Tails | None = None
+    """Of the single requests of all repetitions; None: a batch of equals has none."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        ttft_s: Sequence[float],
+        tpot_s: Sequence[float],
+        output_tokens_per_second: float,
+        runner: Runner,
+        tails: Tails | None = None,
+    ) -> Self:
+        """Medians and spread of these repetitions."""
+        return cls(
+            ttft_s=statistics.median(ttft_s),
+            ttft_s_spread=interquartile_range(ttft_s) or 0.0,
+            tpot_s=statistics.median(tpot_s),
+            tpot_s_spread=interquartile_range(tpot_s) or 0.0,
+            ttft_times_s=tuple(ttft_s),
+            tpot_times_s=tuple(tpot_s),
+            output_tokens_per_second=output_tokens_per_second,
+            runner=runner,
+            tails=tails,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +205,9 @@ class Latencies(Strict):
     tpot_s: float
     """Time per output token after the first."""
     request_latency_s: float
-    """Until the last token."""
+    """Until the last token, at the mean lengths."""
+    tails: Tails | None = None
+    """Of single requests, where they were measured or predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

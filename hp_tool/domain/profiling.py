@@ -188,7 +188,7 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
         yield "inference.concurrency", "a load without one concurrency" + (" or request rate" if running else "")
     if load is not None and load.arrival not in ("closed", "poisson" if by_rate else "closed"):
         yield "inference.load", f"arrival: {load.arrival}"
-    followed = (*_SERVED, "request_rate_per_second") if running else _SERVED
+    followed = (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate") if running else _SERVED
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in followed}
     yield from _unusual(inference, defaults, of="inference")
     if runner == "megatron-core":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -130,6 +131,13 @@ class Targets(Strict):
     ttft_p99_s: Amount | None = None
     tpot_p90_s: Amount | None = None
     tpot_p99_s: Amount | None = None
+
+    def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
+        """What is given: its name, the latency that it bounds, the quantile (p90, p99; None: the mean), and the limit."""
+        for name in self.__slots__:
+            if (limit := getattr(self, name)) is not None:
+                latency, _, quantile = name.removesuffix("_s").partition("_p")
+                yield (name, f"{latency}_s", f"p{quantile}", limit) if quantile.isdigit() else (name, name, None, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

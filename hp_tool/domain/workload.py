@@ -347,10 +347,10 @@ class InferenceWorkload(Strict):
     """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
     of one of them narrows that."""
 
-    input_length: Count = 0
-    """Tokens of a prompt; left out with a trace: the trace's."""
-    output_length: Count = 0
-    """Tokens of an answer; left out with a trace: the trace's."""
+    input_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
+    output_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    """Tokens of an answer; 0, or left out, with a trace: the trace's."""
     trace: str | TraceSpec | None = None
     """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
     lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""

@@ -321,6 +321,6 @@ def _fact(field: str, value: Any) -> Fact:
 
 
 def _owns(store: Store, principal: Principal, *, kind: RegistrationKind, name: str) -> bool:
-    records = store.list_registrations(kind=kind)
-    own = any(record.name == name.casefold() and record.owner == principal.owner for record in records)
+    record = store.get_registration(kind=kind, name=name.casefold())
+    own = record is not None and record.owner == principal.owner
     return own and principal.scope >= Scope.SUBMIT

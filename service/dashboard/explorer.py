@@ -108,7 +108,7 @@ def explorer_context(
     listed: Listed = True,
 ) -> ExplorerPage:
     """The explorer, as shown on its page."""
-    registered = {record.name for record in store.list_registrations(kind="model")}
+    registered = set(store.registered_names(kind="model"))
     page = ExplorerPage(
         title="Explorer",
         json_href=json_href(settings.href),

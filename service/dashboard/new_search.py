@@ -159,7 +159,7 @@ def form_context(
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     """Context of the form's page with these values."""
-    registered = {kind: tuple(r.name for r in store.list_registrations(kind=kind)) for kind in ("model", "cluster")}
+    registered = {kind: tuple(store.registered_names(kind=kind)) for kind in ("model", "cluster")}
     return NewSearchPage(
         title="New search",
         json_href="/searches/new.json",
