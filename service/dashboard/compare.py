@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 from pydantic import Field
 
+from hp_tool import training
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
@@ -16,6 +17,7 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
+from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -98,11 +100,12 @@ class ComparePage(Page):
 
 @page_at(router, "/compare", template="compare.html", section="Explorer", status=error_status)
 def compare_context(
-    first: QueryText, second: QueryText, calibrations: CalibrationsDep, find: FindDep, more: More = ()
+    first: QueryText, calibrations: CalibrationsDep, find: FindDep, second: QueryText | None = None, more: More = ()
 ) -> ComparePage:
-    """Configurations side by side, as shown on their page."""
+    """Configurations side by side, as shown on their page. Without `second`: one and the one to try of the same query."""
     json_href = address("/compare.json", {"first": first, "second": second, "more": more})
-    return _compared((first, second, *more), json_href=json_href, calibrations=calibrations, find=find)
+    texts = (first, *(() if second is None else (second,)), *more)
+    return _compared(texts, json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
@@ -134,6 +137,8 @@ def _compared(
     """The page that compares the configurations of these queries; `runs`: a measured run of each."""
     try:
         queries = [read_query(text.encode(), find=find) for text in texts]
+        if len(queries) == 1:
+            queries.append(_to_try(queries[0], calibrations))
         if len({query.kind for query in queries}) > 1:
             raise InputError("a training and a serving configuration cannot be compared", field="second")
         answers = [configuration_view(query, calibrations=calibrations, with_fixes=False) for query in queries]
@@ -153,6 +158,13 @@ def _compared(
         memory=_fullest_stages(names, views),
         time=_times(names, views),
     )
+
+
+def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
+    """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
+    free = replace(query, parallel=type(query.parallel)())
+    best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
+    return replace(query, parallel=config_query(best[0].parallel)) if best else query
 
 
 def _compared_run(run: RunRecord) -> ComparedRun:
