@@ -49,7 +49,7 @@ def llama_cases() -> list[Case]:
             what=f"Llama 3's paper, {what}",
             query=Query(
                 kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-                training=TrainingWorkload(sequence_length=length, global_batch_size=batch),
+                training=TrainingWorkload(sequence_length=length, global_batch_size=batch, gradient_reduction="run"),
                 parallel=ParallelQuery(
                     tensor_parallel_size=t, context_parallel_size=c, pipeline_parallel_size=p, micro_batch_size=1,
                     zero_stage=(1, 2), context_parallel_communication="all_gather", recompute="none",

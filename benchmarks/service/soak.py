@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from benchmarks.service.contention import contend
+from hp_tool.store import engine
 from tests.service.faults.campaign import QUERY
 from tests.service.faults.databases import Sqlite
 from tests.service.faults.processes import Service, preload
@@ -31,7 +32,7 @@ PATHS = ("/", "/searches", "/metrics", "/v1/models", "/v1/searches?limit=50", "/
 
 def soak(*, home: Path, seconds: float) -> dict[str, Any]:
     """What the clients met, and by process the medians of (MiB, handles) in the second and the last third."""
-    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0)
+    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0, busy_timeout_s=engine.BUSY_TIMEOUT_S)
     (home / "faults").mkdir()
     try:
         service.start_api()
@@ -83,7 +84,7 @@ def main() -> None:
         print(json.dumps(told))
     else:
         counts = f"{told['requests']} requests, {told['errors']} errors, {told['searches']} searches"
-        print(f"{counts} in {time.monotonic() - began:.0f} s")
+        print(f"{counts}, {told['statuses']} in {time.monotonic() - began:.0f} s")
         for name, process in told["processes"].items():
             print(f"{name}: MiB {process['mib']}, handles {process['handles']}{'' if process['level'] else ': RISES'}")
     sys.exit(not all(process["level"] for process in told["processes"].values()) or told["errors"] > 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.case import Machine
+from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.network import Group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
@@ -84,6 +84,15 @@ class StateTimes:
         )
 
 
+def accumulated(case: TrainingCase, candidates: Candidates) -> Ints | int:
+    """Micro-batches whose gradients ZeRO 2 adds up on each rank before it reduces them: 1, or with
+    training.gradient_reduction run the p that interleaving runs of one chunk after another.
+    """
+    if case.workload.gradient_reduction != "run":
+        return 1
+    return where(candidates.virtual_pipeline_parallel_size > 1, candidates.pipeline_parallel_size, 1)
+
+
 # Exposed communication: what compute does not hide of gradients and weights.
 
 
@@ -93,6 +102,7 @@ def data_parallel_seconds(
     candidates: Candidates,
     states: StateTimes,
     micro_batches: Floats,
+    run: Ints | int,
     forward: Floats,
     stage: Floats,
     layers: Floats,
@@ -103,7 +113,8 @@ def data_parallel_seconds(
     including its exposed communication, which uses other links. Of v interleaved chunks each is done with p
     micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
     and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
-    micro-batch's backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward
+    micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run` of p micro-batches up
+    (`accumulated`), each run's exchange is that of ZeRO 1. ZeRO 3: weights are gathered for every forward and backward
     pass. Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind the part of the stage that its
     reduction leaves.
     """
@@ -124,7 +135,9 @@ def data_parallel_seconds(
         )
         gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
         weights = exposed(gather, behind=forward, overlap=overlap)
-        total = where(zero >= 3, micro_batches * each, where(zero == 2, gradients + weights, total))
+        by_run = total + (micro_batches / run - 1.0) * exposed(reduce, behind=behind, overlap=overlap)
+        second = where(run > 1, by_run, gradients + weights)
+        total = where(zero >= 3, micro_batches * each, where(zero == 2, second, total))
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):
         total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)

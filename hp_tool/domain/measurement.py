@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, Self
 
 from annotated_types import Interval
@@ -291,6 +291,21 @@ class Measurement(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(Measurement):
+    """What a job brought that ran several configurations: the first one's measurement, and those of its rivals."""
+
+    rivals: tuple[Measurement, ...] = ()
+    """In the order of the request, up to the first that failed."""
+
+    @property
+    def own(self) -> Measurement:
+        """The first one's alone, with its own share of the time."""
+        beside_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
+        values = {each.name: getattr(self, each.name) for each in fields(Measurement)}
+        return Measurement(**values | {"wall_s": None if self.wall_s is None else max(self.wall_s - beside_s, 0.0)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Strict):
     """What every request to the profiler names; written as JSON, read on the cluster."""
 
@@ -326,6 +341,8 @@ class ProfileRequest(Request):
     """Run one further step under torch's profiler."""
     longest_step_s: float | None = None
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
+    rivals: tuple[ParallelConfig, ...] = ()
+    """Configurations that run afterwards, in the same processes, with the same limits."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
     nvlink_domain_size: int | None = None

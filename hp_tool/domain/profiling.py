@@ -44,6 +44,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "cuda_graph_modules": (None,),
     "expert_precision": (None,),
     "dispatch_precision": (None, "bf16"),
+    "gradient_reduction": (None, "micro_batch"),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": (*_FP32, "bf16"),

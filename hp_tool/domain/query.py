@@ -87,6 +87,15 @@ class SearchSettings(Strict):
     the first run that worked."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
+    configurations_per_job: Annotated[int, Interval(ge=1, le=16)] = 1
+    """Configurations that one job of the built-in profiler trains, one after another; only the first waits for imports and
+    rendezvous. Each is a run of its own."""
+
+    @property
+    def of_profiler(self) -> tuple[str, ...]:
+        """Settings in use that only trainings of the built-in profiler follow."""
+        used = {"breakdown": self.breakdown, "configurations_per_job": self.configurations_per_job > 1}
+        return tuple(name for name, is_used in used.items() if is_used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,9 @@ class TrainingWorkload(Strict):
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication overlaps compute; None: as in the framework's measured runs."""
+    gradient_reduction: Literal["micro_batch", "run"] | None = None
+    """ZeRO 2 in an interleaved pipeline: gradients are reduced in every backward pass (None; Megatron FSDP), or after the p
+    micro-batches that a model chunk runs one after another, as in the training of Llama 3."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
     cuda_graph_modules: tuple[GraphModule, ...] | None = None

@@ -13,7 +13,7 @@ from hp_tool.domain.records import ANY_KEY, GpuSecondsLimit, JsonObject, OpenRun
 from hp_tool.domain.webhooks import WebhookState
 from hp_tool.errors import InputError, LimitError
 from hp_tool.store import tables
-from hp_tool.store.base import GPU_SECONDS, OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
+from hp_tool.store.base import GPU_SECONDS, ID, OPEN, OPEN_RUN, StoreBase, checked, counts, now, row_by_id
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import HOOK, untold
@@ -97,7 +97,7 @@ class Access(StoreBase):
 
 
 def _read_key(connection: sa.Connection, key_id: str) -> KeyRecord:
-    return _key_record(row_by_id(connection, sa.select(KEY).where(KEY.c.id == key_id), key_id, kind="key"))
+    return _key_record(row_by_id(connection, sa.select(KEY).where(KEY.c.id == ID), key_id, kind="key"))
 
 
 def _key_record(row: sa.Row[Any]) -> KeyRecord:
@@ -151,9 +151,7 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
 
 def open_runs_on(connection: sa.Connection, cluster: str) -> int:
     """Runs that have not ended, of all searches on the cluster that have not either: a failed one may leave some behind."""
-    open_run = sa.and_(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(OPEN))
-    query = sa.select(sa.func.count()).select_from(RUN).join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-    return int(connection.execute(query.where(open_run, on_cluster(cluster))).scalar_one())
+    return int(connection.execute(OPEN_RUNS_ON, {"cluster": cluster}).scalar_one())
 
 
 def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None) -> float:
@@ -168,10 +166,18 @@ def used_today(connection: sa.Connection, *, at: datetime, api_key_id: str | Non
     return float(connection.execute(query).scalar_one())
 
 
-def on_cluster(name: str) -> sa.ColumnElement[bool]:
+def on_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
     """Searches whose query names this cluster, as a whole or as the node type of a part of it."""
     cluster = SEARCH.c.query["cluster"]
     return sa.or_(cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name)
+
+
+OPEN_RUNS_ON = (
+    sa.select(sa.func.count())
+    .select_from(RUN)
+    .join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+    .where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(OPEN), on_cluster(sa.bindparam("cluster", type_=sa.String)))
+)
 
 
 def reserved_by_open_searches(connection: sa.Connection, *, api_key_id: str | None, cluster: str | None = None) -> float:

@@ -17,10 +17,18 @@ from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import LASTING, WRITES
 
 SEARCH = tables.searches
+# What is asked again and again is built once: building a statement takes three times as long as SQLite takes over it.
+ID: sa.BindParameter[str] = sa.bindparam("its_id")
+ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
+LOCKED = ONE_SEARCH.with_for_update()
+CHANGED = sa.update(SEARCH).where(SEARCH.c.id == ID)
+NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
+NEW_EVENT = sa.insert(tables.events)
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}
 GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
+SPENT = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == ID)
 READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
 FULL = "make room on the database's disk"
 FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
@@ -83,8 +91,8 @@ def now(connection: sa.Connection) -> datetime:
 
 
 def row_by_id(connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str) -> sa.Row[Any]:
-    """The one row of `query`, which asks for what has this id; NotFoundError says that there is none of its kind."""
-    row = connection.execute(query).one_or_none()
+    """The one row of `query`, which asks for what has the id `ID`; NotFoundError says that there is none of its kind."""
+    row = connection.execute(query, {ID.key: identifier}).one_or_none()
     if row is None:
         raise NotFoundError(f"no {kind} {identifier!r}", field=f"{kind}_id")
     return row
@@ -99,7 +107,7 @@ def counts(connection: sa.Connection, column: sa.Column[Any], states: type[State
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
     """A search's row, locked until this transaction ends (on SQLite, one transaction writes at a time)."""
-    return row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id).with_for_update(), search_id, kind="search")
+    return row_by_id(connection, LOCKED, search_id, kind="search")
 
 
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
@@ -114,12 +122,15 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
     return row
 
 
-def add_event(connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime) -> EventRecord:
-    """Append to a search's log. The counter in the search's locked row keeps `seq` without gaps and in commit order."""
-    advanced = sa.update(SEARCH).where(SEARCH.c.id == search_id).values(last_event=SEARCH.c.last_event + 1, updated_at=at)
-    seq = connection.execute(advanced.returning(SEARCH.c.last_event)).scalar_one()
+def add_event(
+    connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime, **values: Any
+) -> EventRecord:
+    """Append to a search's log, and change `values` of the search. The counter in the search's locked row keeps `seq` without
+    gaps and in commit order."""
+    changes = {ID.key: search_id, "updated_at": at, **values}
+    seq = connection.execute(NEXT_EVENT, changes).scalar_one()
     event = EventRecord(search_id=search_id, seq=seq, kind=kind, payload=payload, at=at)
-    connection.execute(sa.insert(tables.events).values(asdict(event)))
+    connection.execute(NEW_EVENT, asdict(event))
     return event
 
 
@@ -203,13 +214,12 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
     """One search, or NotFoundError."""
-    return search_record(row_by_id(connection, sa.select(SEARCH).where(SEARCH.c.id == search_id), search_id, kind="search"))
+    return search_record(row_by_id(connection, ONE_SEARCH, search_id, kind="search"))
 
 
 def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
     """What a search's runs have taken."""
-    total = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == search_id)
-    return float(connection.execute(total).scalar_one())
+    return float(connection.execute(SPENT, {ID.key: search_id}).scalar_one())
 
 
 def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **values: Any) -> None:
@@ -219,10 +229,12 @@ def update_search(connection: sa.Connection, search_id: str, *, at: datetime, **
         progress = connection.execute(sa.select(SEARCH.c.progress).where(SEARCH.c.id == search_id)).scalar_one()
         if (spent := gpu_seconds_of(connection, search_id)) != progress.get("gpu_seconds", 0.0):
             values["progress"] = {**progress, "gpu_seconds": spent}
-    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == search_id).values(updated_at=at, **checked(SEARCH, values)))
+    values = checked(SEARCH, values)
     payload = {key: values[key] for key in ("state", "requested", "stopped_because") if values.get(key) is not None}
     if payload:
-        add_event(connection, search_id=search_id, kind="state", payload=payload, at=at)
+        add_event(connection, search_id=search_id, kind="state", payload=payload, at=at, **values)
+    else:
+        connection.execute(CHANGED, {ID.key: search_id, "updated_at": at, **values})
 
 
 def open_runs(connection: sa.Connection, search_id: str) -> int:

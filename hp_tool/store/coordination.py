@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import tables
-from hp_tool.store.base import OPEN_RUN, StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
-from hp_tool.store.columns import encode
+from hp_tool.store.base import ID, OPEN_RUN, StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
+from hp_tool.store.columns import UtcDateTime, encode
 
 SEARCH, RUN = tables.searches, tables.runs
 MOST_LOST_CLAIMS = 5
@@ -26,6 +26,37 @@ GIVEN_BACK_LATELY = timedelta(minutes=5)
 HERE = "local:"
 """Of the clusters that are each worker's own host, and so as many as there are hosts."""
 NEVER = datetime.min.replace(tzinfo=UTC)
+AT, TOO_LATE, LATELY = (sa.bindparam(name, type_=UtcDateTime()) for name in ("at", "too_late", "lately"))
+IS_ABANDONED = sa.and_(
+    SEARCH.c.state == SearchState.RUNNING, sa.or_(SEARCH.c.lease_expires_at < AT, SEARCH.c.heartbeat_at > TOO_LATE)
+)
+"""A running search whose lease has expired. A heartbeat from the future means that the clock was set back, which would prolong
+the lease by as much. A holder that is alive loses the search to the next claim, as with any expired lease."""
+OCCUPIED = sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(
+    SEARCH.c.state == SearchState.RUNNING, sa.not_(IS_ABANDONED)
+)
+
+
+def _heads() -> sa.Select[Any]:
+    """The first waiting search of each owner; `fresh` is 0 of one that has a run under way."""
+    busy = SEARCH.c.cluster.in_(sa.bindparam("busy", expanding=True))
+    waiting = sa.or_(SEARCH.c.state == SearchState.QUEUED, IS_ABANDONED), sa.or_(SEARCH.c.cluster.is_(None), sa.not_(busy))
+    under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
+    # A time after now is one from before the clock was set back.
+    given_back = sa.and_(SEARCH.c.state == SearchState.QUEUED, SEARCH.c.updated_at.between(LATELY, TOO_LATE))
+    left_alone = sa.and_(SEARCH.c.started_at.is_not(None), under_way, sa.not_(given_back))
+    fresh = sa.case((left_alone, 0), else_=1).label("fresh")
+    order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
+    place = sa.func.row_number().over(partition_by=SEARCH.c.owner, order_by=order).label("place")
+    lines = sa.select(SEARCH.c.id, SEARCH.c.owner, SEARCH.c.priority, SEARCH.c.created_at, fresh, place).where(*waiting)
+    of_owners = lines.subquery()
+    return sa.select(of_owners).where(of_owners.c.place == 1)
+
+
+HEADS = _heads()
+CLAIMED = sa.select(SEARCH.c.id, SEARCH.c.state, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims).where(
+    SEARCH.c.id == ID, sa.or_(SEARCH.c.state.in_(sa.bindparam("states", expanding=True)), IS_ABANDONED)
+)
 
 
 class Coordination(StoreBase):
@@ -39,12 +70,10 @@ class Coordination(StoreBase):
                 states: tuple[SearchState, ...] = (SearchState.QUEUED,)
             else:
                 wanted, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
-            free = sa.or_(SEARCH.c.state.in_(states), is_abandoned(at))
-            columns = (SEARCH.c.id, SEARCH.c.state, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims)
+            claimed = CLAIMED.with_for_update(skip_locked=search_id is None)
             for each in wanted:
                 # Rows that another claimant is just taking are passed over instead of waited for.
-                mine = sa.select(*columns).where(SEARCH.c.id == each, free)
-                row = connection.execute(mine.with_for_update(skip_locked=search_id is None)).one_or_none()
+                row = connection.execute(claimed, {**_times(at), ID.key: each, "states": states}).one_or_none()
                 if row is None:
                     continue
                 # A search claimed by its id is wanted, however many workers were lost over it.
@@ -159,16 +188,6 @@ def cluster_of(query: JsonObject) -> str:
     return f"{launcher}:{cluster}"[:200].replace("\0", "")
 
 
-def is_abandoned(at: datetime) -> sa.ColumnElement[bool]:
-    """Condition: a running search whose lease has expired.
-
-    A heartbeat from the future means that the clock was set back, which would prolong the lease by as much. A holder that is
-    alive loses the search to the next claim, as with any expired lease.
-    """
-    over = sa.or_(SEARCH.c.lease_expires_at < at, SEARCH.c.heartbeat_at > at + CLOCK_SLACK)
-    return sa.and_(SEARCH.c.state == SearchState.RUNNING, over)
-
-
 def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster: int | None) -> list[str]:
     """The searches that `holder` may claim: the first of each owner, in the order of turns.
 
@@ -177,26 +196,18 @@ def in_turn(connection: sa.Connection, *, at: datetime, holder: str, per_cluster
     searches; then the one whose last search was started the longest ago. `per_cluster`: searches that run on one cluster at
     most.
     """
-    occupied = sa.and_(SEARCH.c.state == SearchState.RUNNING, sa.not_(is_abandoned(at)))
-    running = connection.execute(sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(occupied)).all()
+    running = connection.execute(OCCUPIED, _times(at)).all()
     of_owner = Counter(row.owner for row in running)
-    waiting = sa.or_(SEARCH.c.state == SearchState.QUEUED, is_abandoned(at))
-    if busy := _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster):
-        waiting = sa.and_(waiting, sa.or_(SEARCH.c.cluster.is_(None), SEARCH.c.cluster.not_in(busy)))
-    under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
-    lately = SEARCH.c.updated_at.between(at - GIVEN_BACK_LATELY, at + CLOCK_SLACK)  # not before a clock was set back
-    given_back = sa.and_(SEARCH.c.state == SearchState.QUEUED, lately)
-    left_alone = sa.and_(SEARCH.c.started_at.is_not(None), under_way, sa.not_(given_back))
-    fresh = sa.case((left_alone, 0), else_=1).label("fresh")
-    order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
-    place = sa.func.row_number().over(partition_by=SEARCH.c.owner, order_by=order).label("place")
-    lines = (
-        sa.select(SEARCH.c.id, SEARCH.c.owner, SEARCH.c.priority, SEARCH.c.created_at, fresh, place).where(waiting).subquery()
-    )
-    heads = connection.execute(sa.select(lines).where(lines.c.place == 1)).all()
+    busy = _busy([(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster)
+    heads = connection.execute(HEADS, {**_times(at), "busy": busy}).all()
     last = {head.owner: _last_start(connection, head.owner) for head in heads} if len(heads) > 1 else {}
     turns = sorted(heads, key=lambda r: (r.fresh, -r.priority, of_owner[r.owner], last.get(r.owner, NEVER), r.created_at, r.id))
     return [row.id for row in turns]
+
+
+def _times(at: datetime) -> dict[str, datetime]:
+    """What the parameters of statements about leases are at this instant."""
+    return {"at": at, "too_late": at + CLOCK_SLACK, "lately": at - GIVEN_BACK_LATELY}
 
 
 def _busy(running: list[tuple[str | None, str]], *, holder: str, per_cluster: int | None) -> list[str]:

@@ -16,11 +16,12 @@ from hp_tool.domain.measurement_records import (
 )
 from hp_tool.domain.records import Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
-from hp_tool.store.base import StoreBase, checked, first_use, now, row_by_id
+from hp_tool.store.base import ID, StoreBase, checked, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
 MEASUREMENT = tables.measurements
+NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
@@ -105,7 +106,7 @@ def insert_measurement(
     numbers = {name: values["measurement"][name] for name in NUMBERS}
     digest = configuration_digest(parallel=measurement.parallel, fidelity=measurement.measurement.fidelity)
     ids = {"id": measurement_id or new_id(), "search_id": search_id, "run_id": run_id, "digest": digest, "created_at": at}
-    connection.execute(sa.insert(MEASUREMENT).values(checked(MEASUREMENT, ids | values | numbers)))
+    connection.execute(NEW_MEASUREMENT, checked(MEASUREMENT, ids | values | numbers))
 
 
 def _record(row: sa.Row[Any]) -> MeasurementRecord:
@@ -117,5 +118,5 @@ def _record(row: sa.Row[Any]) -> MeasurementRecord:
 
 
 def _read_measurement(connection: sa.Connection, measurement_id: str) -> MeasurementRecord:
-    query = sa.select(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id)
+    query = sa.select(MEASUREMENT).where(MEASUREMENT.c.id == ID)
     return _record(row_by_id(connection, query, measurement_id, kind="measurement"))

@@ -29,6 +29,7 @@ from hp_tool.store import tables
 from hp_tool.store.access import admit_run, open_runs_on
 from hp_tool.store.base import (
     ENDED,
+    ID,
     OPEN_RUN,
     StoreBase,
     add_event,
@@ -41,7 +42,7 @@ from hp_tool.store.base import (
     row_by_id,
     update_search,
 )
-from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
+from hp_tool.store.columns import UtcDateTime, decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
 
@@ -50,6 +51,17 @@ RUN, SEARCH = tables.runs, tables.searches
 WITH_MEASUREMENT = sa.select(
     RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
 ).outerjoin_from(RUN, tables.measurements, tables.measurements.c.run_id == RUN.c.id)
+ONE_RUN = WITH_MEASUREMENT.where(RUN.c.id == ID)
+OF_SEARCH = WITH_MEASUREMENT.where(RUN.c.search_id == ID).order_by(RUN.c.number)
+LAST_ATTEMPT = (
+    sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt)
+    .where(RUN.c.search_id == ID, RUN.c.digest == sa.bindparam("digest"))
+    .order_by(RUN.c.attempt.desc())
+    .limit(1)
+)
+NUMBER_OF_RUNS = sa.select(sa.func.count()).where(RUN.c.search_id == ID)
+NEW_RUN = sa.insert(RUN)
+CHANGED_RUN = sa.update(RUN).where(RUN.c.id == ID)
 MEASURED = tables.measurements.c
 LATENCIES = tuple(field.name for field in fields(Latencies))
 FIGURES = sa.select(
@@ -79,6 +91,21 @@ CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objec
 FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
 REMEMBERED = timedelta(days=1)
 """A worker may sleep as long as this over a submit. What happened before is not looked at again and again."""
+IS_RECENT = RUN.c.finished_at >= sa.bindparam("since", type_=UtcDateTime())
+USED = (
+    sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id)
+    .join(RUN, RUN.c.search_id == SEARCH.c.id)
+    .where(sa.or_(RUN.c.state.in_(OPEN_RUN), IS_RECENT), SEARCH.c.cluster.is_not(None))
+    .distinct()
+)
+WITH_SEARCH = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
+UNOWNED = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
+ON_CLUSTER = SEARCH.c.cluster == sa.bindparam("cluster")
+STRAY = (  # not one with an OR: each has its index
+    WITH_SEARCH.where(RUN.c.job_name.in_(sa.bindparam("job_names", expanding=True)), UNOWNED),
+    WITH_SEARCH.where(RUN.c.state == RunState.ABANDONED, IS_RECENT, ON_CLUSTER),
+    WITH_SEARCH.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), ON_CLUSTER),
+)
 
 
 class Runs(StoreBase):
@@ -100,13 +127,12 @@ class Runs(StoreBase):
         search_id = lease.search_id
         with self._writing() as connection:
             leased_search(connection, lease)
-            same = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
-            last = connection.execute(same.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
+            last = connection.execute(LAST_ATTEMPT, {ID.key: search_id, "digest": digest}).one_or_none()
             if last is not None and last.state != RunState.ABANDONED:
                 return read_run(connection, last.id)
             if limit is not None:
                 admit_run(connection, limit)
-            number = connection.execute(sa.select(sa.func.count()).where(RUN.c.search_id == search_id)).scalar_one()
+            number = connection.execute(NUMBER_OF_RUNS, {ID.key: search_id}).scalar_one()
             at = now(connection)
             run_id = new_id()
             new = {
@@ -120,7 +146,7 @@ class Runs(StoreBase):
                 "state": RunState.INTENDED,
                 "created_at": at,
             }
-            connection.execute(sa.insert(RUN).values(**new, **values))
+            connection.execute(NEW_RUN, {**new, **values})
             return _with_event(connection, read_run(connection, run_id), at=at)
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord:
@@ -172,7 +198,7 @@ class Runs(StoreBase):
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
-            rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
+            rows = connection.execute(OF_SEARCH, {ID.key: search_id}).all()
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
             return [_run_record(row) for row in rows]
@@ -215,23 +241,14 @@ class Strays(StoreBase):
 
     def engines_in_use(self) -> dict[str, JsonObject]:
         with self._reading() as connection:
-            recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= now(connection) - REMEMBERED)
-            used = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(RUN, RUN.c.search_id == SEARCH.c.id)
-            rows = connection.execute(used.where(recent, SEARCH.c.cluster.is_not(None)).distinct()).all()
+            rows = connection.execute(USED, {"since": now(connection) - REMEMBERED}).all()
             newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
             return {cluster: read_search(connection, search_id).query for cluster, search_id in newest.items()}
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
         with self._reading() as connection:
-            query = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-            unowned = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
-            is_recent = RUN.c.finished_at >= now(connection) - REMEMBERED
-            queries = (  # not one with an OR: each has its index
-                query.where(RUN.c.job_name.in_(job_names), unowned),
-                query.where(RUN.c.state == RunState.ABANDONED, is_recent, SEARCH.c.cluster == cluster),
-                query.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), SEARCH.c.cluster == cluster),
-            )
-            runs = [_run_record(row) for each in queries for row in connection.execute(each)]
+            where = {"job_names": list(job_names), "since": now(connection) - REMEMBERED, "cluster": cluster}
+            runs = [_run_record(row) for each in STRAY for row in connection.execute(each, where)]
             return list({run.id: run for run in runs}.values())
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
@@ -289,7 +306,7 @@ def _run_record(row: sa.Row[Any]) -> RunRecord:
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     """One run, or NotFoundError."""
-    return _run_record(row_by_id(connection, WITH_MEASUREMENT.where(RUN.c.id == run_id), run_id, kind="run"))
+    return _run_record(row_by_id(connection, ONE_RUN, run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
@@ -307,15 +324,14 @@ def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord
 
 def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
     """Change a run of a locked search and append its event; the run as it is now."""
-    connection.execute(sa.update(RUN).where(RUN.c.id == run_id).values(checked(RUN, values)))
+    connection.execute(CHANGED_RUN, {ID.key: run_id, **checked(RUN, values)})
     return _with_event(connection, read_run(connection, run_id), at=at)
 
 
 def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
     """Append the event of a run's new state. Its worker makes progress, so earlier lost workers no longer count."""
-    connection.execute(sa.update(SEARCH).where(SEARCH.c.id == run.search_id, SEARCH.c.lost_claims > 0).values(lost_claims=0))
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}
-    add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at)
+    add_event(connection, search_id=run.search_id, kind="run", payload=payload, at=at, lost_claims=0)
     return run

@@ -72,8 +72,8 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     baseline_config(query, problem)
     if query.trainer is not None:
         raise InputError("trainer belongs to training; leave it out", field="trainer")
-    if query.search.breakdown:
-        raise InputError("search.breakdown belongs to training; leave it out", field="search.breakdown")
+    for name in query.search.of_profiler:
+        raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
     if query.objective not in _MEASURED_OBJECTIVES:
         raise UnsupportedError(
             f"objective {query.objective} is not searched with real runs; give a target for it, or use `hp-tool recommend`",

@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from hp_tool import catalog, training
+from hp_tool.answers import estimate_answer
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Ranking, Recommendation
+from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
@@ -25,12 +26,12 @@ from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices
-from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
+from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices, to_values
+from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
-TOP = 120
+TOP = 40
 """Best configurations, among which the page finds layouts."""
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
@@ -81,6 +82,8 @@ class ExplorerPage(Page):
     """What selective recomputation may name in this model, what it does name first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
+    form_href: str | None = None
+    """The form of a search for this workload."""
     fastest: tuple[FastRow, ...] = ()
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
@@ -128,7 +131,7 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
     configuration = resolve_configuration(query)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
-    memory, time = _effects(query, config, settings)
+    memory, time = _effects(query, config, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     shown = settings.at(config)
     return replace(
@@ -139,6 +142,7 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
         modules=tuple(dict.fromkeys((*modules(model, framework=framework), *shown.modules))),
         view=view,
         configuration_href=configuration_href(query, parallel=config),
+        form_href=address("/searches/new", to_values(workload)),
         fastest=tuple(_row(row, query, settings, config) for row in rows),
         nothing_fits=not ranking.recommendations,
         legal=ranking.space.legal,
@@ -180,7 +184,9 @@ def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelC
     )
 
 
-def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[Stack | None, Stack | None]:
+def _effects(
+    query: Query, shown: ParallelConfig, settings: Settings, calibrations: Calibrations | None
+) -> tuple[Stack | None, Stack | None]:
     """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration."""
     sizes, times = [], []
     for label, sequence_parallel, recompute in EFFECTS:
@@ -188,10 +194,12 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
             continue  # sequence parallelism divides work among tensor parallel ranks
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
-            estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
+            variant = replace(query, parallel=config_query(changed))
+            answer = estimate_answer(variant, with_fixes=False, with_query=False, calibrations=calibrations)
         except HpToolError:
             continue  # not in this framework, or not with what else the query says
-        if estimate.memory is None or estimate.time is None:
+        estimate = answer.calibrated_estimate or answer.estimate
+        if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(changed).href
         limit = estimate.memory.capacity_bytes

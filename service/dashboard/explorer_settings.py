@@ -83,7 +83,14 @@ def groups() -> tuple[Section, ...]:
     known = fields("training")
     titled: dict[str, tuple[str, ...]] = {
         "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
-        "Framework and kernels": ("framework", "framework_version", "cross_entropy", "cuda_graphs", "kernel_fusion"),
+        "Framework and kernels": (
+            "framework",
+            "framework_version",
+            "cross_entropy",
+            "gradient_reduction",
+            "cuda_graphs",
+            "kernel_fusion",
+        ),
         "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
         "Experts": tuple(path.removeprefix("training.") for path, *_ in EXPERTS["training"]),
     }

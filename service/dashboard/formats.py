@@ -6,6 +6,7 @@ from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.words import parallel_sizes
 from hp_tool.units import JOULES_PER_MWH
 
@@ -201,6 +202,11 @@ def details(parallel: ParallelConfig) -> str:
     if parallel.data_parallel_shard_size:
         parts.append(f"shard groups of {parallel.data_parallel_shard_size}")
     return ", ".join(parts)
+
+
+def serving_details(config: ServingConfig) -> str:
+    """The limits of a server."""
+    return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
 
 
 def _digits(value: float) -> str:

@@ -182,6 +182,7 @@ class World:
         """The largest of each search."""
         self.parallel_runs: dict[str, int] = {}
         self.store = fresh_store()
+        self._seen: dict[str, tuple[int, Any]] = {}
         self.engine = Engine(now=lambda: self.elapsed_s, is_cancelled=self._is_cancelled)
         self.processes: dict[str, Process] = {}
         self._hired = itertools.count()
@@ -233,14 +234,22 @@ class World:
 
     # What the audit looks at
 
-    def searches(self) -> list[SearchRecord]:
-        return self.store.list_searches(limit=200).items
+    def searches(self) -> tuple[SearchRecord, ...]:
+        return self._read("searches", lambda: self.store.list_searches(limit=200).items)
 
     def runs(self) -> list[RunRecord]:
-        return [run for search_id in self.accepted for run in self.store.runs(search_id=search_id)]
+        return self._read("runs", lambda: [run for each in self.accepted for run in self.store.runs(search_id=each)])
 
     def events(self, search_id: str) -> list[EventRecord]:
         return self.store.events(search_id=search_id, limit=10_000)
+
+    def _read(self, what: str, read: Callable[[], Any]) -> Any:
+        """What was read before, where nothing was written since."""
+        with _engine().connect() as connection:
+            changes = connection.connection.dbapi_connection.total_changes  # type: ignore[union-attr]
+        if what not in self._seen or self._seen[what][0] != changes:
+            self._seen[what] = (changes, read())
+        return self._seen[what][1]
 
     def drain(self) -> None:
         """Everything works again, and users resume what they had paused: work until every search has ended, and sweep."""
