@@ -95,6 +95,9 @@ class PrincipalStore:
         own = replace(measurement, owner=self._principal.owner, trusted=everybody)
         return self._store.add_measurement(measurement=own, **options)
 
+    def earlier_measurement(self, **sent: Any) -> MeasurementRecord | None:
+        return self._store.earlier_measurement(owner=self._principal.owner, **sent)
+
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         record = self._store.get_measurement(measurement_id=measurement_id)
         if not self._may_see(record.owner):
@@ -121,8 +124,11 @@ class PrincipalStore:
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
         return self._store.get_registration(kind=kind, name=name, owner=self._principal.owner)
 
-    def list_registrations(self, *, kind: RegistrationKind) -> list[RegistrationRecord]:
-        return self._store.list_registrations(kind=kind, owner=self._principal.owner)
+    def registered_names(self, *, kind: RegistrationKind) -> list[str]:
+        return self._store.registered_names(kind=kind, owner=self._principal.owner)
+
+    def list_registrations(self, *, kind: RegistrationKind, **which: Any) -> list[RegistrationRecord]:
+        return self._store.list_registrations(kind=kind, owner=self._principal.owner, **which)
 
     def remove_registration(self, *, owner: str | None = None, **registration: Any) -> None:
         self._store.remove_registration(owner=self._registrant(owner), **registration)

@@ -40,8 +40,8 @@ def chosen(folder: Path) -> tuple[list[Case], int]:
 
 def llama_cases() -> list[Case]:
     """The three stages of Llama 3.1 405B's pre-training. Section 3.3.2 of the paper says that the schedule is interleaved, not
-    by how many chunks, and that optimizer states and gradients are sharded, not whether those are reduced in every micro-batch
-    (ZeRO 2) or once (1): both are left open.
+    by how many chunks, and that FSDP shards optimizer states and gradients: both stages that may mean are left open, and
+    gradients are reduced by runs of micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
     """
     return [
         Case(

@@ -122,9 +122,9 @@ def as_text(found: dict[str, Any]) -> str:
         name = f"{cell['model']} kv{cell['num_key_value_heads']} {cell['nodes']} nodes ({cell['measured']}/{cell['configs']})"
         runs = "".join(f"{cell['runs'][m]['mean']:10.1f} ({cell['runs'][m]['worst']:3d}) " for m in methods)
         lines.append(f"{name:28}{runs}    {cell['top1']:4.0%}  {cell['top3']:4.0%}")
-    titles = f"{'runs mean':>10}{'median':>8}{'worst':>7}{'worst*':>8}{'regret after 1':>16}{3:>6}{5:>6}{10:>6}"
-    titles += f"{'a job':>7}{'GPU-hours':>11}"
-    lines += ["", f"{'':18}{titles}"]
+    titles = (("runs mean", 10), ("median", 8), ("worst", 7), ("worst*", 8), ("regret after 1", 16), (3, 6), (5, 6), (10, 6))
+    further = (("a job", 7), ("GPU-hours", 11))
+    lines += ["", " " * 18 + "".join(f"{title:>{width}}" for title, width in (*titles, *further))]
     for name in methods:
         overall = found["overall"][name]
         regrets = "".join(f"{overall['regret_after'][str(k)]:6.0%}" for k in CHECKPOINTS)

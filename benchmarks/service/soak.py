@@ -27,6 +27,10 @@ SAMPLES = 90
 LEVEL = 1.10
 """Growth of a median from one third to the next that chance explains: caches are full by then."""
 HANDLES = 10
+ESTIMATE: dict[str, Any] = {
+    **{part: QUERY[part] for part in ("kind", "model", "cluster", "training")},
+    "parallel": {"data_parallel_size": 2},
+}
 PATHS = ("/", "/searches", "/metrics", "/v1/models", "/v1/searches?limit=50", "/v1/measurements?limit=50")
 
 
@@ -47,9 +51,9 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
                 number = 0
                 while not over.wait(seconds / SAMPLES):
                     for path in PATHS:  # pages beside what the clients ask, and estimates that no cache has
-                        client.get(path)
-                        training = QUERY["training"] | {"global_batch_size": 8 * (number := number + 1)}
-                        client.post("/v1/estimates", json={**QUERY, "training": training})
+                        client.get(path).raise_for_status()
+                        training = ESTIMATE["training"] | {"global_batch_size": 8 * (number := number + 1)}
+                        client.post("/v1/estimates", json={**ESTIMATE, "training": training}).raise_for_status()
                     for name, process in seen.items():
                         samples[name].append((process.memory_info().rss / 2**20, process.num_fds()))
 

@@ -213,7 +213,11 @@ def shapes(
         tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
     tensor = tensor_ring(case=case, candidates=candidates)
     wire = tokens * h * e * (t - 1.0) / t
-    saved_input = quantized_bytes(workload) if is_narrow(workload) else e
+    saved_input, gather_s = e, tensor.seconds(wire)
+    input_gather_s = gather_s
+    if is_narrow(workload):
+        saved_input = quantized_bytes(workload)
+        input_gather_s = tensor.seconds(wire * saved_input / e)
     return Shapes(
         t=t,
         tokens=tokens,
@@ -225,8 +229,8 @@ def shapes(
         mask=1.0 if workload.dropout > 0.0 else 0.0,
         activation_input=workload.activation_input_bytes,
         tensor=tensor,
-        gather_s=tensor.seconds(wire),
-        input_gather_s=tensor.seconds(wire * saved_input / e),
+        gather_s=gather_s,
+        input_gather_s=input_gather_s,
         all_reduce_s=tensor.seconds(2.0 * wire),
         facts=facts(workload.framework),
         saved_input=saved_input,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
@@ -34,7 +34,7 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.roofline import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
-from hp_tool.cost.zero import Sharding, StateTimes, accumulated, sharding
+from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
@@ -83,30 +83,19 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
-    run = accumulated(case, c)
-    whole = (c.zero_stage == 2) * (run > 1) * minimum(micro_batches / run, 2) / c.virtual_pipeline_parallel_size
+    run, whole = _runs(c, micro_batches) if workload.gradient_reduction == "run" else (1, 0.0)
     pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
     stages, times = _divided(
-        _shared_bytes(case, c, pipeline, size),
-        case=case,
-        candidates=c,
-        size=size,
-        sharding=division,
-        pieces=pieces,
+        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces,
         whole=whole,
-    )
+    )  # fmt: skip
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size),
-            case=case,
-            candidates=c,
-            size=size,
-            sharding=expert_division,
-            pieces=pieces,
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division, pieces=pieces,
             whole=whole,
-        )
+        )  # fmt: skip
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
     if workload.optimizer == "muon":
@@ -123,8 +112,19 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     return StateCosts(
         stages=tuple(stages),
         gathered_layer=_gathered_bytes(model, c, size),
-        times=replace(times, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)),
+        times=replace(
+            times, run=run, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)
+        ),
     )
+
+
+def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
+    """(micro-batches whose gradients ZeRO 2 adds up before it reduces them: the p that interleaving runs of one chunk after
+    another; share of a stage's gradients that lies whole on each rank then).
+    """
+    chunks = c.virtual_pipeline_parallel_size
+    run = where(chunks > 1, c.pipeline_parallel_size, 1)
+    return run, (c.zero_stage == 2) * (chunks > 1) * minimum(micro_batches / run, 2) / chunks
 
 
 # Parameters on one rank of a stage.
@@ -268,13 +268,14 @@ def _divided(
     ranks = sharding.shards
     shard = 1.0 / ranks
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    kept = minimum(gradient_share + whole, 1.0)
-    if bucket_share:
-        kept = kept + bucket_share * (ranks > 1)
-    gathered = framework.wide_weights * (zero_stage == 2) * (ranks > 1)  # beside the shards, which are wider
+    kept = gradient_share + (bucket_share + whole) * (ranks > 1)
+    gathered: Bools = False
+    if framework.wide_weights:  # the shards are wider than what is gathered
+        gathered = (zero_stage == 2) & (ranks > 1)
+        weight_share = where(gathered, shard, weight_share)
     states = [
         StageStates(
-            weights=stage.weights * where(gathered, shard, weight_share) + gathered * stage.communicated_weights,
+            weights=stage.weights * weight_share + gathered * stage.communicated_weights,
             gradients=stage.gradients * kept,
             optimizer=stage.optimizer * optimizer_share,
         )

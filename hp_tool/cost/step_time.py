@@ -17,7 +17,7 @@ from hp_tool.cost.optimizer import activation_seconds
 from hp_tool.cost.pipeline_stages import Pipeline
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import share_of_ends, split_bubble_share
-from hp_tool.cost.zero import StateTimes, accumulated, data_parallel_seconds
+from hp_tool.cost.zero import StateTimes, data_parallel_seconds
 from hp_tool.domain.efficiency import FrameworkEfficiency
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -110,7 +110,6 @@ def time_parts(
             candidates=c,
             states=states,
             micro_batches=m,
-            run=accumulated(case, c),
             forward=stage.occupied_forward,
             stage=stage.occupied,
             layers=pipeline.critical.count,

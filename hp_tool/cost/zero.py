@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.case import Machine, TrainingCase
+from hp_tool.cost.case import Machine
 from hp_tool.cost.network import Group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
@@ -71,6 +71,8 @@ class StateTimes:
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
     """Optimizer step on the host, with its copies."""
+    run: Ints | int = 1
+    """Micro-batches whose gradients ZeRO 2 adds up before it reduces them."""
     tied_reduction_s: Floats = 0.0
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
 
@@ -84,15 +86,6 @@ class StateTimes:
         )
 
 
-def accumulated(case: TrainingCase, candidates: Candidates) -> Ints | int:
-    """Micro-batches whose gradients ZeRO 2 adds up on each rank before it reduces them: 1, or with
-    training.gradient_reduction run the p that interleaving runs of one chunk after another.
-    """
-    if case.workload.gradient_reduction != "run":
-        return 1
-    return where(candidates.virtual_pipeline_parallel_size > 1, candidates.pipeline_parallel_size, 1)
-
-
 # Exposed communication: what compute does not hide of gradients and weights.
 
 
@@ -102,7 +95,6 @@ def data_parallel_seconds(
     candidates: Candidates,
     states: StateTimes,
     micro_batches: Floats,
-    run: Ints | int,
     forward: Floats,
     stage: Floats,
     layers: Floats,
@@ -114,7 +106,7 @@ def data_parallel_seconds(
     micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
     and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
     micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run` of p micro-batches up
-    (`accumulated`), each run's exchange is that of ZeRO 1. ZeRO 3: weights are gathered for every forward and backward
+    (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3: weights are gathered for every forward and backward
     pass. Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind the part of the stage that its
     reduction leaves.
     """
@@ -135,8 +127,10 @@ def data_parallel_seconds(
         )
         gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
         weights = exposed(gather, behind=forward, overlap=overlap)
-        by_run = total + (micro_batches / run - 1.0) * exposed(reduce, behind=behind, overlap=overlap)
-        second = where(run > 1, by_run, gradients + weights)
+        second = gradients + weights
+        if anywhere(states.run > 1):
+            by_run = total + (micro_batches / states.run - 1.0) * exposed(reduce, behind=behind, overlap=overlap)
+            second = where(states.run > 1, by_run, second)
         total = where(zero >= 3, micro_batches * each, where(zero == 2, second, total))
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):

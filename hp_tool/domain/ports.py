@@ -295,7 +295,15 @@ class Store(Protocol):
         """One of them, whole."""
 
     # Measurements and what is learnt from them
-    def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord: ...
+    def add_measurement(
+        self, *, measurement: NewMeasurement, asked: JsonObject | None = None, idempotency_key: str | None = None
+    ) -> MeasurementRecord:
+        """`asked`: what came with the idempotency key, where names were looked up since."""
+
+    def earlier_measurement(
+        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None
+    ) -> MeasurementRecord | None:
+        """The measurement that an owner's request with this key stored; None of a new key. ConflictError as in creating one."""
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
 
@@ -351,8 +359,13 @@ class Store(Protocol):
     def get_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> RegistrationRecord | None:
         """What this name means to an owner: their own, else everybody's."""
 
-    def list_registrations(self, *, kind: RegistrationKind, owner: str | None = None) -> list[RegistrationRecord]:
-        """What an owner may name, by name: theirs and everybody's; of one name as `get_registration` answers."""
+    def registered_names(self, *, kind: RegistrationKind, owner: str | None = None) -> list[str]:
+        """What an owner may name: theirs and everybody's."""
+
+    def list_registrations(
+        self, *, kind: RegistrationKind, owner: str | None = None, names: Collection[str] | None = None
+    ) -> list[RegistrationRecord]:
+        """All of them, or those of `names`, by name; of one name as `get_registration` answers."""
 
     def remove_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> None:
         """NotFoundError where this owner has none of this name."""

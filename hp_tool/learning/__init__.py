@@ -1,7 +1,7 @@
 """From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
 
 from hp_tool.learning.make import Follower, MadeCalibration, calibrate, relearn
-from hp_tool.learning.reports import MeasurementReport, add_reports, read_report
+from hp_tool.learning.reports import MeasurementReport, add_report, add_reports, read_report
 from hp_tool.learning.series import StoredCalibrations
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "MadeCalibration",
     "MeasurementReport",
     "StoredCalibrations",
+    "add_report",
     "add_reports",
     "calibrate",
     "read_report",

@@ -72,8 +72,7 @@ def add_reports(
         try:
             if isinstance(line, HpToolError):
                 raise line
-            measurement = read_report(line, source=source, resolve=resolve)
-            stored.append(store.add_measurement(measurement=measurement, idempotency_key=key(number, line)))
+            stored.append(add_report(line, store=store, source=source, key=key(number, line), resolve=resolve))
         except StoreError:
             raise
         except HpToolError as error:
@@ -81,16 +80,38 @@ def add_reports(
     return Imported(stored=tuple(stored), refused=tuple(refused))
 
 
-def read_report(
-    data: bytes, *, source: MeasurementSource, resolve: Callable[[Query], Query] = lambda query: query
-) -> NewMeasurement:
-    """The measurement in a body or line, with the prediction it is to be held against. `resolve` may refuse its query, or
-    look its names up.
+def add_report(
+    data: bytes,
+    *,
+    store: Store,
+    source: MeasurementSource,
+    key: str | None,
+    resolve: Callable[[Query], Query] = lambda query: query,
+) -> MeasurementRecord:
+    """The measurement in a body or line, stored; one that was sent with this idempotency key before as it was stored then,
+    whatever its names mean by now. `resolve` may refuse its query, or look its names up.
 
     Raises:
         InputError: the report is malformed, its configuration illegal, or its numbers cannot be or belong to other hardware.
+        ConflictError: the idempotency key was used with another report.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
+    asked = {"source": source, **schema.to_dict(report)}
+    if key is not None and (earlier := store.earlier_measurement(asked=asked, idempotency_key=key)) is not None:
+        return earlier
+    measurement = _measurement(report, source=source, resolve=resolve)
+    return store.add_measurement(measurement=measurement, asked=asked, idempotency_key=key)
+
+
+def read_report(
+    data: bytes, *, source: MeasurementSource, resolve: Callable[[Query], Query] = lambda query: query
+) -> NewMeasurement:
+    """The measurement in a body or line, not stored. Raises InputError as `add_report` does."""
+    return _measurement(schema.parse(MeasurementReport, data), source=source, resolve=resolve)
+
+
+def _measurement(report: MeasurementReport, *, source: MeasurementSource, resolve: Callable[[Query], Query]) -> NewMeasurement:
+    """The reported measurement, with the prediction it is to be held against."""
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)

@@ -97,7 +97,8 @@ class Coordinator:
         except _Stop as stop:
             outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
         except KeyboardInterrupt:
-            self._end_open_jobs(cause="interrupted")
+            with contextlib.suppress(LauncherError, OSError):  # a run that cannot be ended is for whoever resumes the search
+                self._end_open_jobs(cause="interrupted")
             outcome = Outcome(state="paused", stopped_because="interrupted")
         self._projection.sync(self._runs())
         return outcome
@@ -221,10 +222,8 @@ class Coordinator:
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
         """Give up the run, and with it the search: others would be refused as well. A site that has run jobs of this search
-        refused this one for its size, or one of its nodes is at fault: then what is known so far is the result.
-
-        Raises RefusedError, or _Stop.
-        """
+        refused this one for its size, or one of its nodes is at fault: then what is known so far is the result. Raises
+        RefusedError, or _Stop."""
         with contextlib.suppress(LauncherError, OSError):
             self._launcher.cancel(run.job_name)
         self._abandon(run, replace(measurement or Measurement(status="crashed", wall_s=0.0), cause=cause))

@@ -16,7 +16,7 @@ from hp_tool.store.paging import Listing
 CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations  # everybody's registrations have the empty owner
 MAX_RIVALS = 50
 MOST_REGISTRATIONS = 1000
-"""Of one kind and owner: lists are answered whole."""
+"""Of one kind and owner."""
 
 
 class Knowledge(StoreBase):
@@ -88,15 +88,22 @@ class Knowledge(StoreBase):
             return _record(connection.execute(sa.select(REGISTRATION).where(*_here(kind, name, owner))).one())
 
     def get_registration(self, *, kind: RegistrationKind, name: str, owner: str | None = None) -> RegistrationRecord | None:
-        query = sa.select(REGISTRATION).where(
-            REGISTRATION.c.kind == kind, REGISTRATION.c.name == name, REGISTRATION.c.owner.in_({owner or "", ""})
-        )
+        query = sa.select(REGISTRATION).where(*_known_to(kind, owner), REGISTRATION.c.name == name)
         with self._reading() as connection:
             row = connection.execute(query.order_by(REGISTRATION.c.owner.desc()).limit(1)).one_or_none()
         return None if row is None else _record(row)
 
-    def list_registrations(self, *, kind: RegistrationKind, owner: str | None = None) -> list[RegistrationRecord]:
-        query = sa.select(REGISTRATION).where(REGISTRATION.c.kind == kind, REGISTRATION.c.owner.in_({owner or "", ""}))
+    def registered_names(self, *, kind: RegistrationKind, owner: str | None = None) -> list[str]:
+        query = sa.select(REGISTRATION.c.name).distinct().where(*_known_to(kind, owner)).order_by(REGISTRATION.c.name)
+        with self._reading() as connection:
+            return list(connection.scalars(query))
+
+    def list_registrations(
+        self, *, kind: RegistrationKind, owner: str | None = None, names: Collection[str] | None = None
+    ) -> list[RegistrationRecord]:
+        query = sa.select(REGISTRATION).where(*_known_to(kind, owner))
+        if names is not None:
+            query = query.where(REGISTRATION.c.name.in_(names))
         with self._reading() as connection:
             rows = connection.execute(query.order_by(REGISTRATION.c.name, REGISTRATION.c.owner)).all()
         return list({row.name: _record(row) for row in rows}.values())
@@ -105,6 +112,10 @@ class Knowledge(StoreBase):
         with self._writing() as connection:
             if connection.execute(sa.delete(REGISTRATION).where(*_here(kind, name, owner))).rowcount == 0:
                 raise NotFoundError(f"no {kind} {name!r} is registered", field="name")
+
+
+def _known_to(kind: RegistrationKind, owner: str | None) -> tuple[sa.ColumnElement[bool], ...]:
+    return REGISTRATION.c.kind == kind, REGISTRATION.c.owner.in_({owner or "", ""})
 
 
 def _here(kind: RegistrationKind, name: str, owner: str | None) -> tuple[sa.ColumnElement[bool], ...]:

@@ -14,9 +14,9 @@ from hp_tool.domain.measurement_records import (
     MeasurementState,
     NewMeasurement,
 )
-from hp_tool.domain.records import Page, Paging
+from hp_tool.domain.records import JsonObject, Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
-from hp_tool.store.base import ID, StoreBase, checked, first_use, now, row_by_id
+from hp_tool.store.base import ID, StoreBase, checked, earlier_use, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
@@ -25,13 +25,12 @@ NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
-SENT = ("source", "query", "parallel", "measurement")
-"""What tells a report sent twice from another: the rest, as its prediction, is ours and changes with our version."""
 
 
 class Measurements(StoreBase):
-    def add_measurement(self, *, measurement: NewMeasurement, idempotency_key: str | None = None) -> MeasurementRecord:
-        encoded = encode(measurement, field="measurement")
+    def add_measurement(
+        self, *, measurement: NewMeasurement, asked: JsonObject | None = None, idempotency_key: str | None = None
+    ) -> MeasurementRecord:
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
@@ -40,13 +39,21 @@ class Measurements(StoreBase):
                 scope="measurements",
                 owner=measurement.owner,
                 key=idempotency_key,
-                fingerprint=json_digest({name: encoded[name] for name in SENT}),
+                fingerprint=json_digest(asked or encode(measurement, field="measurement")),
                 resource_id=new,
                 at=at,
             )
             if stands == new:
                 insert_measurement(connection, measurement=measurement, at=at, measurement_id=new)
             return _read_measurement(connection, stands)
+
+    def earlier_measurement(
+        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None
+    ) -> MeasurementRecord | None:
+        fingerprint = json_digest(asked)
+        with self._reading() as connection:
+            stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, fingerprint=fingerprint)
+            return None if stands is None else _read_measurement(connection, stands)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
         with self._reading() as connection:

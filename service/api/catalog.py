@@ -1,7 +1,8 @@
 """Names that a query may use: models, GPUs, clusters, recipes and trainers of the catalogue, and what users registered."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 from fastapi import Depends, Query, status
@@ -21,7 +22,7 @@ from hp_tool.training.recipes import recipe as one_recipe
 from hp_tool.training.recipes import recipes as all_recipes
 from service.api import openapi
 from service.api.bodies import json_body
-from service.api.dependencies import PrincipalDep, StoreDep, versioned
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned
 from service.api.views import RegistrationView
 
 router = versioned(tag="catalogue")
@@ -54,6 +55,10 @@ TRACE_EXAMPLE: dict[str, Any] = {
 }
 
 T = TypeVar("T")
+MOST = 1000
+"""Entries of an answer; of traces fewer, for one may take a megabyte."""
+MOST_TRACES = 20
+Limit = Annotated[int, Query(ge=1, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,9 @@ class Listing(Generic[T]):
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()
-    """Entries that users registered: the caller's own, and everybody's."""
+    """Of these entries, those that users registered: the caller's own, and everybody's."""
+    next_cursor: str | None = None
+    """Send it as `cursor` to get the next page; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,30 +114,29 @@ class CountedModel(ModelSpec):
 
 
 @router.get("/models")
-def models(store: StoreDep) -> Listing[CountedModel]:
+def models(store: StoreDep, limit: Limit = MOST, cursor: Cursor = None) -> Listing[CountedModel]:
     """Every model that a query may name, with its shape."""
-    known = [catalog.model(name) for name in catalog.names("models")]
-    listing = cast(Listing[ModelSpec], _listing(known, store, kind="model"))
-    return Listing(items=list(map(CountedModel.of, listing.items)), registered=listing.registered)
+    listing = cast(Listing[ModelSpec], _listing(store, kind="model", limit=limit, cursor=cursor))
+    return replace(cast(Any, listing), items=list(map(CountedModel.of, listing.items)))
 
 
 @router.get("/gpus")
-def gpus() -> Listing[GpuSpec]:
+def gpus(limit: Limit = MOST, cursor: Cursor = None) -> Listing[GpuSpec]:
     """Every GPU of the catalogue, with its datasheet."""
-    return Listing(items=[catalog.gpu(name) for name in catalog.names("gpus")])
+    names, following = _page(catalog.names("gpus"), limit=limit, cursor=cursor)
+    return Listing(items=list(map(catalog.gpu, names)), next_cursor=following)
 
 
 @router.get("/clusters")
-def clusters(store: StoreDep) -> Listing[NodeType]:
+def clusters(store: StoreDep, limit: Limit = MOST, cursor: Cursor = None) -> Listing[NodeType]:
     """Servers, cloud instances and registered clusters, with fabric and price."""
-    known = [catalog.node_type(name) for name in catalog.names("clusters")]
-    return cast(Listing[NodeType], _listing(known, store, kind="cluster"))
+    return cast(Listing[NodeType], _listing(store, kind="cluster", limit=limit, cursor=cursor))
 
 
 @router.get("/recipes")
-def recipes() -> Listing[Recipe]:
+def recipes(limit: Limit = MOST, cursor: Cursor = None) -> Listing[Recipe]:
     """Every recipe that training.recipe may name, with what it sets and for which trainings."""
-    return Listing(items=all_recipes())
+    return _known(all_recipes(), limit=limit, cursor=cursor)
 
 
 @router.get("/recipes/{name}")
@@ -140,9 +146,9 @@ def recipe(name: str) -> Recipe:
 
 
 @router.get("/trainers")
-def trainers() -> Listing[RegisteredTrainer]:
+def trainers(limit: Limit = MOST, cursor: Cursor = None) -> Listing[RegisteredTrainer]:
     """Every training command that an administrator registered, by the name that a search's `trainer` may give."""
-    return Listing(items=registered_trainers())
+    return _known(registered_trainers(), limit=limit, cursor=cursor)
 
 
 @router.get("/models/{name}")
@@ -191,9 +197,11 @@ def register_trace(new: NewBody, store: StoreDep, principal: PrincipalDep) -> Re
 
 
 @router.get("/traces")
-def traces(store: StoreDep) -> Listing[TraceSpec]:
+def traces(
+    store: StoreDep, limit: Annotated[int, Query(ge=1, le=MOST_TRACES)] = MOST_TRACES, cursor: Cursor = None
+) -> Listing[TraceSpec]:
     """Every trace that a query may name, with its requests: one's own, and everybody's."""
-    return cast(Listing[TraceSpec], _listing([], store, kind="trace"))
+    return cast(Listing[TraceSpec], _listing(store, kind="trace", limit=limit, cursor=cursor))
 
 
 @router.delete("/traces/{name}", status_code=status.HTTP_204_NO_CONTENT)
@@ -220,13 +228,29 @@ def registered(new: NewRegistration, store: Store, *, kind: RegistrationKind, ow
     return RegistrationView.of(store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner))
 
 
-def _listing(known: list[Any], store: Store, *, kind: RegistrationKind) -> Listing[Any]:
-    records = store.list_registrations(kind=kind)
-    items: dict[str, Any] = {entry.name: entry for entry in known}
-    for record in records:
-        with suppress(HpToolError):  # what this version cannot read is still listed as registered
-            items.setdefault(record.name, read_spec(kind=kind, name=record.name, spec=record.spec))
-    return Listing(items=[items[name] for name in sorted(items)], registered=tuple(map(RegistrationView.of, records)))
+def _listing(store: Store, *, kind: RegistrationKind, limit: int, cursor: str | None) -> Listing[Any]:
+    known = {"model": catalog.names("models"), "cluster": catalog.names("clusters")}.get(kind, ())
+    names, following = _page({*known, *store.registered_names(kind=kind)}, limit=limit, cursor=cursor)
+    records = {record.name: record for record in store.list_registrations(kind=kind, names=names)}
+    items: list[Any] = []
+    for name in names:
+        if name in known:
+            items.append(catalog.model(name) if kind == "model" else catalog.node_type(name))
+        elif record := records.get(name):
+            with suppress(HpToolError):  # what this version cannot read is still listed as registered
+                items.append(read_spec(kind=kind, name=name, spec=record.spec))
+    return Listing(items=items, registered=tuple(map(RegistrationView.of, records.values())), next_cursor=following)
+
+
+def _known(entries: Sequence[Any], *, limit: int, cursor: str | None) -> Listing[Any]:
+    names, following = _page([entry.name for entry in entries], limit=limit, cursor=cursor)
+    return Listing(items=[entry for entry in entries if entry.name in names], next_cursor=following)
+
+
+def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
+    """The names that come after the cursor, which is the last one of the page before, and the cursor of the next page."""
+    left = sorted(name for name in names if cursor is None or name > cursor)
+    return left[:limit], left[limit - 1] if len(left) > limit else None
 
 
 def _one(name: str, store: Store, *, kind: RegistrationKind) -> ModelSpec | NodeType | TraceSpec:

@@ -17,7 +17,7 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import MeasurementSource, MeasurementState
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
-from hp_tool.learning import MadeCalibration, MeasurementReport, add_reports, calibrate, read_report, relearn
+from hp_tool.learning import MadeCalibration, MeasurementReport, add_report, add_reports, calibrate, relearn
 from service.api import openapi
 from service.api.bodies import json_body, resolve, stream_answers
 from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body, versioned
@@ -86,8 +86,7 @@ def report(
         if not imported.stored:
             response.status_code = status.HTTP_200_OK
         return ImportView.of(imported)
-    measurement = read_report(body, source="reported", resolve=looked_up)
-    return MeasurementView.of(store.add_measurement(measurement=measurement, idempotency_key=idempotency_key))
+    return MeasurementView.of(add_report(body, store=store, source="reported", key=idempotency_key, resolve=looked_up))
 
 
 def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:

@@ -78,6 +78,8 @@ class ConfigurationView(View):
     verdict: str
     verdict_note: str
     """Why it is tight; empty where there is no doubt."""
+    answer: str
+    """The main figures in a sentence; empty where there are none."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -186,7 +188,7 @@ def _view(
         assert estimate.parallel is not None
         heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
         metrics = training_metrics(estimate, calibrated)
-        memory = _memory(stages, estimate) if stages else None
+        memory = _memory(stages, estimate, calibrated or estimate) if stages else None
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     mapping = schema.query_mapping(query)
@@ -200,6 +202,7 @@ def _view(
         details=details,
         verdict=verdict,
         verdict_note=verdict_note,
+        answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
@@ -214,6 +217,23 @@ def _view(
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
         href=configuration_href(query),
     )
+
+
+def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, takes: str) -> str:
+    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
+    known = {metric.name: metric for metric in metrics}
+    parts = []
+    if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
+        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
+    if time is not None and (step := known.get("Step time")):
+        between = f" ({formats.seconds(step.low)} to {formats.seconds(step.high)})" if step.low is not None else ""
+        bar = time.bars[0]
+        most = max(bar.values, key=bar.values.__getitem__)
+        share = formats.share(bar.values[most] / bar.total)
+        parts.append(f"a step {takes} {formats.seconds(step.value)}{between}, {share} of it {formats.words(most)}")
+    if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
+        parts.append(f"{formats.seconds(ttft.value)} to the first token, {formats.seconds(tpot.value)} per token after it")
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
@@ -260,20 +280,24 @@ def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Ca
     return replace(fix, memory_total_bytes=known.memory.total_bytes, step_s=known.time.step_s, step_change_fraction=change)
 
 
-def _memory(stages: Sequence[StageAnatomy], estimate: Estimate) -> Stack:
-    """The interval is the fullest stage's."""
+def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:
+    """The interval is the fullest stage's. What a calibration in `known` changes of the estimate it changes in every stage."""
+    assert estimate.memory is not None and known.memory is not None
+    before, after = estimate.memory.parts_bytes, known.memory.parts_bytes
+    factors = {name: after[name] / size for name, size in before.items() if size}
+    added = {name: size for name, size in after.items() if not before.get(name)}
     fullest = max(stages, key=lambda stage: stage.total_bytes / stage.capacity_bytes).rank
     chosen: Sequence[int] = range(len(stages))
     if len(stages) > MAX_STAGES:
         others = [rank for rank in chosen if rank != fullest]
         evenly = {others[round(k * (len(others) - 1) / (MAX_STAGES - 2))] for k in range(MAX_STAGES - 1)}
         chosen = sorted(evenly | {fullest})
-    interval = estimate.intervals.memory_total_bytes if estimate.intervals else None
+    interval = known.intervals.memory_total_bytes if known.intervals else None
     rows = [
         BarSpec(
             label=f"Stage {stage.rank}",
             note=_layers_of(stage),
-            parts=stage.memory_bytes,
+            parts={name: size * factors.get(name, 1.0) + added.get(name, 0.0) for name, size in stage.memory_bytes.items()},
             limit=stage.capacity_bytes,
             interval=interval if stage.rank == fullest else None,
         )

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from fastapi import Query as QueryParameter
 
 from hp_tool import catalog, training
 from hp_tool.answers import estimate_answer
@@ -33,6 +34,7 @@ MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
 TOP = 40
 """Best configurations, among which the page finds layouts."""
+Listed = Annotated[bool, QueryParameter(description="Also list what to run, which takes a ranking of all configurations")]
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
@@ -89,6 +91,8 @@ class ExplorerPage(Page):
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
     feasible: int = 0
+    pruned: int = 0
+    """Legal ones beside `legal` that were not costed, because they cannot be among the best."""
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
@@ -97,10 +101,14 @@ class ExplorerPage(Page):
 
 @page_at(router, "/explorer", template="explorer.html", section="Explorer")
 def explorer_context(
-    settings: Annotated[Settings, Depends()], store: StoreDep, find: FindDep, calibrations: CalibrationsDep
+    settings: Annotated[Settings, Depends()],
+    store: StoreDep,
+    find: FindDep,
+    calibrations: CalibrationsDep,
+    listed: Listed = True,
 ) -> ExplorerPage:
     """The explorer, as shown on its page."""
-    registered = {record.name for record in store.list_registrations(kind="model")}
+    registered = set(store.registered_names(kind="model"))
     page = ExplorerPage(
         title="Explorer",
         json_href=json_href(settings.href),
@@ -113,18 +121,21 @@ def explorer_context(
         groups=groups(),
     )
     try:
-        return _answered(page, settings, find=find, calibrations=calibrations)
+        return _answered(page, settings, find=find, calibrations=calibrations, listed=listed)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None) -> ExplorerPage:
+def _answered(
+    page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None, listed: bool
+) -> ExplorerPage:
     workload = settings.workload()
     unrestricted = resolve(schema.parse_query(workload), find=find)
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
-    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations)
     parallel = settings.parallel()
+    # A ranking takes ten times as long as a configuration's figures, which a page may show before.
+    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations) if listed or not parallel else Ranking()
     if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
         parallel = schema.to_dict(config_query(best[0].parallel))
     query = resolve(schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel}), find=find)
@@ -144,9 +155,10 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
         configuration_href=configuration_href(query, parallel=config),
         form_href=address("/searches/new", to_values(workload)),
         fastest=tuple(_row(row, query, settings, config) for row in rows),
-        nothing_fits=not ranking.recommendations,
+        nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
+        pruned=ranking.space.pruned,
         effect_memory=memory,
         effect_time=time,
     )

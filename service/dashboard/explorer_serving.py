@@ -100,7 +100,7 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
     known = {"model", *fields("inference")}
     given = {name: text for name, text in read_form(request.url.query).items() if name in known}
     values = given if "model" in given else EXAMPLE | given
-    registered = {record.name for record in store.list_registrations(kind="model")}
+    registered = set(store.registered_names(kind="model"))
     page = ServingExplorerPage(
         title="Explorer: serving",
         json_href=json_href(address(PATH, values)),

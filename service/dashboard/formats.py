@@ -14,7 +14,8 @@ ABSENT = "–"
 WORDS = {
     "pipeline_p2p": "pipeline transfers",
     "prefill_interference": "prefill of other requests",
-    "num_gpus": "GPUs",
+    "vocab_size": "vocabulary",
+    "version": "hp_tool version",
     "price_per_gpu_hour": "$ per GPU-hour",
     "price_per_hour": "$ per hour",
 }
@@ -112,8 +113,8 @@ def visible(value: object) -> object:
 
 
 def words(name: str) -> str:
-    """Name of a part or field in words: `gpus_per_node` is GPUs per node."""
-    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
+    """Name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers` layers."""
+    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.removeprefix("num_").split("_"))
 
 
 def plain_number(value: float) -> str:

@@ -112,6 +112,8 @@ class Preview:
     kind: Kind
     error: ErrorFields | None
     """What is wrong or missing; the rest is then empty."""
+    calibrated: bool = False
+    """Whether runs measured on the cluster correct the figures."""
     rows: tuple[PreviewRow, ...] = ()
     misses: tuple[PreviewRow, ...] = ()
     """The nearest infeasible configurations, if none is feasible."""
@@ -157,7 +159,7 @@ def form_context(
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
     """Context of the form's page with these values."""
-    registered = {kind: tuple(r.name for r in store.list_registrations(kind=kind)) for kind in ("model", "cluster")}
+    registered = {kind: tuple(store.registered_names(kind=kind)) for kind in ("model", "cluster")}
     return NewSearchPage(
         title="New search",
         json_href="/searches/new.json",
@@ -192,6 +194,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     return Preview(
         kind=query.kind,
         error=None,
+        calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
         rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
         misses=tuple(_row(query, row) for row in answer.nearest_misses),
         legal=answer.space.legal,

@@ -155,6 +155,7 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.sequence_parallel", "Sequence parallel", "any"),
         ("parallel.pipeline_schedule", "Pipeline schedule", "1f1b or interleaved"),
         ("parallel.data_parallel_shard_size", "ZeRO group", "all replicas"),
+        ("parallel.context_parallel_communication", "Context exchange", "any"),
         ("parallel.zero_stage", "ZeRO stage", "any (3: FSDP)"),
         ("parallel.recompute", "Recomputation", "any"),
     ),

@@ -78,8 +78,8 @@ def test_interleaved_chunks_exchange_beside_the_micro_batches_of_the_next() -> N
             virtual_pipeline_parallel_size=chunks,
         )  # fmt: skip
         seconds = data_parallel_seconds(
-            profile=profile, candidates=Candidates.alone(config), states=states, micro_batches=16.0,
-            run=run, forward=0.3, stage=1.0, layers=20.0,
+            profile=profile, candidates=Candidates.alone(config), states=dataclasses.replace(states, run=run),
+            micro_batches=16.0, forward=0.3, stage=1.0, layers=20.0,
         )  # fmt: skip
         return float(seconds)
 

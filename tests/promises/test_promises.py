@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from hp_tool.domain.records import RunState
+from hp_tool.domain.records import RunState, SearchState
 from hp_tool.errors import ConflictError
 from tests.promises import audit
 from tests.promises.world import CLUSTER_RUNS, LEASE_S, Process, World
@@ -161,6 +161,22 @@ def test_a_search_given_back_with_runs_under_way_is_taken_up_again(hours: float)
         for search_id in older:
             w.store.resume_search(search_id=search_id)
             w.hire()
+        w.drain()
+        assert audit.breaches(w) == []
+
+
+@pytest.mark.parametrize("fault", ["engine", "folder"])
+def test_a_search_that_is_interrupted_pauses_also_where_its_job_cannot_be_ended(fault: str) -> None:
+    with world() as w:
+        search_id = w.submit(budget_runs=1, parallel_runs=1)
+        worker = w.hire()
+        while not (runs := w.runs()) or runs[0].state is not RunState.SUBMITTED:
+            worker.run(1)
+        w.armed[fault] = 1
+        worker.kill(KeyboardInterrupt())
+        while w.store.get_search(search_id=search_id).state is SearchState.RUNNING:
+            worker.run(1)
+        assert w.store.get_search(search_id=search_id).state is SearchState.PAUSED
         w.drain()
         assert audit.breaches(w) == []
 

@@ -1,9 +1,9 @@
-"""From the form to the answer in a real browser, against a real server and a real worker."""
+"""From the empty page to the copied command, by keyboard and by mouse: a real browser, server and worker."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from tests.service.conftest import checked_page
 from tests.service.processes import api, free_port, process, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.distributed
 PATIENCE_MS = 240_000
@@ -43,10 +43,20 @@ def page(browser: Browser) -> Iterator[Page]:
         yield opened
 
 
-def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp_path: Path) -> None:
+@pytest.fixture(params=["keyboard", pytest.param("mouse", marks=pytest.mark.long)])
+def act(request: pytest.FixtureRequest) -> Callable[[Locator], None]:
+    """Presses a link or a button."""
+    return (lambda place: place.press("Enter")) if request.param == "keyboard" else (lambda place: place.click())
+
+
+def test_a_search_from_the_empty_page_to_its_command(
+    page: Page, act: Callable[[Locator], None], database_url: str, tmp_path: Path
+) -> None:
     port = free_port()
     with api(database_url=database_url, home=tmp_path, port=port) as url:
-        page.goto(f"{url}/searches/new")
+        page.goto(url)
+        page.get_by_role("heading", name="Your first search").wait_for()
+        act(page.locator("main").get_by_role("link", name="New search"))
         for label, value in (
             ("GPU", "cpu"),
             ("GPUs", "0"),
@@ -59,10 +69,10 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
         page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
         page.get_by_label("GPUs", exact=True).fill("2")
-        page.get_by_role("heading", name="Best by the cost model").wait_for()
+        page.get_by_role("heading", name="Best configurations").wait_for()
         page.get_by_text("Profile runs", exact=True).click()
         page.get_by_label("Maximum profile runs").fill("2")
-        page.get_by_role("button", name="Start the search").click()
+        act(page.get_by_role("button", name="Start the search"))
         page.locator("h1 + .state", has_text="queued").wait_for()
         search = page.url
     # Nobody answers now; the page says so, and comes back by itself.
@@ -76,13 +86,17 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         assert best.endswith("= 2 GPUs")
         assert page.locator("tr.chosen a").inner_text() == best
         assert page.locator("tbody[data-part=rows] > tr").count() == 2
-        page.get_by_role("button", name="Show").click()
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        act(page.get_by_role("button", name="command", exact=True))
+        page.get_by_text("Copied the command.").wait_for()
+        assert "pretrain_gpt.py" in page.evaluate("navigator.clipboard.readText()")
+        act(page.get_by_role("button", name="Show"))
         page.locator("#exported", has_text="--tensor-model-parallel-size").wait_for()
         with page.expect_download() as download:
-            page.get_by_role("button", name="Download").click()
+            act(page.get_by_role("button", name="Download"))
         assert "--tensor-model-parallel-size" in Path(download.value.path()).read_text()
         for box in page.locator("tbody[data-part=rows]").get_by_role("checkbox").all():
             box.check()
-        page.get_by_role("link", name="Compare the two").click()
+        act(page.get_by_role("link", name="Compare the two"))
         page.wait_for_url("**/compare?**")
         assert page.locator("h1").inner_text()

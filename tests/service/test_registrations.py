@@ -24,6 +24,7 @@ LAB = {
     "price_per_gpu_hour": 1.5,
     "num_gpus": 64,
 }
+TRACE = {"arrival_s": [0.0, 0.4], "input_tokens": [812, 77], "output_tokens": [120, 64]}
 Headers = dict[str, str]
 
 
@@ -73,10 +74,44 @@ def test_a_registered_model_is_what_its_fields_are(http: TestClient, ada: Header
     assert http.post("/v1/estimates", json=of_model(query, "mine"), headers=ada).status_code == 422
 
 
+@pytest.mark.parametrize(("kind", "spec"), [("models", MODEL), ("clusters", LAB), ("traces", TRACE), ("gpus", None)])
+def test_lists_of_names_come_in_pages(http: TestClient, ada: Headers, kind: str, spec: dict[str, Any] | None) -> None:
+    for name in ("zz-one", "zz-two", "zz-three") if spec else ():
+        assert http.post(f"/v1/{kind}", json={"name": name, "spec": spec}, headers=ada).status_code == 201
+    whole = http.get(f"/v1/{kind}", headers=ada).json()
+    assert whole["next_cursor"] is None
+    pages, cursor = [], "gb" if kind == "gpus" else "zz"
+    while cursor is not None:
+        pages.append(http.get(f"/v1/{kind}", params={"limit": 2, "cursor": cursor}, headers=ada).json())
+        cursor = pages[-1]["next_cursor"]
+    paged = [each for page in pages for each in page["items"]]
+    assert len(pages) > 1 and len(paged) >= 3 and paged == whole["items"][-len(paged) :]
+    assert [each["name"] for page in pages for each in page["registered"]] == [each["name"] for each in whole["registered"]]
+    refused = http.get(f"/v1/{kind}", params={"limit": 0}, headers=ada)
+    assert (refused.status_code, refused.json()["field"]) == (422, "limit")
+
+
 def test_a_submitted_search_keeps_what_its_names_meant(http: TestClient, ada: Headers, query: dict[str, Any]) -> None:
     http.post("/v1/models", json={"name": "mine", "spec": MODEL}, headers=ada)
     stored = http.post("/v1/searches", json=of_model(query, "mine"), headers=ada).json()["query"]
     assert stored["model"] == {"name": "mine"} | MODEL
+
+
+def test_a_report_sent_again_is_the_one_that_was_stored_whatever_its_names_mean_by_now(
+    http: TestClient, ada: Headers, query: dict[str, Any]
+) -> None:
+    http.post("/v1/models", json={"name": "mine", "spec": MODEL}, headers=ada)
+    report = {"query": of_model(query, "mine"), "parallel": {}, "measurement": {"status": "ok", "step_s": 0.5}}
+    keyed = ada | {"Idempotency-Key": "k"}
+    first = http.post("/v1/measurements", json=report, headers=keyed).json()
+    listed = http.post("/v1/measurements", json=[report], headers=keyed).json()["stored"]
+    http.post("/v1/models", json={"name": "mine", "spec": MODEL | {"hidden_size": 256}}, headers=ada)
+    for _ in range(2):
+        assert http.post("/v1/measurements", json=report, headers=keyed).json() == first
+        assert http.post("/v1/measurements", json=[report], headers=keyed).json()["stored"] == listed
+        http.delete("/v1/models/mine", headers=ada)
+    other = report | {"measurement": {"status": "ok", "step_s": 0.6}}
+    assert http.post("/v1/measurements", json=other, headers=keyed).json()["code"] == "idempotency_key_reused"
 
 
 @pytest.mark.parametrize("cluster", ["lab", {"node_type": "lab"}, {"node_type": "lab", "num_gpus": 64, "gpus_per_node": 8}])

@@ -128,7 +128,7 @@ def with_false_clock(file: Path) -> dict[str, str]:
 
 def preload() -> None:
     """Import once what every process needs."""
-    _context.set_forkserver_preload(["tests.service.faults.preloaded"])
+    _context.set_forkserver_preload(["tests.service.faults.preloaded", "tests.service.faults.campaign"])
 
 
 def _own(home: str, environment: dict[str, str], work: Callable[..., None], *arguments: object) -> None:
