@@ -74,9 +74,9 @@ def stored_rows(url: str, search_id: str) -> dict[str, Any]:
 
 
 def _then(value: Any) -> Any:
-    """Without the keys of a configuration that came later, which are read as their defaults."""
+    """Without the keys of configurations and measurements that came later, which are read as their defaults."""
     if isinstance(value, dict):
-        return {name: _then(each) for name, each in value.items() if name != "redundant_experts"}
+        return {name: _then(each) for name, each in value.items() if name not in ("redundant_experts", "tails")}
     return type(value)(map(_then, value)) if isinstance(value, list | tuple) else value
 
 
