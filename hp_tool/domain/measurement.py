@@ -128,9 +128,9 @@ class Fidelity(Strict):
 class Tail(Strict):
     """Quantiles of one latency over requests."""
 
-    p50: float
-    p90: float
-    p99: float
+    p50: Spread
+    p90: Spread
+    p99: Spread
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
