@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.cli import search_output, serving_tables, tables
-from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement, Tail, Tails
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import SearchState
 from hp_tool.domain.result import Estimate, Intervals, MemoryEstimate, Mend, Reason, Recommendation, SpaceSummary, TimeEstimate
@@ -23,8 +23,6 @@ from hp_tool.domain.serving import (
     ServingIntervals,
     ServingMemory,
     ServingRecommendation,
-    Tail,
-    Tails,
     TokenPrices,
 )
 from hp_tool.tuning.result import SearchSummary, TuneResult

@@ -27,7 +27,7 @@ SERVING: Json = {
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 8, "precision": "fp8"},
 }
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-QUERIES = ("query", "first", "second")
+QUERIES = ("query", "first", "second", "more")
 """Parameters of addresses that hold a whole query."""
 WITHOUT = frozenset(
     {
@@ -45,7 +45,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        *("preset", "rerank", "run", "words"),
+        *("listed", "page", "preset", "rerank", "run", "words"),
         *(
             "attention",
             "frozen_precision",
