@@ -50,9 +50,9 @@ class Measurements(StoreBase):
     def earlier_measurement(
         self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None
     ) -> MeasurementRecord | None:
-        used = {"scope": "measurements", "owner": owner, "key": idempotency_key, "fingerprint": json_digest(asked)}
+        fingerprint = json_digest(asked)
         with self._reading() as connection:
-            stands = earlier_use(connection, **used)
+            stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, fingerprint=fingerprint)
             return None if stands is None else _read_measurement(connection, stands)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:
