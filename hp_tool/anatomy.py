@@ -1,6 +1,6 @@
 """One configuration in detail: what each pipeline stage holds and takes, when it runs what, and where its ranks lie."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -151,6 +151,8 @@ class ScheduleSpan:
     """0-based, of the rank's model chunks."""
     start_s: float
     end_s: float
+    critical: bool
+    """On the critical path: a longer one makes a longer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     transfer_s = float(transfer_seconds(case=problem, candidates=candidate))
     spans = execution.timeline(orders=orders, seconds=_seconds(name, work, p=p, v=v), transfer_s=transfer_s)
     end_s = max(row[-1].end_s for row in spans)
+    critical = execution.critical_path(spans, transfer_s=transfer_s)
     ranks = range(p) if p <= MAX_RANKS else [round(k * (p - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
     return Schedule(
         name=name,
@@ -218,7 +221,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
         num_micro_batches=m,
         drawn_micro_batches=drawn,
         end_s=end_s,
-        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s) for rank in ranks),
+        rows=tuple(_row(rank, spans[rank], name=name, p=p, end_s=end_s, critical=critical) for rank in ranks),
     )
 
 
@@ -259,14 +262,21 @@ def _seconds(name: str, work: Sequence[dict[str, float]], *, p: int, v: int) -> 
     return seconds
 
 
-def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float) -> ScheduleRow:
+def _row(rank: int, spans: Sequence[Span], *, name: str, p: int, end_s: float, critical: Set[tuple[int, int]]) -> ScheduleRow:
     drawn = []
-    for span in spans:
+    for place, span in enumerate(spans):
         first = span.block[0]
         kind: SpanKind = first.kind if len(span.block) == 1 else "F+B"
         chunk = int(first.stage >= p) if name in V_SHAPED else first.stage // p
         drawn.append(
-            ScheduleSpan(kind=kind, micro_batch=first.micro_batch, chunk=chunk, start_s=span.start_s, end_s=span.end_s)
+            ScheduleSpan(
+                kind=kind,
+                micro_batch=first.micro_batch,
+                chunk=chunk,
+                start_s=span.start_s,
+                end_s=span.end_s,
+                critical=(rank, place) in critical,
+            )
         )
     busy = sum(span.end_s - span.start_s for span in spans)
     return ScheduleRow(rank=rank, spans=tuple(drawn), idle_fraction=1.0 - busy / end_s)

@@ -51,6 +51,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         with logs.surviving("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
+        for route in app.routes:  # FastAPI builds what it needs at the first look, for a second in which it answers nobody
+            route.matches({"type": "http", "method": "GET", "path": ""})
         threading.Thread(target=prepare, name="load what fits need").start()
         async with agents.open():
             yield

@@ -294,9 +294,9 @@ class Endpoints:
         return Call(path="/v1/workers", answer=JsonObject)
 
     @Endpoint
-    def catalog(self, *, kind: str, limit: int | None = None, cursor: str | None = None) -> Call[JsonObject]:
+    def catalog(self, /, *, kind: str, **paging: Any) -> Call[JsonObject]:
         """The `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces` that a query may name, by name."""
-        return Call(path=f"/v1/{kind}", answer=JsonObject, params={"limit": limit, "cursor": cursor})
+        return Call(path=f"/v1/{kind}", answer=JsonObject, params=paging)
 
     @Endpoint
     def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> Call[RegistrationView]:

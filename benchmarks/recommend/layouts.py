@@ -40,8 +40,8 @@ def chosen(folder: Path) -> tuple[list[Case], int]:
 
 def llama_cases() -> list[Case]:
     """The three stages of Llama 3.1 405B's pre-training. Section 3.3.2 of the paper says that the schedule is interleaved, not
-    by how many chunks, and that optimizer states and gradients are sharded, not whether those are reduced in every micro-batch
-    (ZeRO 2) or once (1): both are left open.
+    by how many chunks, and that FSDP shards optimizer states and gradients: both stages that may mean are left open, and
+    gradients are reduced by runs of micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
     """
     return [
         Case(
@@ -49,7 +49,7 @@ def llama_cases() -> list[Case]:
             what=f"Llama 3's paper, {what}",
             query=Query(
                 kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
-                training=TrainingWorkload(sequence_length=length, global_batch_size=batch),
+                training=TrainingWorkload(sequence_length=length, global_batch_size=batch, gradient_reduction="run"),
                 parallel=ParallelQuery(
                     tensor_parallel_size=t, context_parallel_size=c, pipeline_parallel_size=p, micro_batch_size=1,
                     zero_stage=(1, 2), context_parallel_communication="all_gather", recompute="none",

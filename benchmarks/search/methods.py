@@ -29,6 +29,9 @@ ENUMERATED = ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_siz
 class Method(Protocol):
     """Proposes one row after another and is told what each brought."""
 
+    begins_job: bool
+    """Whether the last row proposed has a job of its own, or runs in the processes of the one before."""
+
     def ask(self) -> int:
         """A row not asked for before."""
 
@@ -47,8 +50,9 @@ class Ours:
         evidence: Evidence | None,
         seed: int,
         prior: Prior = GPU_PRIOR,
+        together: int = 1,
     ) -> None:
-        """`rows`: the legal ones of the table."""
+        """`rows`: the legal ones of the table. `together`: configurations of one job."""
         self.rows = rows
         self.sampler = CostModelSampler(
             table=table.take(rows),
@@ -58,12 +62,21 @@ class Ours:
             seed=seed,
         )
         self.study = optuna.create_study(sampler=self.sampler)
+        self._together = together
+        self._rivals: list[int] = []
         self._trial: Trial | None = None
+        self.begins_job = True
 
     def ask(self) -> int:
+        self.begins_job = not self._rivals
+        if self._rivals:
+            self.study.enqueue_trial(self.sampler.table.params(self._rivals.pop(0)))
         self._trial = self.study.ask(self.sampler.distributions)
         row = self.sampler.table.row_of(self._trial.params)
         assert row is not None
+        if self.begins_job:
+            beside = self.sampler.rivals(study=self.study, count=self._together - 1) if self._together > 1 else []
+            self._rivals = [proposal.row for proposal in beside]
         return int(self.rows[row])
 
     def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
@@ -84,6 +97,8 @@ class Baseline:
     slowest seen. Proposals that name no row cost nothing, nor does asking for a row again: the sampler is told that they
     failed and is asked anew, and after MAX_MISSES of them a row is drawn for it.
     """
+
+    begins_job = True
 
     def __init__(self, *, table: CandidateTable, sampler: BaseSampler, seed: int) -> None:
         self._table = table
@@ -115,6 +130,8 @@ class Baseline:
 class Ordered:
     """Rows in an order fixed beforehand."""
 
+    begins_job = True
+
     def __init__(self, order: Iterator[int]) -> None:
         self._order = order
 
@@ -131,12 +148,15 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-def create(name: str, *, table: CandidateTable, legal: NDArray[np.intp], carried: Evidence, seed: int) -> Method:
+def create(
+    name: str, *, table: CandidateTable, legal: NDArray[np.intp], carried: Evidence, seed: int, together: int = 1
+) -> Method:
     """The method of this name over one cell's table; `carried`: measurements of other models on the same cluster.
-    `legal`: rows that the framework accepts, which the baselines do not know."""
+    `legal`: rows that the framework accepts, which the baselines do not know. `together`: configurations of one of our jobs."""
     quiet()
     if name in ("hp_tool", "hp_tool_carried"):
-        return Ours(table=table, rows=legal, evidence=carried if name == "hp_tool_carried" else None, seed=seed)
+        evidence = carried if name == "hp_tool_carried" else None
+        return Ours(table=table, rows=legal, evidence=evidence, seed=seed, together=together)
     if name == "optuna_tpe":
         return Baseline(table=table, sampler=TPESampler(seed=seed, multivariate=True), seed=seed)
     if name == "optuna_gp":

@@ -42,6 +42,7 @@ class Task:
     method: str
     seeds: int
     noise_log_sd: float
+    together: int
 
 
 def run_task(task: Task) -> list[Trace]:
@@ -54,7 +55,7 @@ def run_task(task: Task) -> list[Trace]:
         replay(
             task.cell,
             table,
-            create(task.method, table=table, legal=legal_rows(task.cell), carried=carried, seed=seed),
+            create(task.method, table=table, legal=legal_rows(task.cell), carried=carried, seed=seed, together=task.together),
             seed=seed,
             noise_log_sd=task.noise_log_sd,
         )
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="*", metavar="MODEL[-KV-NODES]", help="only cells whose name begins so")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--together", type=int, default=1, help="configurations of one of our jobs")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--noise", type=float, metavar="LOG_SD", help="run-to-run scatter; default: as repeats show")
     parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
@@ -106,6 +108,7 @@ def main() -> None:
             method=method,
             seeds=arguments.seeds,
             noise_log_sd=noise,
+            together=arguments.together,
         )
         for cell, method in product(wanted, arguments.methods)
     ]

@@ -28,6 +28,8 @@ MEASUREMENTS = 10
 CONFIDENCE = 0.9
 STARTUP_S = 60.0
 """What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
+AGAIN_S = 20.0
+"""The same of a further configuration in the processes of a job: its groups, its weights, its first kernels. Assumed."""
 STEPS, HOPELESS_STEPS = 7, 3
 """Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one measured if it is hopeless."""
 HOPELESS = 3.0
@@ -58,8 +60,10 @@ class Trace:
     """Runs, failed ones counted, up to the first good-enough configuration; 0: not among those asked for."""
     regret: dict[int, float]
     """By number of runs: share of the best throughput that the best configuration measured so far gives away."""
+    after_job: float
+    """The same after the first job, which may run several configurations."""
     gpu_seconds: float
-    """Up to the first good-enough configuration."""
+    """Of all configurations up to the first good-enough one."""
     beliefs: Beliefs | None
 
 
@@ -127,21 +131,26 @@ def replay(
     done: list[int] = []
     found_at, spent, beliefs = 0, 0.0, None
     regret: dict[int, float] = {}
+    jobs, after_job = 0, 1.0
     limit = len(cell.step_s) if runs is None else min(runs, len(cell.step_s))
     while len(done) < limit and (not found_at or len(regret) < len(CHECKPOINTS) or _waits(method, beliefs)):
         row = method.ask()
+        jobs += method.begins_job
         method.tell(row, step_s=answers[row], memory_bytes=cell.memory_bytes[row], out_of_memory=bool(out_of_memory[row]))
         done.append(row)
         if not found_at:
             known_s = min((s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row])
             steps = STEPS if answers[row] <= HOPELESS * known_s else HOPELESS_STEPS
-            spent += (STARTUP_S + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
+            starting_s = STARTUP_S if method.begins_job else AGAIN_S
+            spent += (starting_s + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
             found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
+        if jobs == 1:
+            after_job = _regret(cell, answers, done)
         if len(done) in CHECKPOINTS:
             regret[len(done)] = _regret(cell, answers, done)
         if isinstance(method, Ours) and beliefs is None and np.isfinite(cell.step_s[done]).sum() == needed:
             beliefs = _beliefs(cell, method, done)
-    return Trace(found_at=found_at, regret=regret, gpu_seconds=float(spent), beliefs=beliefs)
+    return Trace(found_at=found_at, regret=regret, after_job=after_job, gpu_seconds=float(spent), beliefs=beliefs)
 
 
 def model_alone(cell: Cell, table: CandidateTable, *, top: int) -> float:

@@ -54,6 +54,7 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
             name: {"mean": float(n.mean()), "median": float(np.median(n)), "worst": int(n.max())} for name, n in runs.items()
         },
         "regret_after": {name: _regret_after(found) for name, found in traces.items()},
+        "regret_after_job": {name: float(np.mean([trace.after_job for trace in found])) for name, found in traces.items()},
         "gpu_hours": {name: float(np.mean([trace.gpu_seconds for trace in found])) / 3600 for name, found in traces.items()},
         "beliefs": {name: _beliefs(found) for name, found in traces.items() if name in OURS},
         "memory_error_knowing_the_others": memory_floor(cell, table),
@@ -88,6 +89,7 @@ def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str
         "worst_runs": max(run["worst"] for run in runs),
         "worst_runs_close_second": max(worst_close, default=None),
         "regret_after": {str(k): float(np.mean([r[str(k)] for r in regrets if str(k) in r])) for k in CHECKPOINTS},
+        "regret_after_job": float(np.mean([cell["regret_after_job"][method] for cell in cells])),
         "gpu_hours": float(np.mean([cell["gpu_hours"][method] for cell in cells])),
     }
     if method in OURS:
@@ -120,17 +122,17 @@ def as_text(found: dict[str, Any]) -> str:
         name = f"{cell['model']} kv{cell['num_key_value_heads']} {cell['nodes']} nodes ({cell['measured']}/{cell['configs']})"
         runs = "".join(f"{cell['runs'][m]['mean']:10.1f} ({cell['runs'][m]['worst']:3d}) " for m in methods)
         lines.append(f"{name:28}{runs}    {cell['top1']:4.0%}  {cell['top3']:4.0%}")
-    titles = (
-        f"{'runs mean':>10}{'median':>8}{'worst':>7}{'worst*':>8}{'regret after 1':>16}{3:>6}{5:>6}{10:>6}{'GPU-hours':>11}"
-    )
-    lines += ["", f"{'':18}{titles}"]
+    titles = (("runs mean", 10), ("median", 8), ("worst", 7), ("worst*", 8), ("regret after 1", 16), (3, 6), (5, 6), (10, 6))
+    further = (("a job", 7), ("GPU-hours", 11))
+    lines += ["", " " * 18 + "".join(f"{title:>{width}}" for title, width in (*titles, *further))]
     for name in methods:
         overall = found["overall"][name]
         regrets = "".join(f"{overall['regret_after'][str(k)]:6.0%}" for k in CHECKPOINTS)
         close = overall["worst_runs_close_second"]
         lines.append(
             f"{name:18}{overall['mean_runs']:10.1f}{overall['median_runs']:8.1f}{overall['worst_runs']:7d}"
-            f"{close if close is not None else '-':>8}{regrets:>34}{overall['gpu_hours']:11.1f}"
+            f"{close if close is not None else '-':>8}{regrets:>34}{overall['regret_after_job']:7.0%}"
+            f"{overall['gpu_hours']:11.1f}"
         )
     lines.append(f"* in cells whose second best is within {CLOSE_SECOND:.0%} of the best")
     for name in methods:

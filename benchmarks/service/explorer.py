@@ -1,4 +1,5 @@
-"""How long the explorer's charts take to follow a slider, in a real Chromium: from the input event to the frame that shows it.
+"""How long the explorer's charts take to follow a slider, in a real Chromium: from the input event to the frame that shows it;
+and the processor time of server and page for it, which a busy machine does not stretch.
 
 python -m benchmarks.service.explorer [--moves N] [--json]
 """
@@ -9,6 +10,7 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -21,7 +23,7 @@ from tests.service.processes import served
 
 CHROMIUM = "/usr/bin/chromium"
 SLIDERS = ("tp", "pp", "cp", "mbs", "recompute", "sequence_length")
-TARGET_MS = 100.0
+TARGET_MS = 150.0
 MOVE = """async ([name, place]) => {
   const range = document.querySelector(`select[name=${name}]`).previousElementSibling;
   const charts = document.querySelector("[data-part=figures]");
@@ -48,34 +50,47 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.goto(f"{url}/explorer")
-        milliseconds = sorted(moves(page, number=given.moves))
+        measured = list(moves(page, number=given.moves))
+        milliseconds, processor = (sorted(times) for times in zip(*measured, strict=True))
         size = len(page.request.get(page.url).body())
         browser.close()
     found = {
         "moves": len(milliseconds),
         "median_ms": statistics.median(milliseconds),
-        "p90_ms": milliseconds[int(0.9 * len(milliseconds))],
+        "p95_ms": milliseconds[int(0.95 * len(milliseconds))],
         "slowest_ms": milliseconds[-1],
-        "within_100_ms": sum(each <= TARGET_MS for each in milliseconds) / len(milliseconds),
+        "processor_median_ms": statistics.median(processor),
+        "processor_p95_ms": processor[int(0.95 * len(processor))],
+        "within_target": sum(each <= TARGET_MS for each in milliseconds) / len(milliseconds),
         "page_bytes": size,
     }
     if given.json:
         print(json.dumps(found))
         return
     print(
-        f"{found['moves']} moves: median {found['median_ms']:.0f} ms, 90 % within {found['p90_ms']:.0f} ms, slowest "
-        f"{found['slowest_ms']:.0f} ms; {found['within_100_ms']:.0%} within {TARGET_MS:.0f} ms; "
+        f"{found['moves']} moves: median {found['median_ms']:.0f} ms, 95 % within {found['p95_ms']:.0f} ms, slowest "
+        f"{found['slowest_ms']:.0f} ms; {found['within_target']:.0%} within {TARGET_MS:.0f} ms; processor time median "
+        f"{found['processor_median_ms']:.0f} ms, 95 % within {found['processor_p95_ms']:.0f} ms; "
         f"the page has {size / 1e3:.0f} kB"
     )
 
 
-def moves(page: Page, *, number: int) -> Iterator[float]:
-    """Milliseconds of each move, slider by slider, from one end to the other and back."""
+def moves(page: Page, *, number: int) -> Iterator[tuple[float, float]]:
+    """Milliseconds of each move, slider by slider from one end to the other and back: on the clock, and of processors."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def processor_ms() -> float:
+        metrics = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
+        return 1e3 * (time.process_time() + float(metrics["TaskDuration"]))
+
     for k in range(number):
         name = SLIDERS[k % len(SLIDERS)]
         place = (k // len(SLIDERS)) % 4 / 4
-        yield page.evaluate(MOVE, [name, place])
-        page.wait_for_timeout(50)
+        before = processor_ms()
+        milliseconds = page.evaluate(MOVE, [name, place])
+        yield milliseconds, processor_ms() - before
+        page.locator(".findings:not([aria-busy=true])").wait_for()
 
 
 @contextmanager

@@ -1,36 +1,52 @@
-"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--fault NAME] [--json]`.
+"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--engine local|slurm|ray]
+[--fault NAME] [--json]`.
 
-The long test `tests/service/test_faults.py` causes each fault once; this command causes each many times.
+The long test `tests/service/test_faults.py` causes each fault once; this command causes each many times. Jobs run on this host,
+or on a real Slurm or Ray that it starts; there the database is SQLite.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from tests.service.faults.campaign import as_text, is_clean, own_campaign
-from tests.service.faults.injections import FAULTS
-from tests.service.faults.processes import preload
+from tests.service.faults.engines import ENGINES
+from tests.service.faults.injections import CLOCK, FAULTS
+from tests.service.faults.processes import preload, with_false_clock
 
 
 def main() -> None:
-    """Run the campaigns, one after another; exit 1 where something was lost, doubled, orphaned or unbooked."""
+    """Run the campaigns, one after another; exit 1 where a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.faults", description=__doc__)
     parser.add_argument("--times", type=int, default=20, help="how often each fault happens")
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="local")
     parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     preload()
     rows = []
-    for kind in ("sqlite", "postgresql") if arguments.database == "both" else (arguments.database,):
-        for fault in arguments.fault or FAULTS:
-            row = own_campaign(fault=fault, kind=kind, times=arguments.times, seed=arguments.seed)
-            if row is not None:
-                rows.append(row)
-                sys.stderr.write(as_text(row) + "\n")
+    engine = ENGINES[arguments.engine]()
+    kinds = ("sqlite",) if arguments.engine != "local" else ("sqlite", "postgresql")
+    try:
+        for kind in kinds if arguments.database == "both" else (arguments.database,):
+            for fault in arguments.fault or FAULTS:
+                asked = {"fault": fault, "kind": kind, "times": arguments.times, "seed": arguments.seed}
+                under_false_clock = fault != CLOCK or "FAKETIME_TIMESTAMP_FILE" in os.environ
+                row = own_campaign(**asked, engine=engine) if under_false_clock else clock_campaign(**asked, engine=engine.name)
+                if row is not None:
+                    rows.append(row)
+                    sys.stderr.write(as_text(row) + "\n")
+    finally:
+        engine.close()
     bad = [row for row in rows if not is_clean(row)]
     if arguments.json:
         print(json.dumps({"faults": rows, "clean": not bad}))
@@ -38,6 +54,22 @@ def main() -> None:
         times, runs = (sum(row[name] for row in rows) for name in ("times", "runs"))
         print(f"{times} faults under {runs} runs: {len(bad)} of {len(rows)} campaigns are not clean")
     sys.exit(1 if bad else 0)
+
+
+def clock_campaign(*, fault: str, kind: str, times: int, seed: int, engine: str) -> dict[str, Any] | None:
+    """A campaign in a process whose clock, and that of all it starts, can be set; None where this machine has no libfaketime,
+    and on clusters, whose daemons take no message from another time."""
+    with tempfile.TemporaryDirectory(prefix="hp-clock-") as folder:
+        Path(folder).chmod(0o755)  # PostgreSQL may run as another user
+        environment = with_false_clock(Path(folder) / "clock")
+        if not environment or engine != "local":
+            sys.stderr.write(f"{fault}, {kind}: left out, {'no libfaketime' if not environment else f'not on {engine}'}\n")
+            return None
+        command = [sys.executable, "-m", "benchmarks.service.faults", "--json", "--fault", fault, "--database", kind]
+        command += ["--times", str(times), "--seed", str(seed)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    row: dict[str, Any] = json.loads(done.stdout)["faults"][0]
+    return row
 
 
 if __name__ == "__main__":

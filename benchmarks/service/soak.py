@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from benchmarks.service.contention import contend
+from hp_tool.store import engine
 from tests.service.faults.campaign import QUERY
 from tests.service.faults.databases import Sqlite
 from tests.service.faults.processes import Service, preload
@@ -26,12 +27,16 @@ SAMPLES = 90
 LEVEL = 1.10
 """Growth of a median from one third to the next that chance explains: caches are full by then."""
 HANDLES = 10
+ESTIMATE: dict[str, Any] = {
+    **{part: QUERY[part] for part in ("kind", "model", "cluster", "training")},
+    "parallel": {"data_parallel_size": 2},
+}
 PATHS = ("/", "/searches", "/metrics", "/v1/models", "/v1/searches?limit=50", "/v1/measurements?limit=50")
 
 
 def soak(*, home: Path, seconds: float) -> dict[str, Any]:
     """What the clients met, and by process the medians of (MiB, handles) in the second and the last third."""
-    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0)
+    service = Service(database_url=Sqlite(home).url, home=home, lease_s=30.0, busy_timeout_s=engine.BUSY_TIMEOUT_S)
     (home / "faults").mkdir()
     try:
         service.start_api()
@@ -46,9 +51,9 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
                 number = 0
                 while not over.wait(seconds / SAMPLES):
                     for path in PATHS:  # pages beside what the clients ask, and estimates that no cache has
-                        client.get(path)
-                        training = QUERY["training"] | {"global_batch_size": 8 * (number := number + 1)}
-                        client.post("/v1/estimates", json={**QUERY, "training": training})
+                        client.get(path).raise_for_status()
+                        training = ESTIMATE["training"] | {"global_batch_size": 8 * (number := number + 1)}
+                        client.post("/v1/estimates", json={**ESTIMATE, "training": training}).raise_for_status()
                     for name, process in seen.items():
                         samples[name].append((process.memory_info().rss / 2**20, process.num_fds()))
 
@@ -83,7 +88,7 @@ def main() -> None:
         print(json.dumps(told))
     else:
         counts = f"{told['requests']} requests, {told['errors']} errors, {told['searches']} searches"
-        print(f"{counts} in {time.monotonic() - began:.0f} s")
+        print(f"{counts}, {told['statuses']} in {time.monotonic() - began:.0f} s")
         for name, process in told["processes"].items():
             print(f"{name}: MiB {process['mib']}, handles {process['handles']}{'' if process['level'] else ': RISES'}")
     sys.exit(not all(process["level"] for process in told["processes"].values()) or told["errors"] > 0)

@@ -20,7 +20,7 @@ from hp_tool import documents
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.domain.fields import bounds_of
 from hp_tool.domain.query import OwnFile
-from hp_tool.domain.workload import LogNormalTokens, TraceSpec
+from hp_tool.domain.workload import MOST_TRACED, LogNormalTokens, TraceSpec
 from hp_tool.errors import InputError, NotFoundError
 
 FIELD = "inference.trace"
@@ -55,6 +55,11 @@ class Trace:
         if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
+
+    def spec(self) -> TraceSpec:
+        """Its first MOST_TRACED requests as columns, which another process understands."""
+        columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
+        return TraceSpec(**{name: tuple(column[:MOST_TRACED].tolist()) for name, column in _columns(columns)})
 
 
 def request_trace(trace: str | TraceSpec) -> Trace:

@@ -182,6 +182,8 @@ class Shapes:
     """The tensor-parallel group's collectives."""
     gather_s: Floats
     """Seconds of an all-gather, or reduce-scatter, of the hidden states over the tensor-parallel group."""
+    input_gather_s: Floats
+    """Seconds of an all-gather of them as matmuls read them: below 16 bits quantised before they are sent."""
     all_reduce_s: Floats
     """Seconds of their all-reduce."""
     facts: FrameworkFacts
@@ -211,6 +213,11 @@ def shapes(
         tokens = workload.sequence_length * candidates.micro_batch_size / candidates.context_parallel_size
     tensor = tensor_ring(case=case, candidates=candidates)
     wire = tokens * h * e * (t - 1.0) / t
+    saved_input, gather_s = e, tensor.seconds(wire)
+    input_gather_s = gather_s
+    if is_narrow(workload):
+        saved_input = quantized_bytes(workload)
+        input_gather_s = tensor.seconds(wire * saved_input / e)
     return Shapes(
         t=t,
         tokens=tokens,
@@ -222,8 +229,9 @@ def shapes(
         mask=1.0 if workload.dropout > 0.0 else 0.0,
         activation_input=workload.activation_input_bytes,
         tensor=tensor,
-        gather_s=tensor.seconds(wire),
+        gather_s=gather_s,
+        input_gather_s=input_gather_s,
         all_reduce_s=tensor.seconds(2.0 * wire),
         facts=facts(workload.framework),
-        saved_input=quantized_bytes(workload) if is_narrow(workload) else e,
+        saved_input=saved_input,
     )

@@ -11,7 +11,7 @@ from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.lora import adapter_tensor_seconds, with_adapter_bytes, with_adapter_time
+from hp_tool.cost.lora import adapter_tensor_seconds, wide_gathers, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
 from hp_tool.cost.recomputation import dropped_bytes, per_op_bytes, repeated_seconds
@@ -89,7 +89,8 @@ def layer_time(
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
     regions = 1.0 if moe and not model.num_shared_experts else 2.0
     trained = workload.lora is None
-    layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained)
+    wide = 0 if trained else wide_gathers(case, candidates, moe=moe)
+    layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained, wide=wide)
     if candidates.names_modules:
         region = layer.tensor / regions
         again = repeated_seconds(
@@ -110,9 +111,12 @@ def as_layer_time(
     regions: float,
     split_backward: bool = False,
     trained: bool = True,
+    wide: int = 0,
 ) -> LayerTime:
     """A layer's seconds from its blocks', with the collectives of their tensor-parallel regions (column-row matmul pairs)."""
-    tensor, tensor_backward = _tensor_seconds(case.profile.framework, s=s, block=block, regions=regions, trained=trained)
+    tensor, tensor_backward = _tensor_seconds(
+        case.profile.framework, s=s, block=block, regions=regions, trained=trained, wide=wide
+    )
     return LayerTime(
         forward=block.matmul + block.core + block.elementwise,
         backward=block.matmul + block.weight_gradient + block.core_backward + block.elementwise_backward,
@@ -130,20 +134,22 @@ def as_layer_time(
 
 
 def _tensor_seconds(
-    framework: FrameworkEfficiency, *, s: Shapes, block: BlockTime, regions: float, trained: bool
+    framework: FrameworkEfficiency, *, s: Shapes, block: BlockTime, regions: float, trained: bool, wide: int
 ) -> tuple[Floats, Floats]:
     """Exposed (forward, backward) seconds of the tensor-parallel collectives around `regions` column-row matmul pairs.
 
-    Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter (the same bytes). Backward without SP: the
+    Forward: an all-reduce each, or with SP an all-gather and a reduce-scatter. Inputs and gradients below 16 bits are quantised
+    before they are gathered (Transformer Engine, gather_along_first_dim), but for `wide` inputs that adapters read too; what is
+    reduced stays wide. Backward without SP: the
     all-reduces, behind the weight-gradient matmuls. Backward with SP: gradients are gathered first, exposed; if the weights are
     trained, the sharded inputs are gathered once more behind the input-gradient matmuls (arXiv 2205.05198 section 4.2.2); input
     gradients are reduce-scattered behind the weight-gradient matmuls. What runs behind matmuls takes cores and bandwidth from
     them: the framework's overlap is the share of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
     """
-    gather, all_reduce = regions * s.gather_s, regions * s.all_reduce_s
+    gather, scatter, all_reduce = regions * s.input_gather_s, regions * s.gather_s, regions * s.all_reduce_s
     overlap = framework.tensor_parallel_overlap
     exposed = all_reduce - overlap * minimum(all_reduce, block.weight_gradient)
-    forward = where(s.sharded, 2.0 * gather, all_reduce)
+    forward = where(s.sharded, gather + wide * (s.gather_s - s.input_gather_s) + scatter, all_reduce)
     # If forward collectives are pipelined with their matmuls, so is the gathering of gradients in the backward pass; it
     # shares the input-gradient matmuls with the gathering of inputs. Transformer Engine's Userbuffers, which pipeline them, do
     # not reach beyond NVLink (github.com/NVIDIA/TransformerEngine/issues/1071, pull/1470).
@@ -151,5 +157,5 @@ def _tensor_seconds(
     again = 1.0 if trained else 0.0
     hidden = 1.0 - GATHER_COST * (1.0 - overlap)
     behind_inputs = minimum((again * hidden + pipelined) * gather, block.matmul)
-    exposed_sharded = (2.0 + again) * gather - behind_inputs - overlap * minimum(gather, block.weight_gradient)
+    exposed_sharded = (1.0 + again) * gather + scatter - behind_inputs - overlap * minimum(scatter, block.weight_gradient)
     return forward - pipelined * minimum(forward, block.matmul), where(s.sharded, exposed_sharded, exposed)

@@ -192,6 +192,16 @@ def with_adapter_time(block: BlockTime, *, case: TrainingCase, candidates: Candi
     return replace(block, matmul=matmul, weight_gradient=gradient, elementwise=forward, elementwise_backward=backward)
 
 
+def wide_gathers(case: TrainingCase, candidates: Candidates, *, moe: bool) -> int:
+    """Gathered inputs of a layer that stay in 16 bits because an adapter multiplies them too (Megatron Bridge's adapters ask
+    for return_layernorm_output_gathered, under which Transformer Engine does not quantise before it gathers).
+    """
+    assert case.workload.lora is not None
+    columns = (matrix for matrix in rank_matrices(case.model, candidates, moe=moe) if matrix.division == "column")
+    gathered = (matrix for matrix in columns if not matrix.routed and matrix.inputs == case.model.hidden_size)
+    return sum(any(adapters(matrix, case.workload.lora)) for matrix in gathered)
+
+
 def adapter_tensor_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> tuple[Floats, Floats]:
     """(forward, backward) seconds of the adapters' tensor-parallel collectives, none hidden; those of routed experts are not
     counted.

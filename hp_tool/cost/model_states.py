@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hp_tool.cost.arrays import Floats, anywhere, maximum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
@@ -68,30 +68,34 @@ class StateCosts:
     times: StateTimes
 
 
-def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> StateCosts:
+def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> StateCosts:
     """Bytes and seconds of the states under ZeRO.
 
     Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights. Replicas are the d c ranks of
     a tensor and pipeline position; for a routed expert they are t d c / (e_p e_t).
 
     Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of weights; hybrid sharding does
-    this in each shard group and all-reduces the gradients' shards over the replicas. Update: memory-bound; each rank reads and
-    writes every state of its shard, and zeroes all gradients and takes their norm.
+    this in each shard group and all-reduces the gradients' shards over the replicas. Gradients that ZeRO 2 adds up over a run
+    of micro-batches lie whole on each rank for one of v chunks, for two where a run follows another. Update: memory-bound; each
+    rank reads and writes every state of its shard, and zeroes all gradients and takes their norm.
     """
     model, workload, cluster = case.model, case.workload, case.cluster
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
     size = bytes_per_parameter(workload, weight_copies=copies)
     division = sharding(c, group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster))
+    run, whole = _runs(c, micro_batches) if workload.gradient_reduction == "run" else (1, 0.0)
     pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
     stages, times = _divided(
-        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces
-    )
+        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces,
+        whole=whole,
+    )  # fmt: skip
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division, pieces=pieces
-        )
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division, pieces=pieces,
+            whole=whole,
+        )  # fmt: skip
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
     if workload.optimizer == "muon":
@@ -108,8 +112,19 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     return StateCosts(
         stages=tuple(stages),
         gathered_layer=_gathered_bytes(model, c, size),
-        times=replace(times, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)),
+        times=replace(
+            times, run=run, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)
+        ),
     )
+
+
+def _runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
+    """(micro-batches whose gradients ZeRO 2 adds up before it reduces them: the p that interleaving runs of one chunk after
+    another; share of a stage's gradients that lies whole on each rank then).
+    """
+    chunks = c.virtual_pipeline_parallel_size
+    run = where(chunks > 1, c.pipeline_parallel_size, 1)
+    return run, (c.zero_stage == 2) * (chunks > 1) * minimum(micro_batches / run, 2) / chunks
 
 
 # Parameters on one rank of a stage.
@@ -237,9 +252,10 @@ def _divided(
     size: BytesPerParameter,
     sharding: Sharding,
     pieces: Floats,
+    whole: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
     """(states of each stage, seconds of one step) of parameters divided over the ranks that hold the same ones, sent in
-    `pieces`.
+    `pieces`; the share `whole` of their gradients lies on every rank besides.
 
     Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce in buckets, whose bytes are a
     share of the accumulated gradients'. Where these are small, each scattered or gathered one waits for a lap around the ring;
@@ -252,10 +268,16 @@ def _divided(
     ranks = sharding.shards
     shard = 1.0 / ranks
     optimizer_share, gradient_share, weight_share = (where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3))
-    kept = gradient_share + bucket_share * (ranks > 1) if bucket_share else gradient_share
+    kept = gradient_share + (bucket_share + whole) * (ranks > 1)
+    gathered: Bools = False
+    if framework.wide_weights:  # the shards are wider than what is gathered
+        gathered = (zero_stage == 2) & (ranks > 1)
+        weight_share = where(gathered, shard, weight_share)
     states = [
         StageStates(
-            weights=stage.weights * weight_share, gradients=stage.gradients * kept, optimizer=stage.optimizer * optimizer_share
+            weights=stage.weights * weight_share + gathered * stage.communicated_weights,
+            gradients=stage.gradients * kept,
+            optimizer=stage.optimizer * optimizer_share,
         )
         for stage in stages
     ]

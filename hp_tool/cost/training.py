@@ -100,7 +100,7 @@ def training_costs(
     if model.architecture == "encoder_decoder":
         # From here on only the decoder's head and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
-    states = state_costs(case=case, candidates=candidates, pipeline=pipeline)
+    states = state_costs(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
     fullest = memory(
         case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m
     )

@@ -71,6 +71,8 @@ class StateTimes:
     """Optimizer step on the device."""
     offload_s: Floats = 0.0
     """Optimizer step on the host, with its copies."""
+    run: Ints | int = 1
+    """Micro-batches whose gradients ZeRO 2 adds up before it reduces them."""
     tied_reduction_s: Floats = 0.0
     """All-reduce of a tied embedding's gradient between the pipeline's ends."""
 
@@ -103,7 +105,8 @@ def data_parallel_seconds(
     including its exposed communication, which uses other links. Of v interleaved chunks each is done with p
     micro-batches before the next one starts, and its exchange runs beside those (Megatron Core's schedules.py, grad_sync_func
     and param_sync_func); 1/v of it, of the chunk at the end of the pass, has nothing beside it. ZeRO 2: gradients after every
-    micro-batch's backward pass, weights behind one forward pass. ZeRO 3: weights are gathered for every forward and backward
+    micro-batch's backward pass, weights behind one forward pass; if it adds those of a `run` of p micro-batches up
+    (`StateTimes.run`), each run's exchange is that of ZeRO 1. ZeRO 3: weights are gathered for every forward and backward
     pass. Replicas of hybrid sharding all-reduce once, with the last micro-batch, behind the part of the stage that its
     reduction leaves.
     """
@@ -124,7 +127,11 @@ def data_parallel_seconds(
         )
         gradients = micro_batches * exposed(reduce, behind=backward, overlap=overlap)
         weights = exposed(gather, behind=forward, overlap=overlap)
-        total = where(zero >= 3, micro_batches * each, where(zero == 2, gradients + weights, total))
+        second = gradients + weights
+        if anywhere(states.run > 1):
+            by_run = total + (micro_batches / states.run - 1.0) * exposed(reduce, behind=behind, overlap=overlap)
+            second = where(states.run > 1, by_run, second)
+        total = where(zero >= 3, micro_batches * each, where(zero == 2, second, total))
         once = where(zero >= 3, 2.0 * gather + reduce, once)
     if anywhere(states.replica_s > 0.0):
         total = total + exposed(states.replica_s, behind=maximum(stage - once, 0.0), overlap=overlap)

@@ -2,8 +2,8 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal, Self
 
 from annotated_types import Interval
 
@@ -125,8 +125,35 @@ class Fidelity(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tail(Strict):
+    """Quantiles of one latency over requests."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Those of the values, with lines between neighbours."""
+        cuts = statistics.quantiles([*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive")
+        return cls(p50=cuts[49], p90=cuts[89], p99=cuts[98])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tails(Strict):
+    """Seconds of single requests. Predicted ones are of equal lengths: in a closed load they spread by a request's place in its
+    wave alone; at a request rate by the load and the prompts that a request meets, and the request latency is that of one late
+    in both: a bound.
+    """
+
+    ttft_s: Tail
+    tpot_s: Tail
+    request_latency_s: Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingTimes(Strict):
-    """Latencies of one replica that is given `concurrency` prompts at once, again and again: a closed load of equals."""
+    """Latencies of one replica that is given `concurrency` prompts at once, again and again, or of a server under its load."""
 
     ttft_s: Seconds
     """Time to first token: from the prompts to the first token of all of them, median over repetitions."""
@@ -142,6 +169,31 @@ class ServingTimes(Strict):
     """concurrency x output_length / median seconds of a repetition, over all devices of the run."""
     runner: Runner
     """The software that served."""
+    tails: Tails | None = None
+    """Of the single requests of all repetitions; None: a batch of equals has none."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        ttft_s: Sequence[float],
+        tpot_s: Sequence[float],
+        output_tokens_per_second: float,
+        runner: Runner,
+        tails: Tails | None = None,
+    ) -> Self:
+        """Medians and spread of these repetitions."""
+        return cls(
+            ttft_s=statistics.median(ttft_s),
+            ttft_s_spread=interquartile_range(ttft_s) or 0.0,
+            tpot_s=statistics.median(tpot_s),
+            tpot_s_spread=interquartile_range(tpot_s) or 0.0,
+            ttft_times_s=tuple(ttft_s),
+            tpot_times_s=tuple(tpot_s),
+            output_tokens_per_second=output_tokens_per_second,
+            runner=runner,
+            tails=tails,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +205,9 @@ class Latencies(Strict):
     tpot_s: float
     """Time per output token after the first."""
     request_latency_s: float
-    """Until the last token."""
+    """Until the last token, at the mean lengths."""
+    tails: Tails | None = None
+    """Of single requests, where they were measured or predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +291,21 @@ class Measurement(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(Measurement):
+    """What a job brought that ran several configurations: the first one's measurement, and those of its rivals."""
+
+    rivals: tuple[Measurement, ...] = ()
+    """In the order of the request, up to the first that failed."""
+
+    @property
+    def own(self) -> Measurement:
+        """The first one's alone, with its own share of the time."""
+        beside_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
+        values = {each.name: getattr(self, each.name) for each in fields(Measurement)}
+        return Measurement(**values | {"wall_s": None if self.wall_s is None else max(self.wall_s - beside_s, 0.0)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Strict):
     """What every request to the profiler names; written as JSON, read on the cluster."""
 
@@ -272,6 +341,8 @@ class ProfileRequest(Request):
     """Run one further step under torch's profiler."""
     longest_step_s: float | None = None
     """Stop after the first measured step beyond this: hopeless against what is known already; None: run all steps."""
+    rivals: tuple[ParallelConfig, ...] = ()
+    """Configurations that run afterwards, in the same processes, with the same limits."""
     program: Program | None = None
     """What runs in place of the built-in profiler."""
     nvlink_domain_size: int | None = None

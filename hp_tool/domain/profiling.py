@@ -44,6 +44,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "cuda_graph_modules": (None,),
     "expert_precision": (None,),
     "dispatch_precision": (None, "bf16"),
+    "gradient_reduction": (None, "micro_batch"),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": (*_FP32, "bf16"),
@@ -187,7 +188,7 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
         yield "inference.concurrency", "a load without one concurrency" + (" or request rate" if running else "")
     if load is not None and load.arrival not in ("closed", "poisson" if by_rate else "closed"):
         yield "inference.load", f"arrival: {load.arrival}"
-    followed = (*_SERVED, "request_rate_per_second") if running else _SERVED
+    followed = (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate") if running else _SERVED
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in followed}
     yield from _unusual(inference, defaults, of="inference")
     if runner == "megatron-core":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -86,6 +87,15 @@ class SearchSettings(Strict):
     the first run that worked."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
+    configurations_per_job: Annotated[int, Interval(ge=1, le=16)] = 1
+    """Configurations that one job of the built-in profiler trains, one after another; only the first waits for imports and
+    rendezvous. Each is a run of its own."""
+
+    @property
+    def of_profiler(self) -> tuple[str, ...]:
+        """Settings in use that only trainings of the built-in profiler follow."""
+        used = {"breakdown": self.breakdown, "configurations_per_job": self.configurations_per_job > 1}
+        return tuple(name for name, is_used in used.items() if is_used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +131,13 @@ class Targets(Strict):
     ttft_p99_s: Amount | None = None
     tpot_p90_s: Amount | None = None
     tpot_p99_s: Amount | None = None
+
+    def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
+        """What is given: its name, the latency that it bounds, the quantile (p90, p99; None: the mean), and the limit."""
+        for name in self.__slots__:
+            if (limit := getattr(self, name)) is not None:
+                latency, _, quantile = name.removesuffix("_s").partition("_p")
+                yield (name, f"{latency}_s", f"p{quantile}", limit) if quantile.isdigit() else (name, name, None, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

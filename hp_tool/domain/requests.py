@@ -6,7 +6,7 @@ from typing import Literal
 from hp_tool.domain.measurement import Operation, ProfileRequest, Request, Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class InferenceRequest(Request):
     warmup: int = 1
     num_requests: int = 1
     """Of a repetition, of an endpoint: those in flight. A batch is that of the load's concurrency."""
+    trace: TraceSpec | None = None
+    """Of an endpoint: its requests in turn, again and again; None: equal ones, of the load's lengths."""
 
     @property
     def num_processes(self) -> int:

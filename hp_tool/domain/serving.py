@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hp_tool.domain.fields import Strict, short_repr
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Reason
 from hp_tool.units import duration
@@ -168,26 +168,6 @@ class ServingMemory:
         """By part; they sum to total_bytes."""
         parts = ("weights", "kv_cache", "activations", "logits", "overhead")
         return {name: getattr(self, f"{name}_bytes") for name in parts}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """Quantiles of one latency over requests."""
-
-    p50: float
-    p90: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tails:
-    """Seconds, of equal lengths. In a closed load they spread by a request's place in its wave alone; at a request rate by the
-    load and the prompts that a request meets, and the request latency is that of one late in both: a bound.
-    """
-
-    ttft_s: Tail
-    tpot_s: Tail
-    request_latency_s: Tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

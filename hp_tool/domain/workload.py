@@ -144,6 +144,9 @@ class TrainingWorkload(Strict):
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication overlaps compute; None: as in the framework's measured runs."""
+    gradient_reduction: Literal["micro_batch", "run"] | None = None
+    """ZeRO 2 in an interleaved pipeline: gradients are reduced in every backward pass (None; Megatron FSDP), or after the p
+    micro-batches that a model chunk runs one after another, as in the training of Llama 3."""
     cuda_graphs: bool | None = None
     """Whether kernels are launched as CUDA graphs, so that devices never wait for their host; None: they are not."""
     cuda_graph_modules: tuple[GraphModule, ...] | None = None
@@ -344,10 +347,10 @@ class InferenceWorkload(Strict):
     """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
     of one of them narrows that."""
 
-    input_length: Count = 0
-    """Tokens of a prompt; left out with a trace: the trace's."""
-    output_length: Count = 0
-    """Tokens of an answer; left out with a trace: the trace's."""
+    input_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
+    output_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    """Tokens of an answer; 0, or left out, with a trace: the trace's."""
     trace: str | TraceSpec | None = None
     """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
     lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""

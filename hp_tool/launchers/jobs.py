@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hp_tool.domain.fields import Strict, checked
 from hp_tool.domain.jobs import LaunchPlan
-from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, Measurement, WallSeconds, interquartile_range
+from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, JobResult, Measurement, WallSeconds, interquartile_range
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.steps import RUN, read_steps
 from hp_tool.errors import InputError
@@ -36,6 +36,7 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 MAX_FILE_BYTES = 4 * 2**20
 """Limit of a file that is read whole: a result has a few thousand steps."""
 _MEASUREMENT_JSON = TypeAdapter(Measurement)
+_RESULT_JSON = TypeAdapter(JobResult)
 # Errors of a rank that failed only because another had: not the root cause if there is a better one.
 _SECONDARY = (
     *("Connection closed", "Connection reset", "Broken pipe"),
@@ -262,12 +263,13 @@ def _read_measurement(path: Path) -> Measurement | None:
     except OSError:
         return None
     try:
-        return _MEASUREMENT_JSON.validate_json(text, strict=True)
+        result = _RESULT_JSON.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid" and "recursion" not in first["msg"]:
             return None
         raise ValueError(_why(error)) from None
+    return result if result.rivals else result.own
 
 
 def _why(error: ValidationError) -> str:

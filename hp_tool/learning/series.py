@@ -109,6 +109,13 @@ class StoredCalibrations:
         other._owner = owner
         return other
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both answer alike: caches find what an earlier request of the same owner computed."""
+        return isinstance(other, StoredCalibrations) and self._known is other._known and self._owner == other._owner
+
+    def __hash__(self) -> int:
+        return hash((id(self._known), self._owner))
+
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
         """The predictor of the problem's series, else of the nearest that stands in for it; None if nothing was learnt yet, or
         nothing that still holds.

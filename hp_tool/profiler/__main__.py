@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import os
 import re
 import socket
@@ -11,13 +13,14 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
+from hp_tool.domain.measurement import JobResult, Measurement, ProfileRequest, interquartile_range
 from hp_tool.domain.requests import BenchmarkRequest, InferenceRequest, RunRequest
 from hp_tool.domain.steps import RUN
 from hp_tool.domain.switches import device_connections
@@ -34,6 +37,11 @@ _BROKEN_DEVICE = re.compile(
     re.IGNORECASE,
 )
 """Errors of a GPU that will not run anything else either."""
+_INHERITED = frozenset(os.environ)
+_NO_PEAKS: dict[str, Any] = {
+    "peak_memory_bytes": None, "peak_reserved_bytes": None, "peak_memory_bytes_per_rank": (), "peak_memory_source": None
+}  # fmt: skip
+"""A host's heap keeps what it once had: how far it grows says nothing of a second model."""
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
 
@@ -46,9 +54,11 @@ def main() -> int:
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     try:
-        measurement = profile(read_request(arguments.request))
-        if rank == 0:
-            write_measurement(arguments.result, measurement)
+        request = read_request(arguments.request)
+        measurement = profile(request)
+        for result in itertools.chain([measurement], with_rivals(request, measurement)):  # each is safe before the next
+            if rank == 0:
+                write_measurement(arguments.result, result)
     except Exception as error:
         traceback.print_exc()
         write_measurement(failure_path(arguments.result, rank=rank), failure(error, rank=rank))
@@ -96,6 +106,44 @@ def profile(request: RunRequest) -> Measurement:
             measurement = Measurement(status="ok", operations=operations.time_all(request, device=device))
     versions = known["versions"] | measurement.versions
     return replace(measurement, **known | {"versions": versions}, wall_s=time.monotonic() - started)
+
+
+def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
+    """The first configuration's measurement with those of its rivals so far, each as soon as it is there. They run in the same
+    processes, which know their devices and each other; a rival that fails ends the job, and what ran before it stands."""
+    if not isinstance(request, ProfileRequest):
+        return
+    from hp_tool.profiler import backend
+
+    device, rivals = backend.device(request), list[Measurement]()
+    for parallel in request.rivals:
+        started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
+        support.check(own)
+        forget()
+        measurement = replace(
+            _train(own, device=device),
+            hardware=first.hardware,
+            versions=first.versions,
+            differences=support.switched(own)[1] if request.training.framework == "megatron-core" else {},
+            wall_s=time.monotonic() - started,
+        )
+        rivals.append(measurement if device.type == "cuda" else replace(measurement, **_NO_PEAKS))
+        known = {each.name: getattr(first, each.name) for each in fields(Measurement)}
+        total_s = (first.wall_s or 0.0) + sum(rival.wall_s or 0.0 for rival in rivals)
+        yield JobResult(**known | {"wall_s": total_s, "rivals": tuple(rivals)})
+
+
+def forget() -> None:
+    """Free what the configuration before held: its model, its groups, its buffers, what Megatron noted of its attention."""
+    gc.collect()
+    if (torch := sys.modules["torch"]).cuda.is_available():
+        torch.cuda.empty_cache()
+    if (megatron := sys.modules.get("megatron.core")) is not None:
+        megatron.parallel_state.destroy_model_parallel()
+    if (engine := sys.modules.get("transformer_engine.pytorch.module.base")) is not None:
+        engine.destroy_ub()
+    for name in [name for name in os.environ if name.startswith("NVTE_") and name not in _INHERITED]:
+        del os.environ[name]
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
@@ -179,7 +227,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
     """Write `measurement` atomically: a reader sees all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
-        file.write(TypeAdapter(Measurement).dump_json(measurement, indent=1))
+        file.write(TypeAdapter(type(measurement)).dump_json(measurement, indent=1))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

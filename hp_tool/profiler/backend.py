@@ -25,17 +25,21 @@ def start(request: ProfileRequest) -> torch.device:
         raise InputError(f"the request is for {request.gpu}, but torch sees no CUDA device here")
     if (world := int(os.environ["WORLD_SIZE"])) != request.num_gpus:
         raise InputError(f"the request is for {request.num_gpus} processes, but {world} were started")
+    chosen = device(request)
     if cpu:
         torch.set_num_threads(1)
-        device = torch.device("cpu")
     else:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(chosen)
     # A rank that waits for a failed one gives up at the run's own limit instead of torch's half hour.
     distributed.init_process_group(
-        "gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s), device_id=None if cpu else device
+        "gloo" if cpu else "nccl", timeout=timedelta(seconds=request.timeout_s), device_id=None if cpu else chosen
     )
-    return device
+    return chosen
+
+
+def device(request: ProfileRequest) -> torch.device:
+    """This rank's."""
+    return torch.device("cpu") if request.gpu == "cpu" else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:

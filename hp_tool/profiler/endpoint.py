@@ -1,12 +1,14 @@
-"""A closed or a Poisson load on a server with OpenAI's completions API, and what its answers took.
+"""A load on a server with OpenAI's completions API, and what its answers took: closed, Poisson, or a trace at its own times.
 
 Started alone in the job's folder, with the URL in endpoint.json and the key in the environment. Prompts are random, so no cache
-knows them. A closed load keeps as many requests in flight as asked; each that ends is followed by another. Requests that
+knows them, but for the leading tokens that the load says a prefix cache holds: these all prompts share. A closed load keeps as
+many requests in flight as asked; each that ends is followed by another. Requests that
 `max_num_seqs` leaves no room for wait here, and their wait is part of their time to first token. Answers count in the order in
 which they end, `num_requests` to a repetition; the first repetitions warm up, and the load goes on until the last has ended.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -15,6 +17,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, interquartile_range
+from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, Tail, Tails
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.profiler.__main__ import failure_path, read_request, write_measurement
 
@@ -63,7 +66,9 @@ class Answer:
     ttft_s: float
     """From its arrival, which may be before it was sent."""
     tpot_s: float
+    latency_s: float
     ended_s: float
+    tokens: int
 
 
 class Endpoint:
@@ -74,6 +79,9 @@ class Endpoint:
         self._random = random.Random(request.seed)
         self._model: str | None = where["model"]
         self._words_per_token = 1.0
+        self._requests = itertools.cycle(_requests(request))
+        self._shared: list[Any] = []
+        """What the prompts that a cache holds begin with."""
 
     async def prepare(self) -> dict[str, str]:
         """Ask for the model's name where none is given, learn the length of words, and return the server's versions."""
@@ -83,8 +91,9 @@ class Endpoint:
                 raise EndpointError(f"HTTP {listed.status_code} where its models are listed: {listed.text[:200]}")
             self._model = str(listed.json()["data"][0]["id"])
         if self._where["prompts"] == "text":
-            usage, _ = await self._tokens(self._prompt(), max_tokens=1)
-            self._words_per_token = self._request.inference.input_length / max(usage["prompt_tokens"], 1)
+            length = self._request.inference.input_length
+            usage, _ = await self._tokens(self._prompt(length, cached=0), max_tokens=1)
+            self._words_per_token = length / max(usage["prompt_tokens"], 1)
         versions = {"python": platform.python_version()}
         with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # vLLM tells, others need not
             told = await self._client.get(self._client.base_url.copy_with(path="/version"))
@@ -120,9 +129,9 @@ class Endpoint:
                         group.create_task(user())
                     return
                 assert isinstance(rate, int | float)  # a search's load is one number
-                arrival = time.monotonic()
-                while waiting <= 10 * self._request.num_requests + _BACKLOG:
-                    arrival += self._random.expovariate(rate)
+                for arrival in self._arrivals(rate):
+                    if waiting > 10 * self._request.num_requests + _BACKLOG:
+                        break
                     await asyncio.sleep(max(arrival - time.monotonic(), 0.0))
                     group.create_task(one(arrival))
                 raise EndpointError(f"{waiting} requests wait: the server falls behind {rate:g} a second")
@@ -140,25 +149,45 @@ class Endpoint:
                 raise next(each for each in group.exceptions if not isinstance(each, asyncio.CancelledError)) from None
         return ended[:total]
 
+    def _arrivals(self, rate: float) -> Iterator[float]:
+        """When the requests of an open load come, without end: the trace's times over and over, else independent ones."""
+        trace, start = self._request.trace, time.monotonic()
+        times = None if trace is None else trace.arrival_s
+        while True:
+            for at in times or (self._random.expovariate(rate),):
+                yield start + at
+            start += (times[-1] + 1.0 / rate) if times else at
+
     async def _answer(self, arrived: float) -> Answer:
-        asked = self._request.inference
-        usage, at = await self._tokens(self._prompt(), max_tokens=asked.output_length)
+        inputs, outputs, cached = next(self._requests)
+        usage, at = await self._tokens(self._prompt(inputs, cached=cached), max_tokens=outputs)
         for name, length, slack in (
-            ("prompt_tokens", asked.input_length, max(_LENGTH_SLACK, _LENGTH_TOLERANCE * asked.input_length)),
-            ("completion_tokens", asked.output_length, 0),
+            ("prompt_tokens", inputs, max(_LENGTH_SLACK, _LENGTH_TOLERANCE * inputs)),
+            ("completion_tokens", outputs, 0),
         ):
             if abs(usage[name] - length) > slack:
                 raise EndpointError(
                     f"{usage[name]} {name} by the server's count, not {length} as asked; see `prompts` and `body` of its entry"
                 )
-        following = max(asked.output_length - 1, 1)
-        return Answer(ttft_s=at[0] - arrived, tpot_s=(at[-1] - at[0]) / following, ended_s=at[-1])
+        following = max(outputs - 1, 1)
+        return Answer(
+            ttft_s=at[0] - arrived,
+            tpot_s=(at[-1] - at[0]) / following,
+            latency_s=at[-1] - arrived,
+            ended_s=at[-1],
+            tokens=outputs,
+        )
 
-    def _prompt(self) -> list[int] | str:
-        length = self._request.inference.input_length
-        if self._where["prompts"] == "text":
-            return " ".join(self._random.choices(_WORDS, k=max(round(length * self._words_per_token), 1)))
-        return self._random.choices(range(min(self._request.model.vocab_size, _VOCABULARY)), k=length)
+    def _prompt(self, length: int, *, cached: int) -> list[int] | str:
+        """So many tokens, of which the first `cached` are those of every such prompt."""
+        text = self._where["prompts"] == "text"
+        each: Sequence[Any] = _WORDS if text else range(min(self._request.model.vocab_size, _VOCABULARY))
+        if text:
+            length, cached = (round(tokens * self._words_per_token) for tokens in (length, cached))
+        if cached > len(self._shared):
+            self._shared += self._random.choices(each, k=cached - len(self._shared))
+        prompt = self._shared[:cached] + self._random.choices(each, k=max(length - cached, 1))
+        return " ".join(prompt) if text else prompt
 
     async def _tokens(self, prompt: list[int] | str, *, max_tokens: int) -> tuple[dict[str, int], list[float]]:
         """The server's count of tokens, and when the events with text came. Raises EndpointError for no such stream."""
@@ -186,25 +215,33 @@ class Endpoint:
         return usage, at
 
 
+def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
+    """(prompt tokens, answer tokens, shared prompt tokens) of each request in turn."""
+    load, trace = request.inference, request.trace
+    if trace is None:
+        return [(load.input_length, load.output_length, int(load.prefix_cache_hit_rate * load.input_length))]
+    assert isinstance(trace.input_tokens, tuple) and isinstance(trace.output_tokens, tuple)  # the search drew them
+    shared = trace.prefix_tokens or (0,) * len(trace.input_tokens)
+    return list(zip(trace.input_tokens, trace.output_tokens, shared, strict=True))
+
+
 def serving_times(answers: list[Answer], request: InferenceRequest, *, started_s: float) -> ServingTimes:
-    """Means of each repetition, warm-up left out, and their medians; the rate is that of all of them."""
+    """Means of each repetition, warm-up left out, their medians, and the quantiles of all of them; the rate is that of all."""
     n = request.num_requests
     warm, later = answers[: request.warmup * n], answers[request.warmup * n :]
     measured = [later[first : first + n] for first in range(0, len(later), n)]
     began_s = max((each.ended_s for each in warm), default=started_s)
     seconds = max(each.ended_s for each in later) - began_s
     ttft = tuple(statistics.fmean(each.ttft_s for each in one) for one in measured)
-    tpot = tuple(statistics.fmean(each.tpot_s for each in one) for one in measured)
-    return ServingTimes(
-        ttft_s=statistics.median(ttft),
-        ttft_s_spread=interquartile_range(ttft) or 0.0,
-        tpot_s=statistics.median(tpot),
-        tpot_s_spread=interquartile_range(tpot) or 0.0,
-        ttft_times_s=ttft,
-        tpot_times_s=tpot,
-        output_tokens_per_second=len(later) * request.inference.output_length / max(seconds, 1e-9),
-        runner="endpoint",
+    several = [[each.tpot_s for each in one if each.tokens > 1] or [0.0] for one in measured]
+    tpot = tuple(statistics.fmean(one) for one in several)
+    rate = sum(each.tokens for each in later) / max(seconds, 1e-9)
+    tails = Tails(
+        ttft_s=Tail.of([each.ttft_s for each in later]),
+        tpot_s=Tail.of([each.tpot_s for each in later if each.tokens > 1] or [0.0]),
+        request_latency_s=Tail.of([each.latency_s for each in later]),
     )
+    return ServingTimes.of(ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="endpoint", tails=tails)
 
 
 async def measure(request: InferenceRequest, *, where: dict[str, Any], key: str | None) -> Measurement:

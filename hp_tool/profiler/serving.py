@@ -7,7 +7,7 @@ import torch
 from megatron.core.inference.contexts import StaticInferenceContext
 from torch import distributed
 
-from hp_tool.domain.measurement import ProfileRequest, ServingTimes, interquartile_range
+from hp_tool.domain.measurement import ProfileRequest, ServingTimes
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.workload import TrainingWorkload
@@ -34,16 +34,8 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
     answers = [answer(request, gpt, prompts, device=device) for _ in range(request.warmup + request.repetitions)]
     measured = answers[request.warmup :]
     ttft, tpot = tuple(each.ttft_s for each in measured), tuple(each.tpot_s for each in measured)
-    return ServingTimes(
-        ttft_s=statistics.median(ttft),
-        ttft_s_spread=interquartile_range(ttft) or 0.0,
-        tpot_s=statistics.median(tpot),
-        tpot_s_spread=interquartile_range(tpot) or 0.0,
-        ttft_times_s=ttft,
-        tpot_times_s=tpot,
-        output_tokens_per_second=measured[0].tokens.numel() / statistics.median(each.seconds for each in measured),
-        runner="megatron-core",
-    )
+    rate = measured[0].tokens.numel() / statistics.median(each.seconds for each in measured)
+    return ServingTimes.of(ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="megatron-core")
 
 
 def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module:

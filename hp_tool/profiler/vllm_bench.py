@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes, interquartile_range
+from hp_tool.domain.measurement import Hardware, Measurement, ServingTimes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.errors import UnsupportedError
@@ -70,16 +70,8 @@ def serving_times(request: InferenceRequest, *, first: list[float], whole: list[
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
     tokens = (request.inference.concurrency or 1) * request.inference.output_length
-    return ServingTimes(
-        ttft_s=ttft,
-        ttft_s_spread=interquartile_range(first) or 0.0,
-        tpot_s=statistics.median(tpot),
-        tpot_s_spread=interquartile_range(tpot) or 0.0,
-        ttft_times_s=tuple(first),
-        tpot_times_s=tuple(tpot),
-        output_tokens_per_second=tokens / statistics.median(whole),
-        runner="vllm",
-    )
+    rate = tokens / statistics.median(whole)
+    return ServingTimes.of(ttft_s=first, tpot_s=tpot, output_tokens_per_second=rate, runner="vllm")
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:

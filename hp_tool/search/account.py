@@ -2,7 +2,8 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from hp_tool.calibration import Prior
 from hp_tool.domain.measurement import Measurement
@@ -10,7 +11,10 @@ from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import leader, repeats
+from hp_tool.search.rivals import BESIDE
 
+BUDGETS = ("budget_runs", "budget_gpu_seconds")
+"""Search settings that may change while a search runs."""
 UNKNOWN_STARTUP_S = 20.0
 """Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
 CLUSTER_STARTUP_S = 180.0
@@ -20,6 +24,16 @@ MIN_RUNS = 4
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""
 ROUGHLY_KNOWN = 0.5
 """Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the loop ended; the caller ends or releases the search accordingly."""
+
+    state: Literal["succeeded", "cancelled", "paused", "released"]
+    stopped_because: str
+    expected_gain_fraction: float | None = None
+    """What another run was last expected to win, as a share of the best step time; None while nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +65,7 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings, assumed_s: float = UNKNOWN_STARTUP_S) -> float:
     """Median seconds of a run that are no training step, by the runs that succeeded; `assumed_s` until one has."""
-    ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds]
+    ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted]
     seen = [each for measurement in ended if (each := seen_startup_s(measurement, settings=settings)) is not None]
     return statistics.median(seen) if seen else assumed_s
 
@@ -94,6 +108,11 @@ def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: fl
     if enough and proposal.reason != "coverage" and proposal.expected_gain < settings.min_gain_fraction:
         return "no_expected_gain"
     return None
+
+
+def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettings:
+    """The settings with the budget that the stored query has by now."""
+    return replace(settings, **{name: stored[name] for name in BUDGETS if name in stored})
 
 
 def progress_of(runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None) -> JsonObject:

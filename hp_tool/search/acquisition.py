@@ -39,6 +39,8 @@ class Observations:
     """Crashed or timed out: says nothing about speed, something about what works here."""
     pending: frozenset[int] = frozenset()
     """Proposed or running."""
+    apart: frozenset[int] = frozenset()
+    """Not asked for this time."""
 
     @property
     def tried(self) -> frozenset[int]:
@@ -85,7 +87,7 @@ def propose(
     what is predicted for them. `stored`: rows whose measurement is there already, which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
-    free[list(observations.tried)] = False
+    free[list(observations.tried | observations.apart)] = False
     step = table.predict_step(calibration)
     chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)

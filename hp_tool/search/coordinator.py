@@ -8,19 +8,19 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import asdict, replace
 
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
-from hp_tool.search.account import open_runs, progress_of
+from hp_tool.search.account import Outcome, open_runs, progress_of, with_budget
 from hp_tool.search.charges import Charges, end_run, failed_hosts, taken_off, with_traces
-from hp_tool.search.fidelity import extrapolated
+from hp_tool.search.fidelity import WHOLE, extrapolated
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
+from hp_tool.search.rivals import Share, shares
 from hp_tool.search.study import StudyProjection
 
 FULL_POLL_S = 1.0
@@ -32,20 +32,6 @@ FOLDER_PATIENCE_S = 300.0
 the queue: a worker on a sound host may take it, and this one may be the only one left to end the runs that fill the cluster."""
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How the loop ended; the caller ends or releases the search accordingly."""
-
-    state: Literal["succeeded", "cancelled", "paused", "released"]
-    stopped_because: str
-    expected_gain_fraction: float | None = None
-    """What another run was last expected to win, as a share of the best step time; None while nothing was measured."""
-
-
-BUDGETS = ("budget_runs", "budget_gpu_seconds")
-"""Search settings that may change while a search runs."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between and during runs
@@ -346,16 +332,24 @@ class Coordinator:
         raise LauncherError(f"run {late[0].number} was {cause}", code="queue_timeout", field="search.queue_timeout_s")
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
-        measurement = extrapolated(run, measurement, runs=self._runs())
+        own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
+        self._store_end(run, own)
+        for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
+            config = self._problem.candidates.config(row)
+            rival = self._store.intend_run(lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted)
+            self._store_end(rival, share)
+        self._stop_waiting()
+
+    def _store_end(self, run: RunRecord, share: Share) -> None:
+        measurement = extrapolated(run, share.measurement, runs=self._runs())
         new = self._problem.new_measurement(run=run, measurement=measurement)
         account = self._charges.account(run, measurement)
         stored = self._store.finish_run(
-            lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=gpu_seconds, account=account
+            lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=share.gpu_seconds, account=account
         )
         outcome = stored.measurement or measurement
         step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}
         self._report("run_finished", {**_about(run), "status": outcome.status, "cause": outcome.cause, **step})
-        self._stop_waiting()
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
         """Renew the lease when it is due, and carry out a cancel or release at once.
@@ -377,10 +371,9 @@ class Coordinator:
 
     def _follow_budget(self, record: SearchRecord) -> None:
         """A budget that was changed meanwhile holds from here on."""
-        stored, settings = record.query.get("search") or {}, self._problem.settings
-        budget = {name: stored.get(name, getattr(settings, name)) for name in BUDGETS}
-        if any(getattr(settings, name) != value for name, value in budget.items()):
-            self._problem = replace(self._problem, settings=replace(settings, **budget))
+        settings = with_budget(self._problem.settings, stored=record.query.get("search") or {})
+        if settings != self._problem.settings:
+            self._problem = replace(self._problem, settings=settings)
             self._planner = replace(self._planner, problem=self._problem)
 
     def _end_open_jobs(self, *, cause: str) -> None:

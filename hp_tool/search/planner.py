@@ -18,6 +18,7 @@ from hp_tool.search.account import Spent, open_runs, run_gpu_seconds, spent_by, 
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
 from hp_tool.search.problem import Question
+from hp_tool.search.rivals import DIGEST, RIVALS, configurations, num_jobs
 from hp_tool.search.study import StudyProjection
 
 MAX_ATTEMPTS = 3
@@ -73,9 +74,11 @@ class Planner:
         if again is not None:
             return NextRun(parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted)
         settings, spent = self.problem.settings, spent_by(runs)
-        waiting = len(open_runs(runs))
-        average_s = spent.gpu_seconds / spent.profile_runs if spent.profile_runs else 0.0
-        started = Spent(profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting * average_s)
+        waiting, jobs = configurations(open_runs(runs)), num_jobs(runs)
+        average_s = spent.gpu_seconds / jobs if jobs else 0.0
+        started = Spent(
+            profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + len(open_runs(runs)) * average_s
+        )
         reason = why_stop(settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal)
         if not waiting:
             if confirmation := self._confirmation(runs, started, average_s=average_s, stopping=reason is not None):
@@ -110,8 +113,22 @@ class Planner:
         reduction = None if reused is not None else self._reduction(runs, parallel, predicted, calibration, runs_left=runs_left)
         if reduction is not None:
             predicted |= _of_reduction(reduction, predicted, calibration)
+        elif reused is None:
+            predicted |= self._rivals(row, calibration, count=min(self.problem.configurations_per_job, runs_left) - 1)
         fidelity = WHOLE if reduction is None else reduction.fidelity
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)
+
+    def _rivals(self, row: int, calibration: Calibration, *, count: int) -> JsonObject:
+        """What the job of a row's run runs afterwards, as the run's prediction keeps it."""
+        proposals = self.projection.rivals(count=count, apart=self.problem.apart(row)) if count > 0 else []
+        beside = [
+            {
+                DIGEST: self.problem.digest(each.row),
+                **self.problem.predicted(row=each.row, calibration=calibration, proposal=each),
+            }
+            for each in proposals
+        ]
+        return {RIVALS: beside} if beside else {}
 
     def _reduction(
         self,

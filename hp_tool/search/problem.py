@@ -21,10 +21,12 @@ from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import Configuration
 from hp_tool.domain.steps import MORE_WARMUP
+from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.search.account import UNKNOWN_STARTUP_S
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
+from hp_tool.search.rivals import DIGEST, rivals_of
 from hp_tool.search.table import AxisValue, CandidateTable
 
 STARTUP_SLACK = 2.0
@@ -93,6 +95,20 @@ class Question(ABC):
         }
 
     @property
+    def configurations_per_job(self) -> int:
+        """At most."""
+        return 1
+
+    def apart(self, row: int) -> frozenset[int]:
+        """Rows that no job of this row can run besides."""
+        return frozenset()
+
+    def rival_rows(self, run: RunRecord) -> list[int]:
+        """Rows of what the run's job runs afterwards; none where one of them is no candidate any more."""
+        rows = [self._row_by_digest.get(rival[DIGEST]) for rival in rivals_of(run)]
+        return [row for row in rows if row is not None] if None not in rows else []
+
+    @property
     @abstractmethod
     def framework(self) -> str:
         """The software that measurements are filed under."""
@@ -122,8 +138,10 @@ class Question(ABC):
         longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
         reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
         share = reduced_s / step_s if step_s else 1.0
-        starting_s = self.assumed_startup_s if startup_s is None else startup_s
-        return float(max(STARTUP_SLACK * starting_s, LEAST_START_S) + steps * share * longest_s)
+        starting_s = max(STARTUP_SLACK * (self.assumed_startup_s if startup_s is None else startup_s), LEAST_START_S)
+        beside = rivals_of(run)
+        beside_s = sum(steps * rival["calibrated_step_s_interval"][1] for rival in beside)
+        return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
         """The measurement with what follows from it for this question."""
@@ -172,6 +190,19 @@ class SearchProblem(Question):
         return None if self.reduce is None else self.reduce(parallel)
 
     @property
+    def configurations_per_job(self) -> int:
+        return 1 if self.training.cuda_graphs else self.settings.configurations_per_job  # a recorded graph outlives its model
+
+    def apart(self, row: int) -> frozenset[int]:
+        return frozenset(other for other, needed in enumerate(self._processes) if needed != self._processes[row])
+
+    @cached_property
+    def _processes(self) -> list[tuple[str | None, int]]:
+        """Of each row what cannot change within a job: CUDA's queues, which are set before its first kernel, and how many."""
+        configs = map(self.candidates.config, range(len(self.candidates)))
+        return [(device_connections(workload=self.training, parallel=config), num_gpus(config)) for config in configs]
+
+    @property
     def tokens_per_gpu(self) -> float:
         return self.training.global_batch_size * self.training.sequence_length / self.cluster.num_gpus
 
@@ -210,6 +241,7 @@ class SearchProblem(Question):
             nvlink_domain_size=self.cluster.nvlink_domain_size,
             balanced_routing=bool(model.num_experts)
             and (self.training.expert_imbalance == 1.0 if balanced is None else balanced),
+            rivals=tuple(self._with_strategy(self.candidates.config(row)) for row in self.rival_rows(run)),
         )
 
     def _with_strategy(self, parallel: ParallelConfig) -> ParallelConfig:

@@ -1,6 +1,7 @@
 """An Optuna sampler that knows the cost model: proposes rows of a candidate table and learns from the study's trials."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class CostModelSampler(BaseSampler):
         self._coverage_runs = coverage_runs
         self._seed = seed
         self._stored = stored
+        self.reserved: frozenset[int] = frozenset()
+        """Rows that jobs under way will run beside their trials."""
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -65,9 +68,22 @@ class CostModelSampler(BaseSampler):
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
         """The next row and what it is expected to win; None where nothing is left. `exclude`: a trial number to ignore."""
         observations = self.observations(study=study, exclude=exclude)
+        return self._propose(observations, self._calibrate(observations))
+
+    def rivals(self, *, study: Study, count: int, apart: frozenset[int] = frozenset()) -> list[Proposal]:
+        """At most `count` rows to run beside the study's pending trials, each chosen as if those before it had returned what is
+        predicted for them; none of those `apart`."""
+        observations, found = replace(self.observations(study=study), apart=apart), list[Proposal]()
+        calibration = self._calibrate(observations)
+        while len(found) < count and (proposal := self._propose(observations, calibration)) is not None:
+            found.append(proposal)
+            observations = replace(observations, pending=observations.pending | {proposal.row})
+        return found
+
+    def _propose(self, observations: Observations, calibration: Calibration) -> Proposal | None:
         return propose(
             table=self.table,
-            calibration=self._calibrate(observations),
+            calibration=calibration,
             observations=observations,
             coverage_runs=self._coverage_runs,
             rng=np.random.default_rng([self._seed, len(observations.tried)]),
@@ -81,7 +97,7 @@ class CostModelSampler(BaseSampler):
         ids: dict[int, str] = {}
         out_of_memory: set[int] = set()
         broken: set[int] = set()
-        pending: set[int] = set()
+        pending = set(self.reserved)
         for trial in study.get_trials(deepcopy=False):
             row = self.table.row_of(trial.params)
             if row is None or trial.number == exclude or trial.user_attrs.get(STATUS) == ABANDONED:

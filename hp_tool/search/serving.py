@@ -1,24 +1,27 @@
 """A search over ways to serve: what one replica is asked to run, and what its latencies imply for the whole load."""
 
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
 from hp_tool.domain.query import Targets
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
+from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 from hp_tool.search.problem import Question
 
 PENALTY = 2.0
 """A missed target costs this many times the share it is missed by, on top of the latency: what keeps to the targets wins."""
 TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
-"""Targets that a run can be held to. Its requests are too few for quantiles."""
+"""Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come one by one."""
+FEWEST_FOR_TAILS = 100
+"""Answers that a target on a quantile is judged by, at least."""
 SERVING = "-serving"
 """The end of every name that measurements of serving are filed under."""
 
@@ -76,6 +79,8 @@ class EndpointSearch(ServingSearch):
 
     in_flight: float
     """Requests of the load, as predicted where it is a rate."""
+    trace: TraceSpec | None = None
+    """The requests to send; None: equal ones."""
 
     @property
     def framework(self) -> str:
@@ -86,15 +91,18 @@ class EndpointSearch(ServingSearch):
         return self.in_flight * self.inference.output_length / self.cluster.num_gpus
 
     def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
-        """As many requests a repetition as are in flight."""
+        """As many requests a repetition as are in flight, and as targets on quantiles want."""
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
+        by_quantile = any(quantile is not None for _, _, quantile, _ in self.targets.limits())
+        fewest = math.ceil(FEWEST_FOR_TAILS / replica.repetitions) if by_quantile else 1
         return replace(
             replica,
             inference=self.inference,
             parallel=run.parallel,
             num_gpus=self.cluster.num_gpus,
-            num_requests=max(round(self.in_flight), 1),
+            num_requests=max(round(self.in_flight), fewest),
+            trace=self.trace,
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
@@ -102,16 +110,10 @@ class EndpointSearch(ServingSearch):
         if measurement.status != "ok" or times is None:
             return measurement
         following = self.inference.output_length - 1
-        latencies = Latencies(
-            ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=times.ttft_s + following * times.tpot_s
-        )
-        load = LoadLatencies(
-            **asdict(latencies),
-            penalised_latency_s=penalised_latency_s(latencies, targets=self.targets),
-            request_latencies_s=tuple(
-                first + following * each for first, each in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
-            ),
-        )
+        latency_s = times.ttft_s + following * times.tpot_s
+        latencies = Latencies(ttft_s=times.ttft_s, tpot_s=times.tpot_s, request_latency_s=latency_s, tails=times.tails)
+        each = tuple(first + following * token for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True))
+        load = _of_load(latencies, each, targets=self.targets)
         rate = times.output_tokens_per_second / self.cluster.num_gpus
         return replace(measurement, load=load, tokens_per_second_per_gpu=rate)
 
@@ -134,12 +136,18 @@ def load_latencies(
         tpot_s=(batch_s - times.ttft_s) / following if following else 0.0,
         request_latency_s=queue_s + batch_s,
     )
+    each = (batches * (first + following * token) for first, token in zip(times.ttft_times_s, times.tpot_times_s, strict=True))
+    return _of_load(latencies, tuple(each), targets=targets)
+
+
+def _of_load(latencies: Latencies, repetitions_s: tuple[float, ...], *, targets: Targets) -> LoadLatencies:
     return LoadLatencies(
-        **asdict(latencies),
+        ttft_s=latencies.ttft_s,
+        tpot_s=latencies.tpot_s,
+        request_latency_s=latencies.request_latency_s,
+        tails=latencies.tails,
         penalised_latency_s=penalised_latency_s(latencies, targets=targets),
-        request_latencies_s=tuple(
-            batches * (first + following * each) for first, each in zip(times.ttft_times_s, times.tpot_times_s, strict=True)
-        ),
+        request_latencies_s=repetitions_s,
     )
 
 
@@ -150,17 +158,23 @@ def software(runner: Runner) -> str:
 
 def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
     """What a search minimises: request latency x (1 + penalty)."""
-    return float(latencies.request_latency_s * (1.0 + penalty(latencies, targets=targets)))
+    return float(latencies.request_latency_s * (1.0 + penalty(bounded(latencies, targets=targets))))
 
 
 def meets(latencies: Latencies, *, targets: Targets) -> bool:
     """Whether all targets are kept."""
-    return bool(penalty(latencies, targets=targets) <= 0.0)
+    return all(value <= limit for _, limit, value in bounded(latencies, targets=targets))
 
 
-def penalty(latencies: Latencies | ServingCosts, *, targets: Targets) -> Any:
-    """PENALTY sum_i max(latency_i / target_i - 1, 0), a number or (n,)."""
-    limits = ((name, getattr(targets, name)) for name in TARGETS)
-    return PENALTY * sum(
-        (np.maximum(getattr(latencies, name) / limit - 1.0, 0.0) for name, limit in limits if limit is not None), 0.0
-    )
+def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
+    """Each target: its name, its limit, and the mean or quantile that it bounds; none of a quantile that was not measured."""
+    for name, latency, quantile, limit in targets.limits():
+        if quantile is None:
+            yield name, limit, getattr(latencies, latency)
+        elif latencies.tails is not None:
+            yield name, limit, getattr(getattr(latencies.tails, latency), quantile)
+
+
+def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
+    """PENALTY sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target, latency)."""
+    return PENALTY * sum((np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0)

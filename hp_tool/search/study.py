@@ -47,6 +47,10 @@ class StudyProjection:
         """What would run next, and what it is expected to win; None where every candidate was tried."""
         return self.sampler.proposal(study=self.study)
 
+    def rivals(self, *, count: int, apart: frozenset[int]) -> list[Proposal]:
+        """What one job would run beside the trial asked for last; none of the rows `apart`."""
+        return self.sampler.rivals(study=self.study, count=count, apart=apart)
+
     def ask(self) -> tuple[Trial, int]:
         """A new trial and the table's row that its parameters name; `bind` it once its run is stored."""
         trial = self.study.ask(self.sampler.distributions)
@@ -63,6 +67,8 @@ class StudyProjection:
 
         A run of a configuration that is no candidate any more has none: it still counts as evidence and in the budget.
         """
+        underway = [run for run in runs if not run.state.ended]
+        self.sampler.reserved = frozenset(row for run in underway for row in self._problem.rival_rows(run))
         trials = {trial.user_attrs.get(RUN_ID): trial for trial in self.study.get_trials(deepcopy=False)}
         for run in runs:
             params = self._problem.params(run.parallel)

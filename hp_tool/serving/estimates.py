@@ -14,6 +14,7 @@ from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
 from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
+from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.query import Targets
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import (
@@ -22,8 +23,6 @@ from hp_tool.domain.serving import (
     ServingGoodput,
     ServingIntervals,
     ServingMemory,
-    Tail,
-    Tails,
     TokenPrices,
 )
 from hp_tool.serving.problem import CostedRows, ServingProblem
@@ -313,17 +312,8 @@ def _open(
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
     """Each target of the query: its name, its limit, and the predicted values that it bounds, a mean or a quantile."""
-    targets = rows.problem.targets
-    for name in targets.__slots__:
-        limit = getattr(targets, name)
-        if limit is None:
-            continue
-        latency, _, quantile = name.removesuffix("_s").partition("_p")
-        if not quantile.isdigit():
-            yield name, limit, getattr(rows.costs, name)
-        else:
-            share = quantiles(rows, int(quantile) / 100.0)
-            yield name, limit, share.ttft_s if latency == "ttft" else share.tpot_s
+    for name, latency, quantile, limit in rows.problem.targets.limits():
+        yield name, limit, getattr(rows.costs if quantile is None else quantiles(rows, SHARES[quantile]), latency)
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:

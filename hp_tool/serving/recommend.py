@@ -21,15 +21,15 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, ratio_log_sd, worst_miss
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
-from hp_tool.serving.replay import played
+from hp_tool.serving.replay import flow_latencies, played
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
 from hp_tool.training.rank import group_numbers
 
 MAX_TOP = 1_000
 NEAREST = 3
-PLAYED = 10
-"""Configurations that a trace is played on."""
+SCREENED, PLAYED = 200, 10
+"""Configurations that a trace's arrivals flow through, and those of them that its requests are played on."""
 STEPS_PER_DOUBLING = 2
 """Concurrencies of a front between one and twice itself: coarser than this the front shows corners."""
 CHUNK = 12_288
@@ -91,11 +91,16 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 
 
 def _played_best(query: Query, problem: ServingProblem, *, top: int, start: float) -> Ranking[ServingRecommendation]:
-    """The PLAYED best by means under the trace itself, ranked by what its requests see."""
+    """Of the SCREENED best by means, the PLAYED best by a fluid of the trace's arrivals, ranked by what its requests see."""
     if query.objective == "min_gpus":
         raise UnsupportedError("min_gpus ranks by means; ask it without the trace", field="objective")
     space = cost_space(query=query, problem=replace(problem, targets=Targets()))
-    rows = space.best(PLAYED)
+    rows = space.best(SCREENED)
+    if problem.concurrency is None and len(rows) > PLAYED:
+        ttft, tpot = flow_latencies(problem, space.candidates.take(rows))
+        score = {"ttft": ttft, "tpot": tpot}.get(query.objective or "", ttft + (problem.output_length - 1) * tpot)
+        rows = rows[np.argsort(score, kind="stable")]
+    rows = rows[:PLAYED]
     chosen = [
         space.candidates.take(slice(row, row + 1))
         for row in (rows if len(rows) else nearest(space.candidates, problem=problem))

@@ -9,21 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.events import Served, serve
+from hp_tool.cost.serving.fluid import flow
 from hp_tool.cost.serving.passes import pass_table
+from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
-from hp_tool.domain.serving import InferenceEstimate, ServingGoodput, Tail, Tails
-from hp_tool.serving.estimates import (
-    SHARES,
-    estimate_row,
-    intervals,
-    missed_target,
-    request_bounds,
-)
+from hp_tool.domain.serving import InferenceEstimate, ServingGoodput
+from hp_tool.serving.estimates import SHARES, estimate_row, intervals, missed_target, request_bounds
 from hp_tool.serving.problem import CostedRows, ServingProblem
 
 MOST_PLAYED = 5_000
 """Requests of one scheduler; a second or so of computing."""
+STEPS = 2_000
+"""Of a trace as a fluid."""
 
 
 def played(rows: CostedRows) -> InferenceEstimate:
@@ -70,29 +69,49 @@ def played(rows: CostedRows) -> InferenceEstimate:
         preemptions_per_request=served.preemptions / n,
         cost_per_million_output_tokens=None if output is None else output * dearer,
         cost_per_million_tokens=prices and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
-        tails=Tails(**{name: _tail(values) for name, values in seen.items()}),
+        tails=Tails(**{name: Tail.of(values.tolist()) for name, values in seen.items()}),
         goodput=_goodput(problem, served, latency, rate=rate),
         intervals=intervals(first_s, means["tpot_s"], throughput, problem),
         provenance=estimate.provenance | {"load": _words(problem, n * schedulers)},
     )
 
 
+def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
+    """(TTFT, TPOT) under the trace as a fluid: bursts fill the devices, but all requests have the mean lengths; shape (n,)."""
+    arrival = arrivals_s(problem)
+    assert arrival is not None
+    counts, edges = np.histogram(arrival, bins=STEPS)
+    found = flow(
+        case=_limited(problem), candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0])
+    )
+    return found.ttft_s, found.tpot_s
+
+
+def arrivals_s(problem: ServingProblem) -> FloatArray | None:
+    """When the trace's requests come, at the problem's rate; None: as many at a time as its concurrency."""
+    trace, rate = problem.trace, problem.request_rate_per_second
+    assert trace is not None
+    if problem.concurrency is not None or rate is None:
+        return None
+    if trace.arrival_s is None:
+        return np.cumsum(np.random.default_rng(0).exponential(1.0 / rate, len(trace.input_tokens)))
+    return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
+
+
+def _limited(problem: ServingProblem) -> ServingProblem:
+    """The problem with the memory that its headroom leaves."""
+    fraction = min(problem.engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
+    return replace(problem, engine=replace(problem.engine, memory_fraction=fraction))
+
+
 def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     """The trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
-    n, rate, arrival = len(trace.input_tokens), problem.request_rate_per_second, None
-    if problem.concurrency is None and rate is not None:
-        if trace.arrival_s is None:
-            arrival = np.cumsum(np.random.default_rng(0).exponential(1.0 / rate, n))
-        else:
-            arrival = trace.arrival_s * ((trace.rate_per_second or rate) / rate)
-    engine = problem.engine
-    fraction = min(engine.memory_fraction, 1.0 - problem.constraints.memory_headroom_fraction)
-    case = replace(problem, engine=replace(engine, memory_fraction=fraction))
+    n, arrival = len(trace.input_tokens), arrivals_s(problem)
     mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
     return serve(
-        table=pass_table(case=case, candidates=rows.candidates),
+        table=pass_table(case=_limited(problem), candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
         output_tokens=trace.output_tokens[mine],
         arrival_s=None if arrival is None else arrival[mine],
@@ -102,19 +121,12 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     )
 
 
-def _tail(values: FloatArray) -> Tail:
-    return Tail(**{name: float(np.quantile(values, share)) for name, share in SHARES.items()})
-
-
 def _missed(problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]) -> tuple[Reason, ...]:
     """A reason for each target that the requests miss."""
     found: list[Reason] = []
-    for name in problem.targets.__slots__:
-        if (limit := getattr(problem.targets, name)) is not None:
-            latency, _, quantile = name.removesuffix("_s").partition("_p")
-            by_quantile = quantile.isdigit()
-            value = float(np.quantile(seen[f"{latency}_s"], int(quantile) / 100)) if by_quantile else means[name]
-            found += missed_target(name, value=value, limit=limit)
+    for name, latency, quantile, limit in problem.targets.limits():
+        value = means[latency] if quantile is None else float(np.quantile(seen[latency], SHARES[quantile]))
+        found += missed_target(name, value=value, limit=limit)
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.catalog.lengths import sequence_lengths
+from hp_tool.catalog.traces import request_trace
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
@@ -38,7 +39,7 @@ from hp_tool.domain.pipeline_layout import (
     parse_layout,
     splits_unevenly,
 )
-from hp_tool.domain.query import Constraints, Query
+from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import GraphModule, TrainingWorkload, VariableLengthWorkload
@@ -216,7 +217,11 @@ def _in_parts(estimate: Estimate, value: float) -> str:
 
 
 def self_contained(query: Query) -> Query:
-    """The query with a model that is a file written out, so that another process understands it, and it stays the same."""
+    """The query with a model and a trace that are files written out, so that another process understands it, and it stays the
+    same."""
+    if query.inference is not None and isinstance(query.inference.trace, OwnFile):
+        trace = request_trace(query.inference.trace).spec()
+        query = dataclasses.replace(query, inference=dataclasses.replace(query.inference, trace=trace))
     return dataclasses.replace(query, model=named_model(query.model)) if is_own_file(query.model) else query
 
 

@@ -35,7 +35,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
     _check_dynamic_context(model, workload, parallel)
-    _check_sharding(parallel, framework=workload.framework)
+    _check_sharding(parallel, workload)
     _check_states(workload)
     for name in ("expert_precision", "dispatch_precision"):
         foreign = getattr(workload, name) is not None and not model.num_experts
@@ -162,12 +162,15 @@ def _check_dynamic_context(model: ModelSpec, workload: TrainingWorkload, paralle
     _refuse("parallel.micro_batch_size", (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"))
 
 
-def _check_sharding(parallel: ParallelQuery, *, framework: str) -> None:
-    stages, known = axis_values(parallel.zero_stage), facts(framework).zero_stages
+def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None:
+    stages, framework = axis_values(parallel.zero_stage), workload.framework
+    known, by_run = facts(framework).zero_stages, workload.gradient_reduction == "run"
     replicated = "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; choose zero_stage 1 to 3"
     _refuse(
         "parallel.data_parallel_shard_size", (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated)
     )
+    unrun = by_run and 2 not in (stages or known)
+    _refuse("training.gradient_reduction", (unrun, "run is a way of zero_stage 2; choose that, or leave it out"))
     for stage in stages:
         choices = " or ".join(map(str, known))
         _refuse("parallel.zero_stage", (stage not in known, f"{framework} has no zero_stage {stage}; choose {choices}"))

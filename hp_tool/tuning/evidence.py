@@ -98,11 +98,12 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     """Of runs of one problem; a configuration that ran twice is one row of the table."""
     configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
     candidates = serving_candidates(problem, configs)
-    costs = problem.costed(candidates).costs
+    costed = problem.costed(candidates)
+    costs = costed.costs
     row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
     outcomes = [record.measurement for record in records]
-    evidence = serving_table(problem, candidates, costs).evidence(
+    evidence = serving_table(costed).evidence(
         rows=rows,
         measurement_ids=tuple(record.id for record in records),
         step_s=np.array([outcome.objective_s for outcome in outcomes], dtype=np.float64),

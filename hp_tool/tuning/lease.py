@@ -16,9 +16,8 @@ from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
 from hp_tool.learning.make import accuracy_of, calibrate_series, predicted_unseen, save
 from hp_tool.queries.schema import to_dict
-from hp_tool.search.account import open_runs, progress_of
+from hp_tool.search.account import Outcome, open_runs, progress_of
 from hp_tool.search.charges import end_run
-from hp_tool.search.coordinator import Outcome
 from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
 from hp_tool.tuning.problem import TuningProblem
 from hp_tool.tuning.result import Account, TuneResult, make_result

@@ -70,8 +70,8 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         raise InputError("an endpoint only serves; ask a query of kind inference", field="search.launcher")
     if (trainer := trainer_of(query)) is not None:
         check_trainer(trainer)
-        if query.search.breakdown:
-            raise UnsupportedError("search.breakdown is the built-in profiler's, not a trainer's", field="search.breakdown")
+        for name in query.search.of_profiler:
+            raise UnsupportedError(f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}")
         return problem if tells(trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)

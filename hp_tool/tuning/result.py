@@ -156,7 +156,7 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
             runs=account.runs,
             as_good=alike(rows, known_s=known_s, log_sd=log_sd, noise=noise),
             free_memory_bytes=float(table.device_bytes[shown[0]] - known_bytes[shown[0]]),
-            out_of_memory_probability=float(1.0 - memory.fit_probability(table.device_bytes)[shown[0]]),
+            out_of_memory_probability=float(fails[shown[0]]),
         )
     return TuneResult(
         id=problem.query.id,

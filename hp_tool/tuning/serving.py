@@ -16,19 +16,24 @@ from hp_tool.domain.measurement import Hardware, Runner
 from hp_tool.domain.profiling import unserved, unserved_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.serving import InferenceEstimate, ServingConfig
+from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family
 from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch, penalty
 from hp_tool.search.table import CandidateTable
-from hp_tool.serving.problem import ServingProblem, resolve_serving
+from hp_tool.serving.estimates import bounded_values, estimate_row
+from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
+from hp_tool.serving.replay import arrivals_s, played
 from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
 from hp_tool.tuning.problem import assumed_startup_s, check_gpu
 from hp_tool.tuning.serving_answer import baseline_config
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
+HOPELESS = 100.0
+"""A rate so many times what full batches complete is a slip: even unmeasured constants err by a factor of 16 at most."""
 STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
 """How often a run starts its engine: vLLM's once for one token, and once for all."""
 _AXES: dict[Runner, tuple[str, ...]] = {
@@ -52,6 +57,11 @@ class ServingTuning:
     series: Series
     rejections: dict[str, int]
 
+    def estimate(self, row: int) -> InferenceEstimate:
+        """What the cost model says of a row; under a trace what its requests would see."""
+        costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
+        return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
+
 
 def resolve_serving_search(query: Query) -> ServingProblem:
     """The query's problem, if real runs can search it at all: asked before a search is stored, and again when it starts."""
@@ -62,17 +72,17 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     baseline_config(query, problem)
     if query.trainer is not None:
         raise InputError("trainer belongs to training; leave it out", field="trainer")
-    if query.search.breakdown:
-        raise InputError("search.breakdown belongs to training; leave it out", field="search.breakdown")
+    for name in query.search.of_profiler:
+        raise InputError(f"search.{name} belongs to training; leave it out", field=f"search.{name}")
     if query.objective not in _MEASURED_OBJECTIVES:
         raise UnsupportedError(
             f"objective {query.objective} is not searched with real runs; give a target for it, or use `hp-tool recommend`",
             field="objective",
         )
-    for name in problem.targets.__slots__:
-        if name not in TARGETS and getattr(problem.targets, name) is not None:
-            raise UnsupportedError(f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}")
     runner = runner_of(query)
+    for name, _, quantile, _ in problem.targets.limits():
+        if quantile is not None and runner != ENDPOINT:
+            raise UnsupportedError(f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}")
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
@@ -87,7 +97,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
             field="parallel.tensor_parallel_size",
             code="missing_field",
         )
-    for field, what in unserved(model=problem.model, inference=query.inference, runner=runner):
+    for field, what in unserved(model=problem.model, inference=_load(query, problem), runner=runner):
         raise UnsupportedError(f"inference runs do not cover {what}; use `hp-tool recommend`", field=field)
     return problem
 
@@ -117,23 +127,26 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         candidates, rejections = _of_endpoint(query, problem)
     else:
         candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
-    costs = problem.costed(candidates).costs
+    rows = problem.costed(candidates)
+    costs, load = rows.costs, _load(query, problem)
+    if runner == ENDPOINT:
+        _check_rate(problem, rows)
     asked: dict[str, Any] = {
         "query": query_json,
         "model": problem.model,
         "cluster": problem.cluster,
         "settings": query.search,
         "candidates": candidates,
-        "table": serving_table(problem, candidates, costs),
+        "table": serving_table(rows),
         "cluster_key": cluster_key(problem.cluster, hardware),
         "assumed_startup_s": assumed_startup_s(query, gpu=problem.cluster.gpu) * STARTS[runner],
         "problem_digest": json_digest({**query_json, "id": None, "search": None}),
-        "inference": query.inference,
+        "inference": load,
         "targets": problem.targets,
         "runner": runner,
     }
     if runner == ENDPOINT:
-        search: ServingSearch = EndpointSearch(**asked, in_flight=float(_in_flight(problem, candidates, costs).max()))
+        search: ServingSearch = EndpointSearch(**asked, in_flight=float(_in_flight(rows).max()), trace=_sent(problem))
     else:
         search = ServingSearch(**asked)
     series = Series(cluster_key=search.cluster_key, framework=search.framework, model_family=model_family(problem.model))
@@ -143,11 +156,39 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     )
 
 
-def serving_table(problem: ServingProblem, candidates: ServingCandidates, costs: ServingCosts) -> CandidateTable:
+def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
+    """The query's load with what its trace says: mean lengths and rate."""
+    assert query.inference is not None
+    lengths = {name: getattr(problem, name) for name in ("input_length", "output_length", "prefix_cache_hit_rate")}
+    rate = problem.request_rate_per_second or query.inference.request_rate_per_second
+    return replace(query.inference, trace=None, request_rate_per_second=rate, **lengths)
+
+
+def _sent(problem: ServingProblem) -> TraceSpec | None:
+    """The trace's requests at the problem's rate, as a run's request holds them; None: equal ones."""
+    if problem.trace is None:
+        return None
+    return replace(problem.trace, arrival_s=arrivals_s(problem)).spec()
+
+
+def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
+    """Raises InputError `overloaded` for a rate so far beyond full batches that no doubt about them bridges it."""
+    rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
+    most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
+    if rate is not None and rate > HOPELESS * most:
+        raise InputError(
+            f"{rate:g} requests a second: this deployment is predicted to complete {most:.3g} at most; give a lower rate",
+            field="inference.request_rate_per_second",
+            code="overloaded",
+        )
+
+
+def serving_table(rows: CostedRows) -> CandidateTable:
     """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
-    parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(costs, targets=problem.targets)}
+    problem, candidates, costs = rows.problem, rows.candidates, rows.costs
+    parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(bounded_values(rows))}
     memory = costs.bytes
-    per_replica = np.maximum(_in_flight(problem, candidates, costs) / candidates.schedulers, 1.0)
+    per_replica = np.maximum(_in_flight(rows) / candidates.schedulers, 1.0)
     passes = problem.output_length + np.ceil(costs.running * problem.input_length / candidates.max_num_batched_tokens)
     occupied = memory.capacity - memory.kv_capacity
     occupied = occupied + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
@@ -219,10 +260,9 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     return candidates, {}
 
 
-def _in_flight(problem: ServingProblem, candidates: ServingCandidates, costs: ServingCosts) -> FloatArray:
+def _in_flight(rows: CostedRows) -> FloatArray:
     """(n,) requests over all devices: those of a closed load, or by Little's law those of a rate."""
-    rate = problem.request_rate_per_second
-    return candidates.concurrency.astype(np.float64) if rate is None else rate * costs.request_latency_s
+    return rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
 
 
 def serving_candidates(problem: ServingProblem, configs: Sequence[ServingConfig]) -> ServingCandidates:

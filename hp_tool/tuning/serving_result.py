@@ -1,6 +1,7 @@
 """The result of a serving search: configurations ranked by calibrated latencies, measured ones by their measured ones."""
 
 import math
+import statistics
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,13 +11,13 @@ import numpy as np
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.measurement import Latencies, Measurement
+from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
-from hp_tool.search.serving import meets, penalised_latency_s
-from hp_tool.serving.estimates import CONFIDENCE, estimate_row
+from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
+from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
 from hp_tool.training.misses import NEAREST
 from hp_tool.training.rank import group_numbers
 from hp_tool.tuning.answer import effect_of_axes
@@ -37,10 +38,13 @@ class RowLatencies:
     intervals: dict[str, tuple[FloatArray, FloatArray]]
     measured: dict[int, Measurement]
     failed: Set[int]
+    tails: dict[int, Tails]
+    """Of single requests, by row; none where runs show no quantiles."""
 
     def row(self, row: int, *, output_length: int) -> Latencies:
         ttft, tpot = float(self.ttft_s[row]), float(self.tpot_s[row])
-        return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (output_length - 1) * tpot)
+        latency = ttft + (output_length - 1) * tpot
+        return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=latency, tails=self.tails.get(row))
 
     def alike(self, row: int, first: int, *, output_length: int) -> bool:
         """Whether the 90 % interval of the ratio of two rows' request latencies holds 1."""
@@ -106,6 +110,7 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
     for row, outcome in measured.items():
         assert outcome.load is not None
         ttft_s[row], tpot_s[row] = outcome.load.ttft_s, outcome.load.tpot_s
+    means = {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": ttft_s + (tuning.problem.output_length - 1) * tpot_s}
     return RowLatencies(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -113,7 +118,37 @@ def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: La
         intervals={"ttft_s": ttft.interval(confidence=CONFIDENCE), "tpot_s": tpot.interval(confidence=CONFIDENCE)},
         measured=measured,
         failed=outcomes.keys() - measured.keys(),
+        tails=_tails(tuning, means, measured),
     )
+
+
+def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]) -> dict[int, Tails]:
+    """Quantiles of an endpoint's rows: measured, or as many times the mean as predicted, by as much as the measured rows' were
+    off on (geometric) average."""
+    if not isinstance(tuning.search, EndpointSearch):
+        return {}
+    costed = tuning.problem.costed(tuning.search.candidates)
+    shapes: dict[tuple[str, str], FloatArray] = {}
+    for name, share in SHARES.items():
+        at = quantiles(costed, share)
+        shapes |= {
+            (latency, name): getattr(at, latency) / np.maximum(getattr(costed.costs, latency), 1e-12) for latency in means
+        }
+    seen = {row: each.load.tails for row, each in measured.items() if each.load is not None and each.load.tails is not None}
+    for (latency, name), shape in shapes.items():
+        ratios = [
+            getattr(getattr(tails, latency), name) / (means[latency][row] * shape[row] or 1.0) for row, tails in seen.items()
+        ]
+        if ratios and min(ratios) > 0.0:
+            shape *= statistics.geometric_mean(ratios)
+
+    def predicted(row: int) -> Tails:
+        found = {
+            latency: {name: float(means[latency][row] * shapes[latency, name][row]) for name in SHARES} for latency in means
+        }
+        return Tails(**{latency: Tail(**values) for latency, values in found.items()})
+
+    return {row: seen.get(row) or predicted(row) for row in range(len(costed.candidates))}
 
 
 def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
@@ -130,9 +165,11 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
             rank=place + 1,
             group=groups[place],
             parallel=candidates.config(row),
-            estimate=estimate_row(predicted, row),
+            estimate=tuning.estimate(row),
             measurement=latencies.measured.get(row),
-            calibrated_estimate=_with_intervals(estimate_row(corrected, row), row, latencies),
+            calibrated_estimate=_with_tails(
+                tuning, _with_intervals(estimate_row(corrected, row), row, latencies), row, latencies
+            ),
         )
         for place, row in enumerate(rows)
     )
@@ -148,9 +185,9 @@ def _baseline(
     if config is None:
         return None
     one = serving_candidates(problem, [config])
-    costs = problem.costed(one).costs
-    search = replace(tuning.search, candidates=one, table=serving_table(problem, one, costs))
-    alone = replace(tuning, search=search, costs=costs)
+    rows = problem.costed(one)
+    search = replace(tuning.search, candidates=one, table=serving_table(rows))
+    alone = replace(tuning, search=search, costs=rows.costs)
     return _describe(alone, [0], _latencies(alone, runs, calibration))[0]
 
 
@@ -170,6 +207,15 @@ def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
         wave_s=costs.wave_s * latencies.ttft_s / costs.ttft_s,
         prompt_s=costs.prompt_s * latencies.ttft_s / costs.ttft_s,
     )
+
+
+def _with_tails(tuning: ServingTuning, estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:
+    """The estimate with these quantiles, and what they miss of the targets."""
+    if row not in latencies.tails or estimate.ttft_s is None:
+        return estimate
+    found = bounded(latencies.row(row, output_length=tuning.problem.output_length), targets=tuning.problem.targets)
+    reasons = tuple(reason for name, limit, value in found for reason in missed_target(name, value=value, limit=limit))
+    return replace(estimate, tails=latencies.tails[row], feasible=not reasons, reasons=reasons)
 
 
 def _with_intervals(estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:

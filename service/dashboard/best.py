@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
+from hp_tool import anatomy
+from hp_tool.anatomy import Schedule
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
@@ -12,6 +15,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
+from hp_tool.training.evaluate import resolve_configuration
 from service.api.searches import recommended
 from service.dashboard import formats, trials
 
@@ -71,6 +75,8 @@ class AxisValue:
     step_s: float
     loss_fraction: float
     """By how much a step takes longer than the fastest."""
+    chosen: bool
+    """The answer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +230,28 @@ def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     """What each setting decides, by the result of an ended search, the weightiest first."""
-    found = []
+    found, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
         values = sorted(best_s.items(), key=lambda item: item[1])
-        rows = tuple(AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0) for value, step_s in values)
+        chosen = None if answer is None else str(trials.axis_value(answer.parallel, name))
+        rows = tuple(
+            AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0, chosen=value == chosen)
+            for value, step_s in values
+        )
         found.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
+
+
+def executed(query: JsonObject, parallel: Configuration) -> tuple[Schedule | None, float | None]:
+    """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
+    if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
+        return None, None
+    try:
+        one = resolve_configuration(schema.parse_query(query | {"parallel": schema.to_dict(parallel)}))
+        time = one.estimate(with_fixes=False).time
+    except HpToolError:  # a query of another version: only stored values are shown
+        return None, None
+    stages = anatomy.stages(problem=one.problem, config=one.config)
+    schedule = anatomy.schedule(problem=one.problem, config=one.config, each=stages)
+    return schedule, time.parts_s["pipeline_bubble"] / time.step_s if time else None

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter
+from fastapi import Query as QueryParameter
 from fastapi.responses import RedirectResponse, Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
@@ -19,13 +20,14 @@ from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from service.api import catalog as api
-from service.api.catalog import NewRegistration
+from service.api.catalog import CountedModel, Listing, NewRegistration
 from service.api.dependencies import PrincipalDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.page import ErrorFields, Fact, Form, Page, address, done, page_at, render
 from service.keys import Principal
 
+Named = TypeVar("Named", CountedModel, NodeType)
 Section = Literal["models", "gpus", "clusters"]
 LEARNED_POSITIONS = 2048
 """Rows assumed for a learned position embedding whose length the model leaves to the workload."""
@@ -53,6 +55,11 @@ UNITS: dict[str, Callable[[float], str]] = {
     "_w": lambda value: f"{formats.count(value)} W",
 }
 """Formats of numbers by the end of their field's name."""
+
+PER_PAGE = 50
+
+Words = Annotated[str, QueryParameter(max_length=100, description="A part of the names to list")]
+PageNumber = Annotated[int, QueryParameter(ge=1, le=10_000)]
 
 router = APIRouter(tags=["dashboard"])
 
@@ -119,12 +126,21 @@ class NewEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsPage(Page):
-    """All models."""
+class NamesPage(Page):
+    """A page of a list that users add to; what they added comes first."""
 
-    rows: tuple[ModelRow, ...]
+    words: str
+    next_href: str | None
+    """None on the last page."""
     new: NewEntry | None
     """None if the caller may not add any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsPage(NamesPage):
+    """Models."""
+
+    rows: tuple[ModelRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +151,10 @@ class GpusPage(Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClustersPage(Page):
-    """All servers and clusters."""
+class ClustersPage(NamesPage):
+    """Servers and clusters."""
 
     rows: tuple[ClusterRow, ...]
-    new: NewEntry | None
-    """None if the caller may not add any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +170,11 @@ class EntryPage(Page):
 
 
 @page_at(router, "/models", template="models.html", section="Models")
-def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
+def models_context(store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1) -> ModelsPage:
     """Models, as shown on their page."""
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
+    part, of = _part(listing, "model", principal, words=words, page=page)
     rows = tuple(
         ModelRow.of(
             spec,
@@ -169,9 +184,9 @@ def models_context(store: StoreDep, principal: PrincipalDep) -> ModelsPage:
             num_key_value_heads=spec.num_key_value_heads or spec.num_attention_heads,
             registered=spec.name in registered,
         )
-        for spec in listing.items
+        for spec in part
     )
-    return ModelsPage(title="Models", json_href="/models.json", rows=rows, new=_empty_form("model", principal))
+    return ModelsPage(title="Models", rows=rows, **of)
 
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
@@ -191,10 +206,11 @@ def gpus_context() -> GpusPage:
 
 
 @page_at(router, "/clusters", template="clusters.html", section="Clusters")
-def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
+def clusters_context(store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1) -> ClustersPage:
     """Clusters, as shown on their page."""
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
+    part, of = _part(listing, "cluster", principal, words=words, page=page)
     rows = tuple(
         ClusterRow.of(
             node,
@@ -202,9 +218,9 @@ def clusters_context(store: StoreDep, principal: PrincipalDep) -> ClustersPage:
             network_bandwidth_bytes_per_second=node.inter_node_bandwidth_bytes_per_second,
             registered=node.name in registered,
         )
-        for node in listing.items
+        for node in part
     )
-    return ClustersPage(title="Clusters", json_href="/clusters.json", rows=rows, new=_empty_form("cluster", principal))
+    return ClustersPage(title="Clusters", rows=rows, **of)
 
 
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
@@ -226,8 +242,20 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 
 
-def _empty_form(kind: RegistrationKind, principal: Principal) -> NewEntry | None:
-    return NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None
+def _part(
+    listing: Listing[Named], kind: RegistrationKind, principal: Principal, *, words: str, page: int
+) -> tuple[list[Named], dict[str, Any]]:
+    """The entries of one page of a list, and the fields of the page but its rows and title."""
+    added = {entry.name for entry in listing.registered}
+    chosen = [entry for entry in listing.items if words.strip().casefold() in entry.name.casefold()]
+    chosen.sort(key=lambda entry: entry.name not in added)
+    last = page * PER_PAGE
+    return chosen[last - PER_PAGE : last], {
+        "words": words,
+        "json_href": address(f"/{kind}s.json", {"words": words, "page": page if page > 1 else None}),
+        "next_href": address(f"/{kind}s", {"words": words, "page": page + 1}) if last < len(chosen) else None,
+        "new": NewEntry(example=EXAMPLES[kind]) if principal.scope >= Scope.SUBMIT else None,
+    }
 
 
 def _add_routes(kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]) -> None:
@@ -259,10 +287,14 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
     values: dict[str, Any] = schema.to_dict(spec)
     source = str(values.pop("source", "") or "")
     del values["name"]
-    facts = [_fact(name, value) for name, value in values.items() if value is not None]
     if isinstance(spec, ModelSpec):
-        total = total_parameters(spec, sequence_length=LEARNED_POSITIONS)
-        facts.insert(0, Fact(name="parameters", value=formats.billions(total)))
+        for counted in ("num_parameters", "num_active_parameters"):
+            values.pop(counted, None)
+        counts = {"parameters": total_parameters(spec, sequence_length=LEARNED_POSITIONS)}
+        if spec.num_experts:
+            counts["active_parameters"] = active_parameters(spec, sequence_length=LEARNED_POSITIONS)
+        values = {name: formats.billions(number) for name, number in counts.items()} | values
+    facts = [_fact(name, value) for name, value in values.items() if value is not None]
     control = {"models": "model", "gpus": "gpu"}.get(section)
     href = _href(section, spec.name)
     return EntryPage(

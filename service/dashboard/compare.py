@@ -1,12 +1,15 @@
-"""/compare: two configurations side by side. /searches/ID/compare: those of two runs, measured beside predicted."""
+"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi import Query as QueryParameter
+from pydantic import Field
 
+from hp_tool import training
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
@@ -14,6 +17,7 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
+from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -21,34 +25,41 @@ from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
-from service.dashboard.page import ErrorFields, Page, Tone, address, configuration_text, error_status, page_at
+from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, configuration_text, error_status, page_at
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
+
+NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
+"""Of the configurations that are compared, at most so many."""
+More = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
+    QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
+]
 
 router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A field in which two configurations differ."""
+    """A field in which the configurations differ."""
 
     name: str
-    first: str
-    second: str
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPair:
-    """One figure of both; `change` is second / first - 1."""
+class MetricRow:
+    """One figure of every configuration."""
 
     name: str
     unit: MetricUnit
-    first: float | None
-    second: float | None
-    change: float | None
-    better: Literal["first", "second", ""]
+    values: tuple[float | None, ...]
+    changes: tuple[float | None, ...]
+    """By value: itself / the first - 1; None for the first."""
+    best: int | None
+    """Index of the best value; None where they are equal, or one configuration cannot run."""
     measured: bool = False
     """Measured; the row above it, of the same name, is predicted."""
 
@@ -71,14 +82,16 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePage(Page):
-    """Two configurations side by side. If one cannot be answered, there are no `views` and `error` says why."""
+    """Configurations side by side. If one cannot be answered, there are no `views` and `error` says why."""
 
     views: tuple[ConfigurationView, ...] = ()
+    names: tuple[str, ...] = ()
+    """Of the views."""
     runs: tuple[ComparedRun, ...] = ()
-    """A run of each configuration, if two runs of a search are compared."""
+    """A run of each configuration, if runs of a search are compared."""
     search_href: str | None = None
     differences: tuple[Difference, ...] = ()
-    pairs: tuple[MetricPair, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
     """The fullest stage of each."""
     time: Stack | None = None
@@ -86,22 +99,25 @@ class ComparePage(Page):
 
 
 @page_at(router, "/compare", template="compare.html", section="Explorer", status=error_status)
-def compare_context(first: QueryText, second: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ComparePage:
-    """Two configurations, as shown on their page."""
-    json_href = address("/compare.json", {"first": first, "second": second})
-    return _compared((first, second), json_href=json_href, calibrations=calibrations, find=find)
+def compare_context(
+    first: QueryText, calibrations: CalibrationsDep, find: FindDep, second: QueryText | None = None, more: More = ()
+) -> ComparePage:
+    """Configurations side by side, as shown on their page. Without `second`: one and the one to try of the same query."""
+    json_href = address("/compare.json", {"first": first, "second": second, "more": more})
+    texts = (first, *(() if second is None else (second,)), *more)
+    return _compared(texts, json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
 def compare_runs_context(
-    search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep
+    search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep, more: More = ()
 ) -> ComparePage:
-    """Two runs of a search, as shown on their page. A run that the caller may not see is not found."""
+    """Runs of a search, as shown on their page. A run that the caller may not see is not found."""
     query = store.get_search(search_id=search_id).query
-    runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b)]
+    runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b, *more)]
     return _compared(
         (configuration_text(query, parallel=run.parallel) for run in runs),
-        json_href=address(f"/searches/{search_id}/compare.json", {"a": a, "b": b}),
+        json_href=address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more}),
         calibrations=calibrations,
         find=find,
         runs=tuple(map(_compared_run, runs)),
@@ -118,27 +134,37 @@ def _compared(
     runs: tuple[ComparedRun, ...] = (),
     search_href: str | None = None,
 ) -> ComparePage:
-    """The page that compares the configurations of two queries; `runs`: a measured run of each."""
+    """The page that compares the configurations of these queries; `runs`: a measured run of each."""
     try:
-        first, second = (read_query(text.encode(), find=find) for text in texts)
-        if first.kind != second.kind:
+        queries = [read_query(text.encode(), find=find) for text in texts]
+        if len(queries) == 1:
+            queries.append(_to_try(queries[0], calibrations))
+        if len({query.kind for query in queries}) > 1:
             raise InputError("a training and a serving configuration cannot be compared", field="second")
-        (one, first_estimate), (two, second_estimate) = (
-            configuration_view(query, calibrations=calibrations, with_fixes=False) for query in (first, second)
-        )
+        answers = [configuration_view(query, calibrations=calibrations, with_fixes=False) for query in queries]
     except HpToolError as error:  # also of a search's query of another version
-        return ComparePage(title="Two configurations", json_href=json_href, error=error.as_dict())
+        return ComparePage(title="Configurations compared", json_href=json_href, error=error.as_dict())
+    views = tuple(view for view, _ in answers)
+    names = tuple(f"Run {run.number + 1}" for run in runs) or NAMES[: len(views)]
     return ComparePage(
-        title=f"{one.heading} and {two.heading}",
+        title=" and ".join(view.heading for view in views),
         json_href=json_href,
-        views=(one, two),
+        views=views,
+        names=names,
         runs=runs,
         search_href=search_href,
-        differences=_differences((first, second), first_estimate, second_estimate),
-        pairs=_pairs(one, two, runs),
-        memory=_fullest_stages(one, two),
-        time=_times(one, two),
+        differences=_differences(queries, [estimate for _, estimate in answers]),
+        rows=_rows(views, runs),
+        memory=_fullest_stages(names, views),
+        time=_times(names, views),
     )
+
+
+def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
+    """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
+    free = replace(query, parallel=type(query.parallel)())
+    best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
+    return replace(query, parallel=config_query(best[0].parallel)) if best else query
 
 
 def _compared_run(run: RunRecord) -> ComparedRun:
@@ -154,24 +180,26 @@ def _compared_run(run: RunRecord) -> ComparedRun:
     )
 
 
-def _differences(
-    queries: tuple[Query, Query], first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate
-) -> tuple[Difference, ...]:
+def _differences(queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]) -> tuple[Difference, ...]:
     """Fields of the configurations, then of the rest of the queries."""
     configs = [
         {LABELS.get(name, name.replace("_", " ")): getattr(config, name) for name in config.__slots__}
-        for config in (first.parallel, second.parallel)
+        for config in (estimate.parallel for estimate in estimates)
         if config is not None
     ]
-    differences = _differing(configs[0], configs[1]) if len(configs) == 2 else []
+    differences = _differing(configs) if len(configs) == len(queries) else []
     mappings = [json.loads(configuration_text(query)) for query in queries]
-    one, two = (formats.dotted({name: value for name, value in mapping.items() if name != "parallel"}) for mapping in mappings)
-    return (*differences, *sorted(_differing(one, two), key=lambda difference: difference.name))
+    rest = [formats.dotted({name: value for name, value in mapping.items() if name != "parallel"}) for mapping in mappings]
+    return (*differences, *sorted(_differing(rest), key=lambda difference: difference.name))
 
 
-def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:
-    names = [name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
-    return [Difference(name=name, first=_text(first.get(name)), second=_text(second.get(name))) for name in names]
+def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
+    """Fields that are not the same in all."""
+    rows = {
+        name: tuple(_text(fields.get(name)) for fields in all_fields)
+        for name in dict.fromkeys(name for fields in all_fields for name in fields)
+    }
+    return [Difference(name=name, values=values) for name, values in rows.items() if len(set(values)) > 1]
 
 
 def _text(value: Any) -> str:
@@ -180,52 +208,50 @@ def _text(value: Any) -> str:
     return formats.ABSENT if value is None else str(value)
 
 
-def _pairs(first: ConfigurationView, second: ConfigurationView, runs: Sequence[ComparedRun]) -> tuple[MetricPair, ...]:
+def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun]) -> tuple[MetricRow, ...]:
     """Each predicted figure, followed by the measured one if there is one."""
-    predicted = [{metric.name: metric for metric in view.metrics} for view in (first, second)]
-    measured = [{metric.name: metric for metric in run.metrics} for run in runs] or [{}, {}]
-    both_fit = first.feasible and second.feasible
-    # No prediction of a configuration that cannot run is better than the other's.
+    predicted = [{metric.name: metric for metric in view.metrics} for view in views]
+    measured = [{metric.name: metric for metric in run.metrics} for run in runs]
+    all_fit = all(view.feasible for view in views)
+    # No prediction of a configuration that cannot run is better than the others'.
     return tuple(
-        _pair(one.get(name), two.get(name), judged=both_fit or is_measured, measured=is_measured)
-        for name in dict.fromkeys([*predicted[0], *predicted[1], *measured[0], *measured[1]])
-        for is_measured, (one, two) in ((False, predicted), (True, measured))
-        if name in one or name in two
+        _row(name, [metrics.get(name) for metrics in each], judged=all_fit or is_measured, measured=is_measured)
+        for name in dict.fromkeys(name for metrics in (*predicted, *measured) for name in metrics)
+        for is_measured, each in ((False, predicted), (True, measured))
+        if any(name in metrics for metrics in each)
     )
 
 
-def _pair(first: Metric | None, second: Metric | None, *, judged: bool, measured: bool) -> MetricPair:
-    known = first or second
-    assert known is not None
-    one, two = (metric.value if metric else None for metric in (first, second))
-    change = two / one - 1.0 if one and two is not None else None
-    return MetricPair(
-        name=known.name,
-        unit=known.unit,
-        first=one,
-        second=two,
-        change=change,
-        better=_better(change, known.unit) if judged else "",
-        measured=measured,
+def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured: bool) -> MetricRow:
+    values = tuple(metric.value if metric else None for metric in metrics)
+    unit = next(metric.unit for metric in metrics if metric)
+    changes = tuple(
+        value / values[0] - 1.0 if place and values[0] and value is not None else None for place, value in enumerate(values)
+    )
+    return MetricRow(
+        name=name, unit=unit, values=values, changes=changes, best=_best(values, unit) if judged else None, measured=measured
     )
 
 
-def _better(change: float | None, unit: str) -> Literal["first", "second", ""]:
-    if change is None or abs(change) < EQUAL:
-        return ""
-    return "second" if (change < 0) == (unit in LESS_IS_BETTER) else "first"
+def _best(values: Sequence[float | None], unit: MetricUnit) -> int | None:
+    known = [value for value in values if value is not None]
+    least, most = min(known), max(known)
+    if most - least <= EQUAL * abs(least):
+        return None
+    return values.index(least if unit in LESS_IS_BETTER else most)
 
 
-def _fullest_stages(first: ConfigurationView, second: ConfigurationView) -> Stack | None:
+def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView]) -> Stack | None:
     rows = []
-    for label, view in (("First", first), ("Second", second)):
+    for name, view in zip(names, views, strict=True):
         if view.memory is not None:
             bar = max(view.memory.bars, key=lambda bar: bar.total)
-            rows.append(BarSpec(label=label, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit))
+            rows.append(BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit))
     return stack(rows, unit="bytes") if rows else None
 
 
-def _times(first: ConfigurationView, second: ConfigurationView) -> Stack | None:
-    labelled = (("First", first), ("Second", second))
-    rows = [BarSpec(label=label, parts=view.time.bars[-1].values) for label, view in labelled if view.time is not None]
+def _times(names: Sequence[str], views: Sequence[ConfigurationView]) -> Stack | None:
+    """Calibrated where the cluster was measured: then that bar is the first."""
+    bars = [(name, view.time.bars[0]) for name, view in zip(names, views, strict=True) if view.time is not None]
+    rows = [BarSpec(label=name, parts=bar.values, interval=bar.interval) for name, bar in bars]
     return stack(rows, unit="seconds") if rows else None

@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 
-from hp_tool import anatomy, training
+from hp_tool import anatomy
 from hp_tool.anatomy import Placement, Schedule, StageAnatomy
 from hp_tool.answers import EstimateAnswer, estimate_answer
 from hp_tool.catalog import cluster
-from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Intervals, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
+from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from service.api.bodies import read_query
@@ -78,6 +78,8 @@ class ConfigurationView(View):
     verdict: str
     verdict_note: str
     """Why it is tight; empty where there is no doubt."""
+    answer: str
+    """The main figures in a sentence; empty where there are none."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -109,7 +111,7 @@ class ConfigurationPage(Page):
     """The form of a new search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
-    """Comparison with the fastest configuration of the same query; None if this is it or none is feasible."""
+    """Comparison with the configuration to try of the same query; None where the query asks for a number of GPUs."""
     error: ErrorFields | None = None
 
 
@@ -134,7 +136,7 @@ def configuration_page(query: Query, *, json_href: str, calibrations: Calibratio
     problem, config = configuration.problem, configuration.config
     # Without a layout that the stages have by themselves: the explorer changes their number.
     free = replace(query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout))
-    page = replace(page, explorer_href=explorer_href(free, config), compare_href=_compare_with_fastest_href(query, config))
+    page = replace(page, explorer_href=explorer_href(free, config), compare_href=_compare_with_fastest_href(query))
     if estimate.time is None:
         return page
     return replace(
@@ -162,10 +164,12 @@ def configuration_view(
     stages = (
         configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
     )
-    return _view(query, answer, stages or ()), answer.estimate
+    return _view(query, answer, stages or (), calibrations), answer.estimate
 
 
-def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) -> ConfigurationView:
+def _view(
+    query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy], calibrations: Calibrations | None
+) -> ConfigurationView:
     """`stages`: pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
     memory: Stack | None = None
@@ -173,7 +177,7 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         config = estimate.parallel
         assert config is not None
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        details = f"up to {config.max_num_seqs} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+        details = formats.serving_details(config)
         metrics = serving_metrics(estimate)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
@@ -198,10 +202,11 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         details=details,
         verdict=verdict,
         verdict_note=verdict_note,
+        answer=_answer(metrics, memory, time),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
-        mends=() if known.feasible else tuple(_fix_row(query, fix) for fix in estimate.mends),
+        mends=() if known.feasible else tuple(_fix_row(query, fix, calibrated, calibrations) for fix in estimate.mends),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         memory=memory,
@@ -212,6 +217,23 @@ def _view(query: Query, answer: EstimateAnswer, stages: Sequence[StageAnatomy]) 
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
         href=configuration_href(query),
     )
+
+
+def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None) -> str:
+    """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
+    known = {metric.name: metric for metric in metrics}
+    parts = []
+    if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
+        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
+    if time is not None and (step := known.get("Step time")):
+        between = f" ({formats.seconds(step.low)} to {formats.seconds(step.high)})" if step.low is not None else ""
+        bar = time.bars[0]
+        most = max(bar.values, key=bar.values.__getitem__)
+        share = formats.share(bar.values[most] / bar.total)
+        parts.append(f"a step takes {formats.seconds(step.value)}{between}, {share} of it {formats.words(most)}")
+    if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
+        parts.append(f"{formats.seconds(ttft.value)} to the first token, {formats.seconds(tpot.value)} per token after it")
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
@@ -234,10 +256,13 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     )
 
 
-def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
+def _fix_row(query: Query, fix: Mend | ServingMend, calibrated: Estimate | None, calibrations: Calibrations | None) -> FixRow:
+    """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then, too."""
     grown = query if fix.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(fix.num_gpus)
     if isinstance(fix, Mend) and fix.training and query.training is not None:
         grown = replace(grown, training=replace(query.training, **fix.training))  # type: ignore[arg-type]
+    if isinstance(fix, Mend) and calibrated is not None:
+        fix = _calibrated_fix(fix, replace(grown, parallel=config_query(fix.parallel)), calibrated, calibrations)
     return FixRow(
         change=fix.change,
         href=configuration_href(grown, parallel=fix.parallel),
@@ -245,6 +270,14 @@ def _fix_row(query: Query, fix: Mend | ServingMend) -> FixRow:
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
     )
+
+
+def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Calibrations | None) -> Mend:
+    known = resolve_configuration(query).calibrated_estimate(calibrations)
+    if known is None or known.time is None or known.memory is None:
+        return fix
+    change = known.time.step_s / without.time.step_s - 1.0 if without.time else None
+    return replace(fix, memory_total_bytes=known.memory.total_bytes, step_s=known.time.step_s, step_change_fraction=change)
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate) -> Stack:
@@ -290,14 +323,9 @@ def _step(label: str, estimate: Estimate) -> BarSpec:
     return BarSpec(label=label, parts=estimate.time.parts_s, interval=interval)
 
 
-def _compare_with_fastest_href(query: Query, config: ParallelConfig) -> str | None:
-    if query.objective == "min_gpus":
-        return None
-    unrestricted = replace(query, parallel=type(query.parallel)())
-    best = training.recommend(query=unrestricted, top=1).recommendations
-    if not best or best[0].parallel == config:
-        return None
-    return compare_href(configuration_text(query), configuration_text(unrestricted, parallel=best[0].parallel))
+def _compare_with_fastest_href(query: Query) -> str | None:
+    """Only the page that compares looks for the fastest: ranking takes a hundred times as long as this page."""
+    return None if query.objective == "min_gpus" else address("/compare", {"first": configuration_text(query)})
 
 
 def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:

@@ -6,11 +6,13 @@ from functools import lru_cache
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from fastapi import Query as QueryParameter
 
 from hp_tool import catalog, training
+from hp_tool.answers import estimate_answer
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Ranking, Recommendation
+from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
@@ -25,13 +27,14 @@ from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices
-from service.dashboard.page import ErrorFields, Page, configuration_href, json_href, page_at
+from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices, to_values
+from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at
 
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
-TOP = 120
+TOP = 40
 """Best configurations, among which the page finds layouts."""
+Listed = Annotated[bool, QueryParameter(description="Also list what to run, which takes a ranking of all configurations")]
 EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
@@ -81,11 +84,15 @@ class ExplorerPage(Page):
     """What selective recomputation may name in this model, what it does name first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
+    form_href: str | None = None
+    """The form of a search for this workload."""
     fastest: tuple[FastRow, ...] = ()
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
     feasible: int = 0
+    pruned: int = 0
+    """Legal ones beside `legal` that were not costed, because they cannot be among the best."""
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
@@ -94,7 +101,11 @@ class ExplorerPage(Page):
 
 @page_at(router, "/explorer", template="explorer.html", section="Explorer")
 def explorer_context(
-    settings: Annotated[Settings, Depends()], store: StoreDep, find: FindDep, calibrations: CalibrationsDep
+    settings: Annotated[Settings, Depends()],
+    store: StoreDep,
+    find: FindDep,
+    calibrations: CalibrationsDep,
+    listed: Listed = True,
 ) -> ExplorerPage:
     """The explorer, as shown on its page."""
     registered = set(store.registered_names(kind="model"))
@@ -110,25 +121,28 @@ def explorer_context(
         groups=groups(),
     )
     try:
-        return _answered(page, settings, find=find, calibrations=calibrations)
+        return _answered(page, settings, find=find, calibrations=calibrations, listed=listed)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
 
 
-def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None) -> ExplorerPage:
+def _answered(
+    page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None, listed: bool
+) -> ExplorerPage:
     workload = settings.workload()
     unrestricted = resolve(schema.parse_query(workload), find=find)
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
-    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations)
     parallel = settings.parallel()
+    # A ranking takes ten times as long as a configuration's figures, which a page may show before.
+    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations) if listed or not parallel else Ranking()
     if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
         parallel = schema.to_dict(config_query(best[0].parallel))
     query = resolve(schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel}), find=find)
     configuration = resolve_configuration(query)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
-    memory, time = _effects(query, config, settings)
+    memory, time = _effects(query, config, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
     shown = settings.at(config)
     return replace(
@@ -139,10 +153,12 @@ def _answered(page: ExplorerPage, settings: Settings, *, find: Find, calibration
         modules=tuple(dict.fromkeys((*modules(model, framework=framework), *shown.modules))),
         view=view,
         configuration_href=configuration_href(query, parallel=config),
+        form_href=address("/searches/new", to_values(workload)),
         fastest=tuple(_row(row, query, settings, config) for row in rows),
-        nothing_fits=not ranking.recommendations,
+        nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
+        pruned=ranking.space.pruned,
         effect_memory=memory,
         effect_time=time,
     )
@@ -180,7 +196,9 @@ def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelC
     )
 
 
-def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[Stack | None, Stack | None]:
+def _effects(
+    query: Query, shown: ParallelConfig, settings: Settings, calibrations: Calibrations | None
+) -> tuple[Stack | None, Stack | None]:
     """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration."""
     sizes, times = [], []
     for label, sequence_parallel, recompute in EFFECTS:
@@ -188,10 +206,12 @@ def _effects(query: Query, shown: ParallelConfig, settings: Settings) -> tuple[S
             continue  # sequence parallelism divides work among tensor parallel ranks
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
-            estimate = training.estimate(query=replace(query, parallel=config_query(changed)), with_fixes=False)
+            variant = replace(query, parallel=config_query(changed))
+            answer = estimate_answer(variant, with_fixes=False, with_query=False, calibrations=calibrations)
         except HpToolError:
             continue  # not in this framework, or not with what else the query says
-        if estimate.memory is None or estimate.time is None:
+        estimate = answer.calibrated_estimate or answer.estimate
+        if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(changed).href
         limit = estimate.memory.capacity_bytes

@@ -18,6 +18,7 @@ from hp_tool.render.words import serving_arithmetic
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
 from service.api.views import View
+from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import MAX_SIZE, Control, numbers, powers
 from service.dashboard.new_search_form import Section, fields, sections, to_query
@@ -60,6 +61,7 @@ class ServingRow(View):
 
     rank: int
     arithmetic: str
+    details: str
     href: str
     chosen: bool
     """The page shows this one."""
@@ -158,6 +160,7 @@ def _row(row: ServingRecommendation, values: Mapping[str, str], *, chosen: bool)
         row,
         estimate,
         arithmetic=serving_arithmetic(row.parallel, replicas=estimate.replicas),
+        details=formats.serving_details(row.parallel),
         href=address(PATH, {**values, **axes}),
         chosen=chosen,
         memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,

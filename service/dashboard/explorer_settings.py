@@ -70,6 +70,8 @@ AXES = {
     "zero": "zero_stage",
 }
 """Controls that are an axis of a configuration as it is."""
+CHOSEN_TOO = ("parallel.context_parallel_communication", "parallel.hierarchical_context_parallel_sizes")
+"""Fields without a control that a ranking chooses where they are left open: a configuration's details keep them."""
 SET_ELSEWHERE = (
     *("kind", "objective", "trainer", *IRRELEVANT, "parallel.data_parallel_size", "parallel.sequence_parallel"),
     *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
@@ -83,7 +85,14 @@ def groups() -> tuple[Section, ...]:
     known = fields("training")
     titled: dict[str, tuple[str, ...]] = {
         "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
-        "Framework and kernels": ("framework", "framework_version", "cross_entropy", "cuda_graphs", "kernel_fusion"),
+        "Framework and kernels": (
+            "framework",
+            "framework_version",
+            "cross_entropy",
+            "gradient_reduction",
+            "cuda_graphs",
+            "kernel_fusion",
+        ),
         "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
         "Experts": tuple(path.removeprefix("training.") for path, *_ in EXPERTS["training"]),
     }
@@ -92,6 +101,7 @@ def groups() -> tuple[Section, ...]:
             "parallel.pipeline_schedule",
             "parallel.data_parallel_shard_size",
             "parallel.moe_token_dispatcher_type",
+            CHOSEN_TOO[0],
         ],
         "Network": ["cluster.gpus_per_node", "cluster.nvlink_domain_size", "cluster.nvlink_segment_gpus"],
     }
@@ -183,6 +193,10 @@ class Settings:
             recompute = "selective" if modules else recompute_text(schema.to_dict(config.recompute))
         axes = {name: getattr(config, axis) for name, axis in AXES.items()}
         details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
+        chosen = {path: getattr(config, path.removeprefix("parallel.")) for path in CHOSEN_TOO}
+        if any(chosen.values()):
+            kept = {path: value for path, value in chosen.items() if value is not None}
+            details = _details(schema.lay(to_query({"kind": "training", **details}), kept))
         sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
         return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)
 

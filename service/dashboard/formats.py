@@ -6,6 +6,7 @@ from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.words import parallel_sizes
 from hp_tool.units import JOULES_PER_MWH
 
@@ -13,7 +14,8 @@ ABSENT = "–"
 WORDS = {
     "pipeline_p2p": "pipeline transfers",
     "prefill_interference": "prefill of other requests",
-    "num_gpus": "GPUs",
+    "vocab_size": "vocabulary",
+    "version": "hp_tool version",
     "price_per_gpu_hour": "$ per GPU-hour",
     "price_per_hour": "$ per hour",
 }
@@ -111,8 +113,8 @@ def visible(value: object) -> object:
 
 
 def words(name: str) -> str:
-    """Name of a part or field in words: `gpus_per_node` is GPUs per node."""
-    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
+    """Name of a part or field in words: `gpus_per_node` is GPUs per node, `num_layers` layers."""
+    return WORDS.get(name) or " ".join(SPELLINGS.get(word, word) for word in name.removeprefix("num_").split("_"))
 
 
 def plain_number(value: float) -> str:
@@ -201,6 +203,11 @@ def details(parallel: ParallelConfig) -> str:
     if parallel.data_parallel_shard_size:
         parts.append(f"shard groups of {parallel.data_parallel_shard_size}")
     return ", ".join(parts)
+
+
+def serving_details(config: ServingConfig) -> str:
+    """The limits of a server."""
+    return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
 
 
 def _digits(value: float) -> str:

@@ -53,11 +53,11 @@ def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[M
         figure("MFU", "share", lambda each: each.mfu, note="model FLOPs over peak, attention in full"),
         figure("MFU, causal", "share", lambda each: each.mfu_causal, note="with the causal half of attention"),
         figure("HFU", "share", lambda each: each.hfu, note="including recomputation"),
-        _metric("Model TFLOP/s per GPU", "tflops", estimate.model_tflops_per_gpu),
+        figure("Model TFLOP/s per GPU", "tflops", lambda each: each.model_tflops_per_gpu),
         figure("Training", "days", lambda each: each.calendar_days),
         figure("GPU-hours", "hours", lambda each: each.gpu_hours),
         figure("Cost", "dollars", lambda each: each.cost),
-        _metric("Energy", "joules", estimate.energy),
+        figure("Energy", "joules", lambda each: each.energy),
     )
 
 
@@ -79,8 +79,10 @@ def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
         _metric("Memory", "bytes", estimate.memory.total_bytes if estimate.memory else None),
         _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
         _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
-        _metric("Of it by decoding", "dollars", prices.output if prices else None),
-        _metric("Cost per million input tokens", "dollars", prices.input if prices else None, note="by prefill"),
+        _metric(
+            "Cost of decoding a million", "dollars", prices.output if prices else None, note="output tokens; prompts aside"
+        ),
+        _metric("Cost per million input tokens", "dollars", prices.input if prices else None, note="of prefill"),
     )
 
 

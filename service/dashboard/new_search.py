@@ -31,7 +31,7 @@ from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, details, dotted
+from service.dashboard.formats import arithmetic, details, dotted, serving_details
 from service.dashboard.new_search_form import (
     FRAMEWORKS,
     RecipeChoice,
@@ -112,6 +112,8 @@ class Preview:
     kind: Kind
     error: ErrorFields | None
     """What is wrong or missing; the rest is then empty."""
+    calibrated: bool = False
+    """Whether runs measured on the cluster correct the figures."""
     rows: tuple[PreviewRow, ...] = ()
     misses: tuple[PreviewRow, ...] = ()
     """The nearest infeasible configurations, if none is feasible."""
@@ -192,6 +194,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     return Preview(
         kind=query.kind,
         error=None,
+        calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
         rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
         misses=tuple(_row(query, row) for row in answer.nearest_misses),
         legal=answer.space.legal,
@@ -268,7 +271,7 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
     if isinstance(row, ServingRecommendation):
         estimate, config, step_s = row.estimate, row.parallel, None
         heading = serving_arithmetic(config, replicas=row.estimate.replicas)
-        limits = f"up to {config.max_num_seqs} concurrent requests and {config.max_num_batched_tokens} tokens per pass"
+        limits = serving_details(config)
         rate = row.estimate.output_tokens_per_second_per_gpu
     else:
         estimate = known = _estimate(row)

@@ -91,6 +91,7 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.gradient_precision", "Gradient precision", "framework's own"),
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
+    ("training.gradient_reduction", "ZeRO 2 reduces after each", "micro_batch"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
     ("training.kernel_fusion", "Fused kernels"),
 )
@@ -154,6 +155,7 @@ AXES: dict[Kind, tuple[Spec, ...]] = {
         ("parallel.sequence_parallel", "Sequence parallel", "any"),
         ("parallel.pipeline_schedule", "Pipeline schedule", "1f1b or interleaved"),
         ("parallel.data_parallel_shard_size", "ZeRO group", "all replicas"),
+        ("parallel.context_parallel_communication", "Context exchange", "any"),
         ("parallel.zero_stage", "ZeRO stage", "any (3: FSDP)"),
         ("parallel.recompute", "Recomputation", "any"),
     ),

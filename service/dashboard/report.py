@@ -12,7 +12,7 @@ from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table
 
 IMPORT = re.compile(r'from "\./([a-z]+\.js)"')
-STYLES = ("tokens.css", "app.css", "search.css")
+STYLES = ("tokens.css", "app.css", "search.css", "schedule.css")
 
 
 def report_html(*, store: Store, search_id: str) -> str:

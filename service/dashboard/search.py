@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
+from hp_tool.anatomy import Schedule
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
@@ -21,8 +22,9 @@ from service.api.dependencies import StoreDep
 from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget
 from service.api.views import SearchView, View
 from service.dashboard import trials
-from service.dashboard.best import AxisEffect, Best, best_of_search, effects
+from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
 from service.dashboard.formats import subject
+from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at
 
@@ -73,6 +75,11 @@ class SearchPage(Page, View):
     best: Best | None
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
+    schedule: Schedule | None
+    """Of the answer to a training search, if it has a pipeline; None until the search has ended."""
+    bubble_fraction: float | None
+    """Share of the bubble in its whole step."""
+    health: Health
     running: tuple[Running, ...]
     """Runs that the engine has now."""
     ahead: int | None
@@ -157,6 +164,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     account = view.progress | (view.summary or {})
     export_formats = ENGINES if trials.serves(view.query) else TRAINING
     best = best_of_search(record, store)
+    schedule, bubble_fraction = (None, None) if best is None or not view.state.ended else executed(view.query, best.parallel)
     return SearchPage.of(
         view,
         kind="inference" if trials.serves(view.query) else "training",
@@ -174,6 +182,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         actions=_buttons(view),
         best=best,
         axes=effects(record),
+        schedule=schedule,
+        bubble_fraction=bubble_fraction,
+        health=health(store, search_ids=[view.id]),
         running=() if view.state.ended else running_now(store, search_id=view.id),
         ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),

@@ -255,11 +255,12 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
 
 
 def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, ...]:
-    columns = {name: tuple(_value(run.parallel, name) for run in runs) for name in labels}
+    columns = {name: tuple(axis_value(run.parallel, name) for run in runs) for name in labels}
     return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
 
 
-def _value(parallel: Configuration, name: str) -> AxisValue:
+def axis_value(parallel: Configuration, name: str) -> AxisValue:
+    """The value of one of AXES or SERVING_AXES, as tables show it."""
     value = getattr(parallel, name)
     if name == "recompute":
         return recompute_name(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,3 +94,16 @@ def test_a_long_pipeline_is_drawn_by_some_of_its_ranks() -> None:
 def test_without_a_pipeline_there_is_no_schedule() -> None:
     schedule, _, _ = drawn(batch=512, pipeline_parallel_size=1)
     assert schedule is None
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zbv", "dualpipe"])
+def test_the_critical_path_reaches_from_the_start_to_the_end_without_a_gap(name: str) -> None:
+    batch = 144 if name in ("zbv", "dualpipe") else 80
+    schedule, _, _ = drawn(batch=batch, gpus=256, pipeline_parallel_size=4, pipeline_schedule=name)
+    assert schedule is not None
+    path = sorted((span.start_s, span.end_s) for row in schedule.rows for span in row.spans if span.critical)
+    assert path[0][0] == 0.0 and path[-1][1] == schedule.end_s
+    shortest_s = min(end - start for start, end in path)
+    gaps = [start - end for (_, end), (start, _) in pairwise(path)]
+    assert all(-1e-12 <= gap < shortest_s for gap in gaps), "what lies between is the way from rank to rank"
+    assert any(not span.critical for row in schedule.rows for span in row.spans)

@@ -9,17 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.catalog import model
+from hp_tool.catalog import cluster, model
+from hp_tool.cost.block import Shapes, shapes
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.layer import layer_time
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
 from hp_tool.cost.parameters import entries, layer_matrices
 from hp_tool.cost.roofline import cast_traffic, quantized_bytes
+from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate
-from tests.cost.cases import Problem, problems
+from tests.cost.cases import Problem, case_of, problems
 
 FP8 = TrainingWorkload(sequence_length=4096, global_batch_size=8, precision="fp8")
 QUERY: dict[str, Any] = {
@@ -137,3 +141,25 @@ def test_recipes_that_do_not_go_together_are_refused(training: dict[str, Any], f
     with pytest.raises(InputError) as caught:
         asked(**training)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("lora", "wide"),
+    [(None, 0), (LoraSpec(rank=8, target_modules=("linear_qkv", "linear_fc2")), 1), (LoraSpec(rank=8), 2)],
+)
+def test_inputs_are_quantised_before_they_are_gathered_but_for_those_that_adapters_read(
+    lora: LoraSpec | None, wide: int
+) -> None:
+    """In each of two column-row pairs an all-gather of 1 byte, or 2, and a reduce-scatter of 2."""
+
+    def forward(precision: Precision) -> tuple[float, Shapes]:
+        workload = replace(FP8, precision=precision, lora=lora, task="lora" if lora else "pretrain")
+        case = case_of(model=model("llama-3-8b"), workload=workload, cluster=cluster(ClusterQuery(gpu="h100", num_gpus=8)))
+        framework = replace(case.profile.framework, tensor_parallel_forward_overlap=0.0)
+        candidates = Candidates.alone(ParallelConfig(tensor_parallel_size=8, sequence_parallel=True))
+        one = replace(case, profile=replace(case.profile, framework=framework))
+        return float(layer_time(case=one, candidates=candidates).tensor), shapes(case=one, candidates=candidates)
+
+    (narrow_s, sizes), (wide_s, same) = forward("fp8"), forward("bf16")
+    assert sizes.gather_s == same.gather_s == same.input_gather_s > sizes.input_gather_s
+    assert wide_s - narrow_s == pytest.approx((2 - wide) * float(sizes.gather_s - sizes.input_gather_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, Literal
 
 import pytest
 
@@ -17,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
-from hp_tool.errors import UnsupportedError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training import estimate
 
 PARTS = {"tensor_parallel": "tensor_parallel", "pipeline_parallel": "pipeline_p2p", "data_parallel": "data_parallel"}
@@ -71,20 +72,54 @@ def test_interleaved_chunks_exchange_beside_the_micro_batches_of_the_next() -> N
     profile = efficiency(gpu=gpu("h100-sxm-80gb"), framework="megatron-core")
     states = StateTimes(reduce_s=3.0, replica_s=0.0, gather_s=2.0, update_s=0.0)
 
-    def exposed(chunks: int) -> float:
+    def exposed(chunks: int, *, zero: int = 1, run: int = 1) -> float:
         config = ParallelConfig(
-            tensor_parallel_size=1, pipeline_parallel_size=4, data_parallel_size=2, micro_batch_size=1,
+            tensor_parallel_size=1, pipeline_parallel_size=4, data_parallel_size=2, micro_batch_size=1, zero_stage=zero,
             virtual_pipeline_parallel_size=chunks,
         )  # fmt: skip
         seconds = data_parallel_seconds(
-            profile=profile, candidates=Candidates.alone(config), states=states, micro_batches=16.0,
-            forward=0.3, stage=1.0, layers=20.0,
+            profile=profile, candidates=Candidates.alone(config), states=dataclasses.replace(states, run=run),
+            micro_batches=16.0, forward=0.3, stage=1.0, layers=20.0,
         )  # fmt: skip
         return float(seconds)
 
     overlap = profile.framework.data_parallel_overlap
     assert exposed(1) == pytest.approx(5.0 - overlap * 1.0)
     assert exposed(5) == pytest.approx(5.0 - (1 - 1 / 5) * overlap * 4.0)
+    # ZeRO 2: after each backward pass, or after each run of a chunk's four, of which the last is followed by the weights.
+    assert exposed(5, zero=2) == pytest.approx(16 * (3.0 - overlap * 0.7) + 2.0 - overlap * 0.3)
+    assert exposed(5, zero=2, run=4) == pytest.approx(exposed(5) + 3 * (3.0 - overlap * 3.0))
+
+
+def test_gradients_reduced_by_runs_lie_whole_for_one_chunk_or_two() -> None:
+    """Llama 3.1 405B's layout: 16 stages of 8 chunks; the second chunk's backward passes begin while the first is reduced."""
+
+    def answer(batch: int, *, reduced: Literal["run"] | None = None, **more: Any) -> Estimate:
+        query = Query(
+            kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=256),
+            training=TrainingWorkload(sequence_length=8192, global_batch_size=batch, gradient_reduction=reduced),
+            parallel=ParallelQuery(
+                tensor_parallel_size=8, pipeline_parallel_size=16, virtual_pipeline_parallel_size=8, micro_batch_size=1, **more
+            ),
+        )  # fmt: skip
+        return estimate(query=query, with_fixes=False)
+
+    def gradients(found: Estimate) -> float:
+        assert found.memory is not None
+        return found.memory.gradients_bytes
+
+    whole, sharded = (gradients(answer(32, zero_stage=stage)) for stage in (1, 2))
+    for batch, chunks in ((32, 1), (64, 2), (128, 2)):
+        by_run = gradients(answer(batch, zero_stage=2, reduced="run"))
+        assert by_run == pytest.approx(sharded + chunks / 8 * whole)
+    once, by_run = answer(32, zero_stage=1).time, answer(32, zero_stage=2, reduced="run").time
+    assert once is not None
+    assert by_run is not None
+    # One run a chunk: reduced as often as under ZeRO 1, layer by layer.
+    assert once.parts_s["data_parallel"] < by_run.parts_s["data_parallel"] < 1.2 * once.parts_s["data_parallel"]
+    with pytest.raises(InputError) as caught:
+        answer(32, zero_stage=1, reduced="run")
+    assert caught.value.field == "training.gradient_reduction"
 
 
 def test_an_earlier_release_takes_longer_by_the_trend_of_the_measured_ones() -> None:

@@ -114,13 +114,20 @@ def test_learned_positions_are_rows_of_their_table_or_of_the_sequence() -> None:
     assert float(embedding_parameters(longer, sequence_length=128)) == (1024 + 4096) * 512
 
 
-@pytest.mark.parametrize(("zero", "bytes_each"), [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))])
-def test_eighteen_bytes_a_parameter_sharded_by_stage(zero: int, bytes_each: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize(
+    ("framework", "zero", "bytes_each"),
+    [
+        *(("megatron-core", zero, each) for zero, each in enumerate([(2, 4, 12), (2, 4, 3), (2, 1, 3), (0.5, 1, 3)])),
+        ("torch-fsdp", 2, (4 / 4 + 2, 1, 2)),  # fp32 shards, and weights gathered in 16 bits
+        ("torch-fsdp", 3, (4 / 4, 1, 2)),
+    ],
+)
+def test_eighteen_bytes_a_parameter_sharded_by_stage(framework: str, zero: int, bytes_each: tuple[float, float, float]) -> None:
     shape, machine = SHAPES[0], cluster(ClusterQuery(gpu="a100-sxm-80gb", num_gpus=4))
-    workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
+    workload = TrainingWorkload(sequence_length=128, global_batch_size=8, framework=framework)
     candidates = Candidates.from_configs([ParallelConfig(data_parallel_size=4, zero_stage=zero)])
     case = case_of(model=shape, workload=workload, cluster=machine)
-    states = state_costs(case=case, candidates=candidates, pipeline=whole_pipeline(case, candidates))
+    states = state_costs(case=case, candidates=candidates, pipeline=whole_pipeline(case, candidates), micro_batches=2.0)
     parameters = total_parameters(shape, sequence_length=128)
     for stage in states.stages:
         found = [size[0] / parameters for size in (stage.weights, stage.gradients, stage.optimizer)]

@@ -42,7 +42,8 @@ def words_of(engine: str, *, parallel: dict[str, int] | None = None, format: str
         (container,) = yaml.safe_load(script)["spec"]["template"]["containers"]
         return list(container["args"])
     words = [word for word in shlex.split(script.replace("\\\n", " "), comments=True) if word != "$@"]
-    return words[words.index("serve") + 2 :] if engine == "vllm" else words[3:]
+    command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[engine]
+    return words[words.index(command) + (1 if engine == "sglang" else 2) :]
 
 
 def options(engine: str, **asked: Any) -> dict[str, str | None]:
@@ -66,6 +67,15 @@ def test_the_engines_own_parser_accepts_the_command(engine: str, format: str, pr
     given = parsed(engine, words)
     assert all(value > 0 for value in given.values() if isinstance(value, int | float))
     assert given.get("--quantization") in {None, *QUANTIZATION} and len(given) >= 6
+
+
+@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[4]], ids=str)
+def test_trtllm_serve_knows_the_words_of_its_command(parallel: dict[str, int]) -> None:
+    given = parsed("trtllm", words_of("trtllm", parallel=parallel, precision="fp8", kv_cache_precision="fp8"))
+    ranks = parallel.get("tensor_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1)
+    assert given["--tensor_parallel_size"] == ranks and given["--backend"] == "pytorch" and given["--max_seq_len"] > 1200
+    with pytest.raises(AssertionError):
+        parsed("trtllm", ["--max_num_seqs=8"])
 
 
 def test_the_parsers_refuse_what_the_engines_do() -> None:

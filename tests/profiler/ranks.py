@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hp_tool.profiler.__main__ import profile, read_request, write_measurement
+from hp_tool.profiler.__main__ import forget, profile, read_request, write_measurement
 
 
 def main(folder: Path) -> None:
@@ -16,12 +16,9 @@ def main(folder: Path) -> None:
             write_measurement(path.with_name(path.name.replace(".request.", ".result.")), measurement)
         from torch import distributed
 
-        if (megatron := sys.modules.get("megatron.core")) is not None:
-            megatron.parallel_state.destroy_model_parallel()
+        forget()
         # One world for all: a second one would read the first one's keys in torchrun's store.
         distributed.init_process_group = lambda *_, **__: None
-        for name in [name for name in os.environ if name.startswith("NVTE_")]:
-            del os.environ[name]  # Megatron's memory of the attention it was asked for
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import Lease, SearchState
+from hp_tool.domain.records import JsonObject, Lease, SearchState
 from hp_tool.domain.result import Estimate, Recommendation, SpaceSummary, TimeEstimate
 from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import progress_of
@@ -19,9 +19,16 @@ def claim(store: Store, search_id: str) -> Lease:
     return claimed[1]
 
 
-def one_run(store: Store, lease: Lease, measurement: Measurement, parallel: ParallelConfig | None = None) -> str:
+def one_run(
+    store: Store,
+    lease: Lease,
+    measurement: Measurement,
+    parallel: ParallelConfig | None = None,
+    *,
+    predicted: JsonObject | None = None,
+) -> str:
     parallel = parallel or ParallelConfig(data_parallel_size=2)
-    run = store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted={"step_s": 0.5})
+    run = store.intend_run(lease=lease, parallel=parallel, fidelity=Fidelity(), predicted=predicted or {"step_s": 0.5})
     store.mark_submitted(lease=lease, run_id=run.id, handle="42")
     new = NewMeasurement(
         source="profile", cluster_key="cpu", gpu="cpu", framework="megatron-core", model="gpt-tiny", query={},

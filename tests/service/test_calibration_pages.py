@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool.domain.ports import Store
+from service.dashboard import explorer
 
 H100: dict[str, Any] = {
     "kind": "training",
@@ -15,6 +16,7 @@ H100: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
     "training": {"sequence_length": 8192, "global_batch_size": 512},
 }
+SETTINGS = {"model": "llama-3-70b", "gpu": "h100-sxm-80gb", "num_gpus": 64, "sequence_length": 8192, "global_batch_size": 512}
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -87,3 +89,46 @@ def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
     )  # fmt: skip
     for page in ("/measurements", "/calibration"):
         assert EVIL not in http.get(page).text and "&lt;img" in http.get(page).text
+
+
+def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> None:
+    """The explorer's heading, its list, its chart of switches and its fixes, a configuration, and two compared."""
+    page = learnt.get("/explorer.json", params=SETTINGS).json()
+    href = page["configuration_href"]
+    one = learnt.get(href.replace("?", ".json?")).json()
+    chosen = next(row for row in page["fastest"] if row["chosen"])
+    step_s = chosen["step_s"]
+    (switch,) = (bar for bar in page["effect_time"]["bars"] if bar["label"] == "Sequence parallel")
+    fastest = learnt.get(one["compare_href"].replace("?", ".json?")).json()
+    compared = next(row for row in fastest["rows"] if row["name"] == "Step time")
+    seconds = [
+        metrics(page["view"])["Step time"]["value"],
+        metrics(one["view"])["Step time"]["value"],
+        switch["total"],
+        *compared["values"],
+        *(bar["total"] for bar in fastest["time"]["bars"]),
+    ]
+    assert seconds == pytest.approx([step_s] * len(seconds))
+    assert metrics(page["view"])["Step time"]["by_cost_model"] < step_s
+    known = metrics(one["view"])
+    assert known["Model TFLOP/s per GPU"]["value"] / known["MFU"]["value"] == pytest.approx(989.4, rel=1e-3)
+    large = learnt.get("/explorer.json", params=SETTINGS | {"tp": 1, "pp": 1}).json()["view"]
+    fix = next(fix for fix in large["mends"] if "GPUs" not in fix["change"])
+    mended = learnt.get(fix["href"].replace("?", ".json?")).json()["view"]
+    assert {each["name"]: each["value"] for each in fix["figures"]}["Step"] == pytest.approx(
+        metrics(mended)["Step time"]["value"]
+    )
+
+
+def test_moving_a_slider_ranks_once(learnt: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = []
+    recommend = explorer.training.recommend
+    monkeypatch.setattr(explorer.training, "recommend", lambda **asked: ranked.append(asked) or recommend(**asked))
+    for tensor_parallel in (8, 4, 2):
+        settings = SETTINGS | {"global_batch_size": 384, "tp": tensor_parallel, "pp": 4}
+        assert learnt.get("/explorer", params=settings).status_code == 200
+    assert len(ranked) == 1
+
+
+def metrics(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {metric["name"]: metric for metric in view["metrics"]}

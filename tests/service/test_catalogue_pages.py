@@ -43,7 +43,9 @@ def test_browsing(http: TestClient, section: str, name: str) -> None:
 
 
 def test_the_parameters_of_a_known_model(http: TestClient) -> None:
-    rows = {row["name"]: row for row in http.get("/models.json").json()["rows"]}
+    rows = {
+        row["name"]: row for name in ("llama-3", "deepseek") for row in http.get(f"/models.json?words={name}").json()["rows"]
+    }
     assert rows["llama-3-70b"]["parameters"] == pytest.approx(70.6e9, rel=0.01)
     assert rows["deepseek-v3"]["active_parameters"] < rows["deepseek-v3"]["parameters"] / 10
 
@@ -57,6 +59,23 @@ def test_a_config_json_becomes_a_model_and_goes_again(http: TestClient) -> None:
     assert http.get("/models/llama-3-70b.json").json()["remove_href"] is None
     assert http.post("/models/mine/remove").status_code == 200
     assert http.get("/models/mine").status_code == 404
+
+
+def test_a_long_list_is_paged_and_searched(http: TestClient) -> None:
+    names = [model["name"] for model in http.get("/v1/models").json()["items"]]
+    href, seen = "/models", []
+    while href:
+        assert http.get(href).status_code == 200
+        page = http.get(href.replace("/models", "/models.json", 1)).json()
+        assert len(page["rows"]) <= 50
+        seen += [row["name"] for row in page["rows"]]
+        href = page["next_href"]
+    assert seen == names and len(names) > 100
+    found = http.get("/models.json", params={"words": " Qwen2 "}).json()
+    assert [row["name"] for row in found["rows"]] == [name for name in names if "qwen2" in name] != []
+    assert "No name has" in http.get("/clusters", params={"words": "<b>"}).text
+    http.post("/models", data={"name": "zz-mine", "spec": json.dumps(CONFIG)})
+    assert http.get("/models.json").json()["rows"][0]["name"] == "zz-mine"  # what was added is not on the last page
 
 
 def test_a_cluster_in_yaml(http: TestClient) -> None:

@@ -129,10 +129,16 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
     }
     page, twin = shared_http.get("/compare", params=asked), shared_http.get("/compare.json", params=asked).json()
     assert page.status_code == 200
-    assert {row["name"]: (row["first"], row["second"]) for row in twin["differences"]} == {"PP": ("4", "8"), "DP": ("2", "1")}
-    pair = next(pair for pair in twin["pairs"] if pair["name"] == "Step time")
-    assert pair["change"] == pytest.approx(pair["second"] / pair["first"] - 1)
-    assert pair["better"] == ("second" if pair["change"] < 0 else "first")
+    assert {row["name"]: row["values"] for row in twin["differences"]} == {"PP": ["4", "8"], "DP": ["2", "1"]}
+    row = next(row for row in twin["rows"] if row["name"] == "Step time")
+    assert row["changes"] == [None, pytest.approx(row["values"][1] / row["values"][0] - 1)]
+    assert row["best"] == int(row["changes"][1] < 0)
+    more = [json.dumps(LLAMA | {"parallel": {"tensor_parallel_size": size}}) for size in (4, 2)]
+    many = shared_http.get("/compare.json", params=asked | {"more": more}).json()
+    assert (many["names"], len(many["views"])) == (["First", "Second", "Third", "Fourth"], 4)
+    assert [bar["label"] for bar in many["memory"]["bars"]] == many["names"]
+    assert next(row["values"] for row in many["differences"] if row["name"] == "TP") == ["8", "8", "4", "2"]
+    assert shared_http.get("/compare.json", params=asked | {"more": more * 3}).status_code == 422
     mixed = shared_http.get("/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)})
     assert mixed.status_code == 422 and "cannot be compared" in mixed.text
 
@@ -175,7 +181,7 @@ def test_every_part_has_a_colour() -> None:
 
 def test_what_cannot_run_is_better_at_nothing(shared_http: TestClient) -> None:
     twin = shared_http.get("/compare.json", params={"first": json.dumps(ALONE), "second": json.dumps(LLAMA)}).json()
-    assert {pair["better"] for pair in twin["pairs"]} == {""}
+    assert {row["best"] for row in twin["rows"]} == {None}
 
 
 def test_a_query_is_bounded(shared_http: TestClient) -> None:

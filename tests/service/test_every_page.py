@@ -40,6 +40,11 @@ LOOKS: tuple[tuple[int, str, dict[str, Any] | None], ...] = (
 VIOLATIONS = """async (rules) =>
   (await axe.run(document, { resultTypes: ["violations"], ...rules })).violations.flatMap((each) =>
   each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""
+CUT = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.checkVisibility())
+  .filter((each) => each.scrollWidth > each.clientWidth)
+  .map((each) => `a table of ${each.scrollWidth} pixels in ${each.clientWidth}: ${each.innerText.slice(0, 60)}`)"""
+PAPER = 718
+"""Pixels of A4 between margins of 10 mm."""
 MOST_SHIFT = 0.05
 SHIFTS = """window.shifted = 0;
 new PerformanceObserver((list) => list.getEntries().forEach((each) => { if (!each.hadRecentInput) shifted += each.value; }))
@@ -119,6 +124,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
                 wrong += page.evaluate(VIOLATIONS, rules)
             if pictures is not None:
                 page.screenshot(path=pictures / f"{name}-{width}-{scheme}.png", full_page=True)
+        wrong += _on_paper(page)
         if page.evaluate("'pwned' in window"):
             wrong.append("a user's words were run")
         if wrong:
@@ -133,7 +139,7 @@ def _looked_at(page: Page, *, width: int, scheme: Any) -> list[str]:
     page.set_viewport_size({"width": width, "height": HEIGHT})
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(FOLLOWED)
-    wrong = []
+    wrong = page.evaluate(CUT) if width >= WIDE else []
     seen = page.evaluate(
         "() => [document.documentElement.scrollWidth, getComputedStyle(document.documentElement).backgroundColor]"
     )
@@ -143,6 +149,18 @@ def _looked_at(page: Page, *, width: int, scheme: Any) -> list[str]:
     if (brightness > 128) != (scheme == "light"):
         wrong.append(f"it does not follow the {scheme} scheme")
     return wrong
+
+
+def _on_paper(page: Page) -> list[str]:
+    """What is cut where the page is printed: as Chromium does it, by the event, then the width and the styles of paper."""
+    page.set_viewport_size({"width": PAPER, "height": HEIGHT})
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    width = page.evaluate("document.documentElement.scrollWidth")
+    charts = page.evaluate("[...document.querySelectorAll('.main-svg')].every((each) => each.hasAttribute('viewBox'))")
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    return [f"on paper it is {width} pixels wide"] * (width > PAPER) + ["on paper a chart keeps its width"] * (not charts)
 
 
 @functools.cache

@@ -134,7 +134,7 @@ def test_what_a_field_says_changes_the_prediction(shared_http: TestClient) -> No
 
 
 def test_the_address_may_name_any_path_of_a_query(shared_http: TestClient) -> None:
-    page = twin(shared_http, **LLAMA, **{"training.optimizer": "muon", "training.cuda_graphs": "true"})
+    page = twin(shared_http, **LLAMA, tp=8, **{"training.optimizer": "muon", "training.cuda_graphs": "true"})
     assert page["settings"]["details"] == {"training.cuda_graphs": "true", "extra": "training:\n  optimizer: muon\n"}
     wrong = twin(shared_http, **LLAMA, **{"training.cross_entropi": "fused"})
     assert "did you mean cross_entropy" in wrong["error"]["message"]

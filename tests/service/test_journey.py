@@ -59,7 +59,7 @@ def test_a_search_from_the_form_to_its_export(page: Page, database_url: str, tmp
         page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
         page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
         page.get_by_label("GPUs", exact=True).fill("2")
-        page.get_by_role("heading", name="Best by the cost model").wait_for()
+        page.get_by_role("heading", name="Best configurations").wait_for()
         page.get_by_text("Profile runs", exact=True).click()
         page.get_by_label("Maximum profile runs").fill("2")
         page.get_by_role("button", name="Start the search").click()

@@ -87,8 +87,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     asked = dict(zip("ab", trials["run_id"], strict=True))
     assert "measured" in http.get(f"/searches/{search}/compare", params=asked).text
     both = http.get(f"/searches/{search}/compare.json", params=asked).json()
-    step = [(row["measured"], row["first"], row["second"]) for row in both["pairs"] if row["name"] == "Step time"]
-    assert len(step) == 2 and step[1] == (True, 0.4, None)
+    step = [(row["measured"], row["values"]) for row in both["rows"] if row["name"] == "Step time"]
+    assert len(step) == 2 and step[1] == (True, [0.4, None])
     assert [(run["state"], run["cause"]) for run in both["runs"]] == [("ok", None), ("crashed", EVIL)]
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
 

@@ -101,7 +101,7 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: P
     page.get_by_label("LoRA rank").fill("")
     page.get_by_text("Parallelism: fixed or allowed values").click()
     page.get_by_label("Recomputation").fill("none, selective layernorm+mlp")
-    page.get_by_role("heading", name="Best by the cost model").wait_for()
+    page.get_by_role("heading", name="Best configurations").wait_for()
     page.get_by_role("button", name="Start the search").click()
     page.locator("h1 + .state").wait_for()
     query = store.list_searches().items[0].query
@@ -155,7 +155,7 @@ def _paste(page: Page, summary: str) -> None:
 
 
 def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server: str) -> None:
-    """What the server reads of it opens as the form; from the explorer, as the configuration that the script runs."""
+    """What the server reads of it opens as the form of a search that is compared with it; from the explorer, as it is."""
     page.goto(f"{server}/explorer")
     _paste(page, "Look at a launch script")
     page.wait_for_url("**/configurations?**")
@@ -165,5 +165,6 @@ def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server:
     page.wait_for_url("**/searches/new?**")
     query = schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new"))))
     assert query.training is not None and query.training.global_batch_size == 64
-    assert query.parallel.tensor_parallel_size == 2
-    page.get_by_role("heading", name="Best by the cost model").wait_for()
+    assert query.search.baseline is not None and query.search.baseline.tensor_parallel_size == 2
+    assert query.parallel.tensor_parallel_size is None, "free: that is what the search is for"
+    page.get_by_role("heading", name="Best configurations").wait_for()

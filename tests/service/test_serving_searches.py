@@ -88,7 +88,7 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     page = http.get(f"/searches/{search}/runs/{a}")
     assert page.status_code == 200 and "Time to first token" in page.text
     twin = http.get(f"/searches/{search}/compare.json", params={"a": a, "b": b}).json()
-    rows = [(row["name"], row["measured"], row["first"]) for row in twin["pairs"] if row["name"] == "Time to first token"]
+    rows = [(row["name"], row["measured"], row["values"][0]) for row in twin["rows"] if row["name"] == "Time to first token"]
     (_, before, guess), (_, after, seen) = rows
     assert (before, after) == (False, True) and seen == pytest.approx(FACTOR * guess, rel=0.01)
     (series,) = http.get("/calibration.json").json()["series"]

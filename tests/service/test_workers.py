@@ -10,11 +10,14 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from hp_tool.domain.measurement import DeviceState, Measurement
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Offer
 from hp_tool.store import SqlStore, tables
 from hp_tool.store.workers import SILENT_S
 from hp_tool.tuning import offers
 from service.worker import announce
+from tests.service.coordinator import claim, one_run
 from tests.service.processes import wait_for
 
 GPUS: dict[str, Any] = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "search": {"budget_runs": 2}}
@@ -91,3 +94,23 @@ def test_clusters_of_the_catalogue_are_offered(tmp_path: Any, monkeypatch: pytes
     assert Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=32) in offers()
     options.write_text("gpu: 1")
     assert {offer.launcher for offer in offers()} == {"local"}
+
+
+def test_drift_and_slow_nodes_stand_beside_a_clusters_load(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
+    search = http.post("/v1/searches", json=query).json()["id"]
+    lease = claim(store, search)
+    slow = {"kind": "node", "name": "n3", "slowdown": 1.31, "operations": 9}
+    store.append_event(lease=lease, kind="preflight", payload={"status": "ok", "slow": [slow], "avoided": ["n3"]})
+    hot = DeviceState(host="n2", sm_clock_hz=1.2e9, throttled_by="0x40")
+    devices = (*(DeviceState(host=f"n{i}", sm_clock_hz=1.9e9) for i in range(2)), hot)
+    for micro_batch, step_s in ((1, 9.0), (2, 1.1), (4, 1.2), (8, 1.3)):  # the first was expected by the cost model alone
+        parallel = ParallelConfig(data_parallel_size=2, micro_batch_size=micro_batch)
+        predicted = {"step_s": 0.5, "calibrated_step_s": 1.0}
+        one_run(store, lease, Measurement(status="ok", step_s=step_s, devices=devices), parallel, predicted=predicted)
+    (cluster,) = http.get("/workers.json").json()["clusters"]
+    page = http.get(f"/searches/{search}.json").json()
+    assert page["health"] == cluster["runs"]
+    assert (page["health"]["drift_fraction"], page["health"]["runs"]) == (pytest.approx(0.2), 3)
+    found = {node["name"]: node["why"] for node in page["health"]["slow_nodes"]}
+    assert found.keys() == {"n2", "n3"} and "1.31 times" in found["n3"] and "36.8 % below" in found["n2"]
+    assert "n3" in http.get("/workers").text and "Slow node" in http.get(f"/searches/{search}").text

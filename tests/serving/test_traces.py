@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hp_tool
-from hp_tool import answers
+from hp_tool import answers, serving
 from hp_tool.catalog.traces import request_trace
 from hp_tool.domain.query import OwnFile
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
+from hp_tool.serving.problem import resolve_serving
+from hp_tool.serving.recommend import cost_space
+from hp_tool.serving.replay import played
 
 ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
 COLUMNS: dict[str, list[Any]] = {
@@ -145,3 +148,26 @@ def test_what_a_trace_leaves_open_is_named() -> None:
         assert refused.value.field == field
     with pytest.raises(InputError):
         request_trace(TraceSpec(input_tokens=(0,), output_tokens=(1,)))
+
+
+def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
+    """By means the best ten have too few slots for a burst; as a fluid it fills them."""
+    arrivals = np.concatenate([60.0 * burst + np.linspace(0.0, 10.0, 90) for burst in range(4)])
+    trace = {"arrival_s": arrivals.tolist(), "input_tokens": [2000] * 360, "output_tokens": [400] * 360}
+    query = schema.parse_query(
+        asked(trace=trace, precision="fp8")
+        | {
+            "model": "llama-3.3-70b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "parallel": {"max_num_seqs": [8, 10, 12, 14, 16, 64, 128], "pipeline_parallel_size": 1},
+        }
+    )
+    (best,) = serving.recommend(query=query, top=1).recommendations
+    problem = resolve_serving(query)
+    space = cost_space(query=query, problem=problem)
+    latencies = [
+        played(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s or np.inf
+        for row in space.best(200)
+    ]
+    assert best.estimate.request_latency_s == pytest.approx(min(latencies))
+    assert min(latencies[:10]) > 1.05 * min(latencies)

@@ -30,6 +30,8 @@ class Engine:
     def __init__(self) -> None:
         self.waiting: asyncio.Queue[tuple[np.ndarray, int, asyncio.Queue[int | None]]] = asyncio.Queue()
         self.most_at_once = self.unfinished = 0
+        self.seen: list[tuple[int, int, list[int]]] = []
+        """(prompt tokens, answer tokens, the prompt's first four) of every request."""
 
     async def run(self) -> None:
         running: list[list[Any]] = []
@@ -57,6 +59,7 @@ async def completions(request: Request) -> Response:
         return JSONResponse({"error": f"unknown key {request.headers.get('authorization')}"}, status_code=401)
     prompt, length = body["prompt"], body["max_tokens"]
     prompt = [hash(word) % VOCABULARY for word in prompt.split() for _ in "12"] if isinstance(prompt, str) else prompt
+    ENGINE.seen.append((len(prompt), length, prompt[:4]))
     ENGINE.unfinished += 1
     ENGINE.most_at_once = max(ENGINE.most_at_once, ENGINE.unfinished)
     answer: asyncio.Queue[int | None] = asyncio.Queue()
@@ -79,7 +82,8 @@ async def completions(request: Request) -> Response:
 async def models(request: Request) -> Response:
     if "reset" in request.query_params:
         ENGINE.most_at_once = 0
-    return JSONResponse({"data": [{"id": "tiny", "most_at_once": ENGINE.most_at_once}]})
+        ENGINE.seen.clear()
+    return JSONResponse({"data": [{"id": "tiny", "most_at_once": ENGINE.most_at_once, "seen": ENGINE.seen}]})
 
 
 async def version(request: Request) -> Response:

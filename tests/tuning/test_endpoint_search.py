@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 from hp_tool.domain.measurement import Fidelity, Measurement
@@ -27,7 +28,7 @@ from hp_tool.errors import InputError, LauncherError, UnsupportedError
 from hp_tool.launchers import create
 from hp_tool.launchers.jobs import REQUEST_JSON
 from hp_tool.profiler.endpoint import EndpointError, main, measure
-from hp_tool.queries.schema import parse_query, query_mapping
+from hp_tool.queries.schema import parse_query, query_mapping, with_own_files
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, resolve_search, tune
 from hp_tool.tuning.serving import build_serving
@@ -103,10 +104,10 @@ def run(asked: Query, tmp_path: Path, *, launcher: Launcher | None = None) -> Tu
         store.close()
 
 
-def most_at_once(url: str, *, reset: bool = False) -> int:
-    """The most requests that the server had at a time, since it was last asked to forget."""
+def told(url: str, *, reset: bool = False) -> dict[str, Any]:
+    """What the server counted since it was last asked to forget."""
     with urlopen(f"{url}/models{'?reset=1' if reset else ''}") as response:
-        return int(json.load(response)["data"][0]["most_at_once"])
+        return dict(json.load(response)["data"][0])
 
 
 def rows(result: TuneResult) -> list[ServingRecommendation]:
@@ -172,9 +173,77 @@ def test_a_poisson_load_arrives_at_its_rate(catalogue: Path, tmp_path: Path, eng
 
 
 def test_no_more_requests_are_in_flight_than_asked(url: str, catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
-    before = most_at_once(url, reset=True)
+    told(url, reset=True)
     run(query(inference={"concurrency": 7}, parallel={"max_num_seqs": 5}, search={"budget_runs": 1}), tmp_path, launcher=engine)
-    assert before >= 0 and most_at_once(url) == 5
+    assert told(url)["most_at_once"] == 5
+
+
+def test_a_trace_is_sent_as_it_says(url: str, catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
+    """Lengths, times and shared beginnings of a file, which the stored search holds in itself."""
+    rows_of = ((0.0, 8, 3, 0), (0.02, 40, 12, 30), (0.2, 16, 1, 4), (0.21, 33, 7, 30))
+    (tmp_path / "trace.csv").write_text(
+        "arrival_s,input_tokens,output_tokens,prefix_tokens\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows_of)
+    )
+    lengths = {"input_length": None, "output_length": None, "concurrency": None}
+    asked = query(inference={**lengths, "trace": str(tmp_path / "trace.csv")}, parallel={"max_num_seqs": 8})
+    told(url, reset=True)
+    asked = replace(with_own_files(asked), search=replace(asked.search, budget_runs=1, steps=12))
+    (row,) = rows(run(asked, tmp_path, launcher=engine))
+    seen = told(url)["seen"]
+    assert [tuple(each[:2]) for each in seen[:8]] == [row[1:3] for row in rows_of] * 2
+    beginnings = [each[2] for each in seen[:8]]
+    assert beginnings[1] == beginnings[2] == beginnings[3] == beginnings[5] and beginnings[0] not in beginnings[1:]
+    measured = row.measurement
+    assert measured is not None and measured.serving is not None and row.estimate.tails is not None
+    # Four answers in 0.21 s and the mean gap of 0.07 s.
+    (request,) = engine.requests.values()
+    assert isinstance(request, InferenceRequest) and request.trace is not None and request.trace.arrival_s is not None
+    rate = measured.serving.output_tokens_per_second / np.mean([row[2] for row in rows_of])
+    assert rate == pytest.approx(4 / 0.28, rel=0.4)
+
+
+def test_quantiles_are_measured_calibrated_and_held_to_their_targets(
+    catalogue: Path, tmp_path: Path, engine: InProcess
+) -> None:
+    wide, narrow = (
+        run(
+            query(
+                inference={"output_length": 3},
+                parallel={"max_num_seqs": [2, 4]},
+                targets={"ttft_p99_s": limit},
+                search={"budget_runs": 1},
+            ),
+            folder,
+            launcher=engine,
+        )
+        for limit, folder in ((100.0, tmp_path), (1e-6, tmp_path))
+    )
+    measured, other = sorted(rows(wide), key=lambda row: row.measurement is None)
+    assert measured.measurement is not None and measured.calibrated_estimate is not None
+    times, load = measured.measurement.serving, measured.measurement.load
+    assert times is not None and times.tails is not None and load is not None and load.tails == times.tails
+    assert times.tails.ttft_s.p50 <= times.tails.ttft_s.p90 <= times.tails.ttft_s.p99
+    assert measured.calibrated_estimate.tails == times.tails and measured.calibrated_estimate.feasible
+    request = next(iter(engine.requests.values()))
+    assert isinstance(request, InferenceRequest) and request.repetitions * request.num_requests >= 100
+    # What did not run is off by as much as what did.
+    assert other.estimate.tails is not None and other.calibrated_estimate is not None and measured.estimate.tails is not None
+    assert other.calibrated_estimate.tails is not None and other.calibrated_estimate.ttft_s and measured.estimate.ttft_s
+    off = (times.tails.ttft_s.p99 / times.ttft_s) / (measured.estimate.tails.ttft_s.p99 / measured.estimate.ttft_s)
+    assert other.estimate.ttft_s is not None
+    shape = off * other.estimate.tails.ttft_s.p99 / other.estimate.ttft_s
+    assert other.calibrated_estimate.tails.ttft_s.p99 / other.calibrated_estimate.ttft_s == pytest.approx(shape)
+    assert not narrow.recommendations and narrow.nearest_misses
+    missed = narrow.nearest_misses[0].calibrated_estimate
+    assert missed is not None and [reason.code for reason in missed.reasons] == ["target_missed"]
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e18])
+def test_a_rate_that_nothing_bears_is_refused_by_its_name(rate: float, catalogue: Path, engine: InProcess) -> None:
+    asked = query(inference={"concurrency": None, "request_rate_per_second": rate})
+    with pytest.raises(InputError, match="complete") as caught:
+        build_serving(query=asked, query_json=query_mapping(asked), hardware=engine.hardware())
+    assert (caught.value.field, caught.value.code) == ("inference.request_rate_per_second", "overloaded")
 
 
 def test_a_server_that_falls_behind_is_no_measurement(catalogue: Path, tmp_path: Path, engine: InProcess) -> None:
@@ -221,10 +290,9 @@ def test_what_is_no_measurement_says_why(
     ("changes", "field"),
     [
         ({"inference": {"concurrency": None}}, "inference.concurrency"),
-        ({"inference": {"prefix_cache_hit_rate": 0.5}}, "inference.prefix_cache_hit_rate"),
+        ({"inference": {"think_time_s": 0.5}}, "inference.think_time_s"),
         ({"parallel": {"tensor_parallel_size": [1, 2]}}, "parallel.tensor_parallel_size"),
         ({"cluster": {"node_type": "served", "num_gpus": 2}}, "parallel.tensor_parallel_size"),
-        ({"targets": {"ttft_p99_s": 1.0}}, "targets.ttft_p99_s"),
     ],
 )
 def test_what_an_endpoint_does_not_show_is_refused(catalogue: Path, changes: dict[str, Any], field: str) -> None:

@@ -229,6 +229,23 @@ def timeline(*, orders: Sequence[Order], seconds: Callable[[Operation], float], 
     return spans
 
 
+def critical_path(spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0) -> set[tuple[int, int]]:
+    """(rank, place on it) of the blocks on which the end of a timeline hangs: each starts when the one before it allows."""
+    places = {(rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)}
+    done = {_key(operation): at for at, span in places.items() for operation in span.block}
+    last_stage = max(stage for _, stage, _ in done)
+    path: set[tuple[int, int]] = set()
+    at: tuple[int, int] | None = max(places, key=lambda each: places[each].end_s)
+    while at is not None:
+        path.add(at)
+        rank, place = at
+        inputs = {done[key] for operation in places[at].block for key in _inputs(operation, last_stage)} - {at}
+        allows = {each: places[each].end_s + (transfer_s if each[0] != rank else 0.0) for each in inputs}
+        allows |= {(rank, place - 1): places[rank, place - 1].end_s} if place else {}
+        at = max(allows, key=allows.__getitem__, default=None)
+    return path
+
+
 def _key(operation: Operation) -> _Key:
     kind, stage, micro_batch = operation
     return ("B" if kind == "BW" else kind), stage, micro_batch

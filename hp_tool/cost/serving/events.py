@@ -20,6 +20,11 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
+SETTLED = 600
+"""Passes in which SGLang's promise sinks from its first share to its last (new_token_ratio_decay_steps)."""
+AHEAD = 20
+"""Passes that an engine which promises makes room for when its cache is full (SGLang's retract_decode_steps)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -81,6 +86,7 @@ class _Scheduler:
         """Of these, already in the cache."""
         self.left: list[int] = outputs.tolist()
         """Tokens to generate from there."""
+        self.outputs = tuple(self.left)
         self.first = [math.nan] * len(self.prompt)
         self.finish = [math.nan] * len(self.prompt)
         self.now = self.front = 0.0  # the front end has work until then
@@ -88,6 +94,7 @@ class _Scheduler:
         self.cached = 0  # tokens that decoding sequences attend to
         self.used = 0  # tokens in the cache, prompts being computed included
         self.promised = 0  # the same with all answers at full length
+        self.share = table.promised[0]  # of the difference, kept free for those that run
         self.entering: deque[tuple[float, int]] = deque()  # when the front end hands it over
         self.waiting: deque[int] = deque()
         self.prefilling: deque[int] = deque()
@@ -113,13 +120,13 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Waiting requests get a slot and room for their prompt, or for the whole answer where the engine promises it."""
+        """Waiting requests get a slot, and room for their prompt beside the next pass or for as much as the engine promises."""
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
             request = self.waiting[0]
             prompt, left = self.prompt[request], self.left[request]
-            after = self.promised + prompt + left if table.promises_output else self.used + prompt
-            if after > table.cache_tokens and (self.decoding or self.prefilling):
+            coming = self.share * (self.promised - self.used) + left if self.share else len(self.decoding)
+            if self.used + prompt + coming > table.cache_tokens and (self.decoding or self.prefilling):
                 return
             self.prefilling.append(self.waiting.popleft())
             self.used += prompt
@@ -132,7 +139,7 @@ class _Scheduler:
         elif self.decoding:
             self._decode()
         else:
-            self.now = self._next_arrival()
+            self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
         """One pass with as many prompt tokens as it may hold, beside decoding or, with prefill_first, instead of it."""
@@ -161,8 +168,10 @@ class _Scheduler:
         while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
             heapq.heappop(self.ends)  # put back since
         count = self.ends[0][0] - self.passes
-        if not table.promises_output:
+        if self.share < 1.0:
             count = min(count, int((table.cache_tokens - self.used) // sequences))
+        if self.waiting and self.share > table.promised[1]:
+            count = min(count, AHEAD)
         base, growth = self._base(sequences, 0), 0.5 * table.cached_token_s * sequences
         wait = self._next_arrival() - self.now
         if wait < math.inf:
@@ -180,6 +189,7 @@ class _Scheduler:
         if sequences:
             seconds += table.cached_token_s * self.cached * count
             self.passes += count
+            self.share = max(self.share - count * (table.promised[0] - table.promised[1]) / SETTLED, table.promised[1])
             self.cached += sequences * count
             self.used += sequences * count
         self.now += seconds
@@ -217,10 +227,15 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """While the next pass would outgrow the cache, the youngest goes back to the queue's head, to be computed again."""
-        if self.table.promises_output:
+        """If the next pass would outgrow the cache, the youngest go back to the queue's head, to be computed again.
+
+        An engine that promises takes from then on the share that it has seen its running requests generate.
+        """
+        cache, last_share = self.table.cache_tokens, self.table.promised[1]
+        if self.used + len(self.decoding) <= cache or last_share == 1.0:
             return
-        while len(self.decoding) > 1 and self.used + len(self.decoding) > self.table.cache_tokens:
+        ahead = AHEAD if last_share else 1
+        while len(self.decoding) > 1 and self.used + ahead * len(self.decoding) > cache:
             request, last = self.decoding.popitem()
             left = last - self.passes
             tokens = self.prompt[request] + self.left[request] - left
@@ -230,6 +245,10 @@ class _Scheduler:
             self.prompt[request], self.left[request], self.done[request] = tokens, left, 0
             self.waiting.appendleft(request)
             self.preemptions += 1
+        if last_share:
+            to_come = sum(self.decoding.values()) - self.passes * len(self.decoding)
+            whole = sum(self.outputs[request] for request in self.decoding)
+            self.share = min((whole - to_come + ahead * len(self.decoding)) / whole, 1.0)
 
     def _next_arrival(self) -> float:
         coming = self.coming[0][0] if self.coming else math.inf

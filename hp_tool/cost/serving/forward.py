@@ -15,7 +15,7 @@ from hp_tool.domain.hardware import Precision
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
 """Bytes per token and hidden unit of a layer, in 16 bits: two fused residual-and-norm kernels (two reads, two writes each), and
-the input of the projections once more."""
+the input of the projections once more. Rotary positions and the cache's writing belong to the timed attention."""
 
 
 def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
@@ -32,6 +32,9 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
     seconds = (layers - mixtures) * attention
     if layers > mixtures:
         dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
+        # The activation between the MLP's matrices: it reads what they write, and writes the next one's input.
+        moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
+        dense = dense + batch.tokens * moved / _reached_bandwidth(case)
         seconds = seconds + (layers - mixtures) * dense
     if mixtures:
         seconds = seconds + mixtures * _mixture(case, candidates, batch, context, attention=attention, reduce=reduce)
@@ -57,9 +60,13 @@ def _attention_block(case: ServingCase, candidates: ServingCandidates, batch: Pa
         prefill_requests=batch.prefill_requests,
         drafted=batch.drafted,
     )
-    reached = case.profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
-    elementwise = batch.tokens * (ELEMENTWISE_BYTES * model.hidden_size) / reached + case.engine.layer_overhead_s
-    return projections + core + elementwise
+    elementwise = batch.tokens * (ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
+    return projections + core + elementwise + case.engine.layer_overhead_s
+
+
+def _reached_bandwidth(case: ServingCase) -> float:
+    """Bytes per second of kernels that only move memory."""
+    return case.profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
 
 
 def _mixture(

@@ -15,6 +15,8 @@ _FEW_ROWS = 16
 """Counts up to which every one has its own place in the table; beyond, geometrically fewer, with lines between."""
 _PROMPT = 1024.0
 """Tokens of the prompt that prefill passes are timed with; the keys they attend to are counted apart."""
+PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
+"""vLLM's and SGLang's admission, by their schedule (SGLang's init_new_token_ratio and what it decays to)."""
 _LONG = 1e5
 """Cached tokens of a sequence that the slope by cached tokens is taken from."""
 
@@ -47,8 +49,9 @@ class PassTable:
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
-    promises_output: bool
-    """Whether a request is admitted only where its whole output has room."""
+    promised: tuple[float, float]
+    """Share of the running requests' tokens to come that is kept free where another is admitted, its own output then whole: at
+    first, and after SETTLED passes without preemption. (1, 1): nothing is ever put back; (0, 0): a prompt needs room alone."""
 
     def row(self, decoding: int) -> list[float]:
         """`base` for this number of decoding sequences, by `prompt`."""
@@ -103,7 +106,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),
         prefill_first=engine.schedule == "prefill_first",
-        promises_output=engine.kv_reserved_output_fraction >= 1.0,
+        promised=(1.0, 1.0) if engine.kv_reserved_output_fraction >= 1.0 else PROMISED[engine.schedule],
     )
 
 

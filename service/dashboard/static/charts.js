@@ -5,6 +5,7 @@ import { seconds, count, gib } from "./numbers.js";
 export const MOST_POINTS = 150; // per trace; a note below the charts says how many are drawn
 const MOST_INTERVALS = 60; // each is an SVG element, and many of them hide the points
 const GIB = 2 ** 30;
+const DECADES = Array.from({ length: 12 }, (_, n) => 10 ** (n - 6)).flatMap((one) => [one, 2 * one, 5 * one].map((tick) => Number(tick.toPrecision(1)))); // of log axes
 const FEW = 12; // runs up to which every run has its own tick
 
 // Measurements by run, the best so far, and each run's prediction when it was chosen. Of a configuration that ran again the run
@@ -104,14 +105,14 @@ export function accuracy(trials, shown) {
       arrayminus: known.map((i) => trials.calibrated_step_s[i] - (trials.calibrated_low_s[i] ?? trials.calibrated_step_s[i])),
     };
   }
-  const type = ends.length && ends[1] > 10 * ends[0] ? "log" : "linear";
+  const scale = ends.length && ends[1] > 10 * ends[0] ? { type: "log", tickvals: DECADES.filter((s) => s >= ends[0] && s <= ends[1]) } : { type: "linear" };
   return {
     data: [
       { type: "scatter", mode: "lines", name: "Predicted = measured", x: ends, y: ends, hoverinfo: "skip", line: { color: "--ink-faint", width: 1, dash: "dot" } },
       points("Cost model alone", both, measured, (i) => trials.predicted_step_s[i], trials, { symbol: "circle-open", color: "--series-2", size: 6 }),
       after,
     ],
-    layout: { xaxis: { title: axis(trials, "Measured "), type }, yaxis: { title: axis(trials, "Predicted "), type } },
+    layout: { xaxis: { title: axis(trials, "Measured "), ...scale }, yaxis: { title: axis(trials, "Predicted "), ...scale } },
   };
 }
 
@@ -130,7 +131,7 @@ export function front(trials, shown) {
       { type: "scatter", mode: "lines", name: "Pareto front", hoverinfo: "skip", x: best.map(memory), y: best.map(rate), line: { color: "--series-3", width: 2 } },
       star(trials, shown, memory, rate),
     ],
-    layout: { xaxis: { title: "Peak memory per GPU, GiB" }, yaxis: { title: "Tokens/s per GPU" } },
+    layout: { xaxis: { title: "Peak memory per GPU, GiB" }, yaxis: { title: "Tokens/s per GPU", automargin: true } },
   };
 }
 

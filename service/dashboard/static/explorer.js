@@ -2,6 +2,7 @@
 // computes and draws. Without this script the form has a button.
 
 const form = document.querySelector("form[data-follow]");
+const findings = document.querySelector(".findings");
 const here = form.getAttribute("action");
 const software = '[name="training.framework"], [name="training.recipe"]';
 const anew = `[data-anew], ${software}`;
@@ -15,17 +16,18 @@ form.querySelector(".unscripted").hidden = true;
 form.addEventListener("input", (event) => {
   if (!form.reportValidity()) return;
   if (event.target.matches(whole)) return; // handled when the change is complete, see below
-  follow(filled());
+  follow(filled(), event.target);
 });
 
 // Another model, cluster, framework or recipe has other options: load the page at its fastest configuration.
 form.addEventListener("change", (event) => {
   if (!event.target.matches(whole) || !form.reportValidity()) return;
-  if (!event.target.matches(anew)) return follow(filled());
+  if (!event.target.matches(anew)) return follow(filled(), event.target);
   const values = filled();
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
   for (const name of dropped) values.delete(name);
   if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
+  findings.setAttribute("aria-busy", "true");
   location.assign(`${here}?${values}`);
 });
 
@@ -57,22 +59,34 @@ function slider(select) {
   select.before(range);
 }
 
-async function follow(parameters) {
+// Another workload is ranked anew, which takes longer than the figures of one configuration: these are shown first.
+async function follow(parameters, changed) {
   asking?.abort(); // only the latest request counts
   asking = new AbortController();
+  findings.setAttribute("aria-busy", "true");
   const address = `${here}?${parameters}`;
   try {
-    const response = await fetch(address, { signal: asking.signal, headers: { Accept: "text/html" } });
-    if (!response.ok) throw new Error(`the server answered ${response.status}`);
-    show(new DOMParser().parseFromString(await response.text(), "text/html"));
+    const { signal } = asking;
+    const layout = changed?.closest("[data-layout]") && changed.name !== "sequence_length";
+    if ("ranked" in form.dataset && !layout) show(await fetched(`${address}&listed=false`, signal), ":not([data-part=best])");
+    show(await fetched(address, signal));
     history.replaceState(null, "", address);
+    findings.setAttribute("aria-busy", "false");
   } catch (error) {
-    if (error.name !== "AbortError") console.info("update failed, the next change tries again", error);
+    if (error.name === "AbortError") return;
+    findings.setAttribute("aria-busy", "false");
+    console.info("update failed, the next change tries again", error);
   }
 }
 
-function show(fresh) {
-  for (const part of document.querySelectorAll("[data-part]")) {
+async function fetched(address, signal) {
+  const response = await fetch(address, { signal, headers: { Accept: "text/html" } });
+  if (!response.ok) throw new Error(`the server answered ${response.status}`);
+  return new DOMParser().parseFromString(await response.text(), "text/html");
+}
+
+function show(fresh, only = "") {
+  for (const part of document.querySelectorAll(`[data-part]${only}`)) {
     const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
     const open = part.querySelectorAll("details"); // keep tables open that the reader opened
     const opened = [...open].map((details) => details.open);

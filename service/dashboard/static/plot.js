@@ -6,6 +6,7 @@ const dark = matchMedia("screen and (prefers-color-scheme: dark)");
 const drawn = new Map(); // element -> figure
 const tokens = new Map(); // of custom properties
 let loading;
+let onPaper = false;
 
 // Plotly itself, fetched when the first figure needs it: 4.8 MB to parse is not for the first paint.
 export function plotly() {
@@ -34,9 +35,12 @@ export function plotly() {
 // Draws the figure, or changes the one that is there.
 export async function draw(element, figure) {
   const Plotly = await plotly();
-  if (!drawn.has(element)) element.replaceChildren(); // a placeholder
+  const first = !drawn.has(element);
+  if (first) element.replaceChildren(); // a placeholder
   drawn.set(element, figure);
   await Plotly.react(element, coloured(figure.data), coloured(layout(figure.layout)), { displayModeBar: false, responsive: true });
+  if (first) element.on("plotly_afterplot", () => onPaper && scale(element));
+  if (onPaper) scale(element);
 }
 
 // The page's JSON.
@@ -85,6 +89,20 @@ dark.addEventListener("change", () => {
   tokens.clear();
   for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure);
 });
+
+// On paper a chart is scaled to the page's width: drawing it again would come too late. Plotly may still follow the new width.
+function scale(element) {
+  for (const svg of element.querySelectorAll(".main-svg")) {
+    if (onPaper) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
+    else svg.removeAttribute("viewBox");
+  }
+}
+for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(event, () => {
+    onPaper = printing;
+    for (const element of drawn.keys()) scale(element);
+  });
+}
 
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {

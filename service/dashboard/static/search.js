@@ -226,13 +226,16 @@ function reveal(i) {
   part("rows").querySelector(`[data-key="${CSS.escape(trials.run_id[row])}"]`).scrollIntoView({ block: "center" });
 }
 
-// Link to the comparison of two configurations.
+const MOST_COMPARED = 6;
+
+// Link to the comparison of the selected configurations.
 function compare() {
   const link = part("compare");
   if (!link) return;
-  const [a, b] = [...picked];
-  link.hidden = picked.size !== 2;
-  if (!link.hidden) link.href = `${root.dataset.compare}?a=${trials.run_id[a]}&b=${trials.run_id[b]}`;
+  const [a, b, ...more] = [...picked].map((i) => trials.run_id[i]);
+  link.hidden = picked.size < 2 || picked.size > MOST_COMPARED;
+  link.textContent = `Compare the ${picked.size === 2 ? "two" : picked.size}`;
+  link.href = `${root.dataset.compare}?${new URLSearchParams([["a", a], ["b", b], ...more.map((run) => ["more", run])])}`;
 }
 
 part("only").addEventListener("change", () => {

@@ -33,7 +33,7 @@ TABLE = PassTable(
     max_num_seqs=64,
     max_num_batched_tokens=512,
     prefill_first=False,
-    promises_output=False,
+    promised=(0.0, 0.0),
 )  # fmt: skip
 """Decoding takes 1 ms and 1 ms a sequence, a prompt token 10/512 ms."""
 
@@ -128,11 +128,25 @@ def test_a_full_cache_puts_the_youngest_back_and_loses_no_token() -> None:
     assert found.preemptions > 0
     assert np.all(found.finish_s > found.first_token_s) and np.all(np.isfinite(found.finish_s))
     promised = serve(
-        table=replace(table, promises_output=True), input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
+        table=replace(table, promised=(1.0, 1.0)), input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
     )
     assert promised.preemptions == 0
     roomy = serve(table=TABLE, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8)
     assert roomy.finish_s.max() < min(found.finish_s.max(), promised.finish_s.max())
+
+
+@pytest.mark.parametrize("promised", [(0.0, 0.0), (0.7, 0.098)])
+@pytest.mark.parametrize("prefill_first", [False, True])
+def test_what_was_put_back_waits_until_it_can_stay(promised: tuple[float, float], prefill_first: bool) -> None:
+    """Long prompts near the cache's limit: admitted into the room that it just gave up, a request would be put back at once."""
+    table = replace(TABLE, cache_tokens=20 * 8192.0, promised=promised, prefill_first=prefill_first)
+    arrivals = np.cumsum(np.random.default_rng(1).exponential(0.75, 300))
+    found = serve(table=table, input_tokens=equal(300, 8000), output_tokens=equal(300, 500), arrival_s=arrivals)
+    roomy = serve(
+        table=replace(table, cache_tokens=1e9), input_tokens=equal(300, 8000), output_tokens=equal(300, 500), arrival_s=arrivals
+    )
+    assert (found.preemptions > 0) == (promised[1] == 0.0) and found.preemptions < 60
+    assert found.finish_s.max() < 1.1 * roomy.finish_s.max()
 
 
 def in_flight(found: Served) -> float:

@@ -12,21 +12,25 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.service.faults.audit import audit
+from hp_tool.errors import StoreError
+from hp_tool.store import open_store
+from tests.service.faults.audit import KINDS, audit
 from tests.service.faults.databases import Database, Postgres, Sqlite, small_disk
+from tests.service.faults.engines import Local
 from tests.service.faults.injections import FAULTS, FOLDER_FULL, RESTART, Scene
 from tests.service.faults.processes import Service
+from tests.service.faults.receiver import receiving
 
 WORKERS = 2
 OPEN_SEARCHES = 3
 """Kept waiting or running while faults happen, so that each one hits something."""
 RUNS = 3
-COUNTS = ("lost", "doubled", "orphaned", "unbooked")
 DRAIN_S = 600.0
 POLL_S = 0.3
 QUERY: dict[str, Any] = {
@@ -43,8 +47,8 @@ QUERY: dict[str, Any] = {
 class Submitter:
     """Keeps searches coming. Every request carries an idempotency key and is sent until it is answered."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, *, query: dict[str, Any], webhook: str) -> None:
+        self._url, self._query, self._webhook = url, query, webhook
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.accepted: dict[str, str] = {}
@@ -61,10 +65,11 @@ class Submitter:
     def _run(self) -> None:
         for number in itertools.count():
             key = f"search-{number}-{uuid.uuid4().hex[:8]}"
-            query = QUERY | {"search": QUERY["search"] | {"seed": number}}
+            query = self._query | {"search": self._query["search"] | {"seed": number}}
+            sent: dict[str, Any] = {"params": {"webhook": self._webhook}, "headers": {"Idempotency-Key": key}}
             while key not in self.accepted:
                 with contextlib.suppress(httpx.HTTPError):
-                    answer = httpx.post(f"{self._url}/v1/searches", json=query, headers={"Idempotency-Key": key}, timeout=10)
+                    answer = httpx.post(f"{self._url}/v1/searches", json=query, **sent, timeout=10)
                     if answer.status_code == httpx.codes.ACCEPTED:
                         self.accepted[key] = answer.json()["id"]
                         break
@@ -90,37 +95,57 @@ def open_searches(url: str) -> int | None:
 
 
 def campaign(
-    *, faults: Sequence[str], database: Database, home: Path, seed: int = 0, lease_s: float = 2.0, longest_s: float = 3.0
+    *,
+    faults: Sequence[str],
+    database: Database,
+    home: Path,
+    engine: Local | None = None,
+    seed: int = 0,
+    lease_s: float = 2.0,
+    longest_s: float = 3.0,
 ) -> dict[str, Any]:
     """Let the faults happen one after another at random moments, and count what was lost, doubled, orphaned and unbooked.
 
     `longest_s`: how long a database is away at most.
     """
     (home / "faults").mkdir(parents=True, exist_ok=True)
-    service = Service(database_url=database.url, home=home, lease_s=lease_s)
-    scene = Scene(service=service, database=database, random=random.Random(seed), longest_s=longest_s)
+    engine = engine or Local()
+    query = QUERY | {"search": QUERY["search"] | {"launcher": engine.name}}
+    service = Service(database_url=database.url, home=home, lease_s=lease_s, environment=engine.environment(home))
+    scene = Scene(
+        service=service, database=database, engine=engine, query=query, random=random.Random(seed), longest_s=longest_s
+    )
     started = time.monotonic()
-    try:
-        service.start_api()
-        service.ensure_workers(WORKERS)
-        with Submitter(service.url) as submitter:
-            for fault in faults:
-                wait_for_runs(service.url)
-                time.sleep(scene.random.uniform(0.0, 1.0))
-                FAULTS[fault](scene)
-                service.ensure_workers(WORKERS)
-        recovering = time.monotonic()
-        drained = drain(service)
-        recovery_s = time.monotonic() - recovering
-    finally:
-        service.stop()
-    leftovers = [" ".join(process.cmdline()) for process in service.leftovers()]
-    found = audit(database_url=database.url, home=home, accepted=submitter.accepted, leftovers=leftovers)
-    counts = {name: len(getattr(found, name)) for name in COUNTS}
+    with receiving() as (webhook, told_by_webhook):
+        try:
+            service.start_api()
+            service.ensure_workers(WORKERS)
+            with Submitter(service.url, query=query, webhook=webhook) as submitter:
+                for fault in faults:
+                    wait_for_runs(service.url)
+                    time.sleep(scene.random.uniform(0.0, 1.0))
+                    FAULTS[fault](scene)
+                    service.ensure_workers(WORKERS)
+            recovering = time.monotonic()
+            drained = drain(service)
+            recovery_s = time.monotonic() - recovering
+        finally:
+            service.stop()
+    leftovers = [f"process {' '.join(process.cmdline())}" for process in service.leftovers()]
+    leftovers += [f"job {name} is still there" for name in engine.launcher(home).open_jobs()]
+    found = audit(
+        database_url=database.url,
+        home=home,
+        accepted=submitter.accepted,
+        leftovers=leftovers,
+        told=told_by_webhook,
+    )
+    counts = {name: len(getattr(found, name)) for name in KINDS}
     told = {name: getattr(found, name)[:5] for name in counts if counts[name]}
     return {
         "fault": ", ".join(dict.fromkeys(faults)),
         "database": database.kind,
+        "engine": engine.name,
         "times": len(faults),
         "searches": found.searches,
         "runs": found.runs,
@@ -132,7 +157,7 @@ def campaign(
     }
 
 
-def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, Any] | None:
+def own_campaign(*, fault: str, kind: str, times: int, seed: int, engine: Local | None = None) -> dict[str, Any] | None:
     """A campaign on a database of its own; None where this fault cannot befall it, or not on this machine."""
     if kind == "sqlite" and fault == RESTART:
         return None
@@ -146,7 +171,7 @@ def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, A
             if fault == FOLDER_FULL and not small_disk(home / "runs"):
                 sys.stderr.write("runs folder full: left out, this user may not mount a small disk\n")
                 return None
-            return campaign(faults=[fault] * times, database=database, home=home, seed=seed)
+            return campaign(faults=[fault] * times, database=database, home=home, engine=engine, seed=seed)
         finally:
             database.close()
             if fault == FOLDER_FULL:
@@ -155,17 +180,16 @@ def own_campaign(*, fault: str, kind: str, times: int, seed: int) -> dict[str, A
 
 def is_clean(row: dict[str, Any]) -> bool:
     """Whether nothing was lost, doubled, orphaned or unbooked, and every search ended."""
-    return bool(row["drained"]) and not any(row[name] for name in COUNTS)
+    return bool(row["drained"]) and not any(row[name] for name in KINDS)
 
 
 def as_text(row: dict[str, Any]) -> str:
     """One campaign on one line, and below it what went wrong."""
-    counts = ", ".join(f"{name} {row[name]}" for name in COUNTS)
+    counts = ", ".join(f"{name} {row[name]}" for name in KINDS)
     end = "" if row["drained"] else "; NOT DRAINED"
-    line = (
-        f"{row['fault']}, {row['database']}: {row['times']} times under {row['searches']} searches, {row['runs']} runs: "
-        f"{counts}{end} ({row['wall_s']} s)"
-    )
+    where = f"{row['fault']}, {row['database']}, {row['engine']}"
+    done = f"{row['times']} times under {row['searches']} searches, {row['runs']} runs"
+    line = f"{where}: {done}: {counts}{end} ({row['wall_s']} s)"
     return "\n".join([line, *(f"  {kind}: {what}" for kind, whats in row["details"].items() for what in whats)])
 
 
@@ -181,10 +205,15 @@ def wait_for_runs(url: str, *, timeout_s: float = 30.0) -> None:
 
 
 def drain(service: Service) -> bool:
-    """Wait until all searches have ended; False where some never do."""
+    """Wait until all searches and runs have ended and all receivers were told; False where some never do."""
     deadline = time.monotonic() + DRAIN_S
-    while time.monotonic() < deadline:
-        if open_searches(service.url) == 0:
-            return True
-        time.sleep(POLL_S)
+    with closing(open_store(service.database_url)) as store:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(StoreError):
+                usage = store.usage()
+                waiting = usage.searches, usage.runs, usage.webhooks
+                names = ("queued", "running"), ("intended", "submitted"), ("pending",)
+                if not any(counted[name] for counted, all_of in zip(waiting, names, strict=True) for name in all_of):
+                    return True
+            time.sleep(POLL_S)
     return False

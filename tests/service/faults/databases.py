@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -172,24 +171,6 @@ def small_disk(folder: Path) -> bool:
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TABLESPACE_BYTES}", "tmpfs", folder], check=False)
     return mounted.returncode == 0
-
-
-def shift_clock(database: Database, *, seconds: float) -> None:
-    """What a jump of the database's clock looks like from the leases: every instant of theirs is that much later or earlier."""
-    from datetime import timedelta
-
-    from hp_tool.store.tables import searches
-
-    engine = database.engine()
-    instants = (searches.c.lease_expires_at, searches.c.heartbeat_at)
-    with engine.execution_options(hp_writes=True).begin() as connection:
-        held = sa.select(searches.c.id, *instants).where(searches.c.lease_holder.is_not(None)).with_for_update()
-        for row in connection.execute(held).all():
-            values: dict[str, Any] = {
-                name: getattr(row, name) - timedelta(seconds=seconds) for name in ("lease_expires_at", "heartbeat_at")
-            }
-            connection.execute(sa.update(searches).where(searches.c.id == row.id).values(values))
-    engine.dispose()
 
 
 def until_it_answers(database: Database, *, timeout_s: float = 60.0) -> None:

@@ -8,19 +8,22 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import httpx
 
 from hp_tool.launchers.jobs import read_json
-from tests.service.faults.databases import Database, Postgres, shift_clock, until_it_answers
+from tests.service.faults.databases import Database, Postgres, until_it_answers
+from tests.service.faults.engines import Local
 from tests.service.faults.processes import Service
 from tests.service.faults.quick_job import append_line
 
 SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
-RESTART, FOLDER_FULL = "PostgreSQL restarted", "runs folder full"
-"""The fault that SQLite cannot suffer, and the one that needs a disk of its own."""
+RESTART, FOLDER_FULL, CLOCK = "PostgreSQL restarted", "runs folder full", "clock jump"
+"""The fault that SQLite cannot suffer, the one that needs a disk of its own, and the one that needs libfaketime."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -33,6 +36,8 @@ class Scene:
     database: Database
     random: random.Random
     longest_s: float
+    engine: Local = field(default_factory=Local)
+    query: dict[str, Any] = field(default_factory=dict)
 
     def duration_s(self) -> float:
         """Of an outage."""
@@ -130,19 +135,55 @@ def sleep_through_cancel(scene: Scene, *, place: str | None = None) -> None:
     if asleep is None:
         raise RuntimeError("no worker submitted a job to fall asleep over")
     sleeper.unlink()
-    search = f"{scene.service.url}/v1/searches/{asleep['job'].split('-')[1]}"
-    httpx.post(f"{search}/cancel", timeout=10).raise_for_status()
-    _until(lambda: httpx.get(search, timeout=10).json()["state"] == "cancelled", timeout_s=60)
-    append_line(scene.service.home / "ledger", {"event": "cancelled", "job": asleep["job"]})
+    _cancel(scene, asleep["job"].split("-")[1])
     os.kill(asleep["pid"], signal.SIGCONT)
 
 
+def cancel_search(scene: Scene) -> None:
+    """A search that is worked on is cancelled, wherever it is."""
+    running = _running(scene)
+    if running:
+        time.sleep(scene.random.uniform(0.0, 1.0))
+        _cancel(scene, scene.random.choice(running))
+
+
+def tune_beside(scene: Scene) -> None:
+    """Command lines search beside the workers, and two of them would continue what a worker has."""
+    resumed = _running(scene)[:1] * 2
+    tunes = [scene.service.start_tune(query=scene.query) for _ in range(2)]
+    for tune in [*tunes, *(scene.service.start_tune(resume=each) for each in resumed)]:
+        tune.join()
+
+
+def lose_job(scene: Scene) -> None:
+    """The engine loses a job that runs."""
+    _until(lambda: scene.engine.lose_job(scene.service.home), timeout_s=60)
+
+
 def jump_clock(scene: Scene) -> None:
-    """The database's clock jumps an hour, ahead or back; back, a worker dies as well, whose lease then seems to last."""
+    """The clock of API, workers and PostgreSQL (libfaketime's) jumps an hour, ahead or back; back, a worker dies as well,
+    whose lease then seems to last."""
+    file = Path(os.environ["FAKETIME_TIMESTAMP_FILE"])
     ahead = scene.random.random() < 0.5
-    shift_clock(scene.database, seconds=HOUR_S if ahead else -HOUR_S)
+    file.with_name("~clock").write_text(f"{float(file.read_text()) + (HOUR_S if ahead else -HOUR_S):+g}")
+    file.with_name("~clock").rename(file)
     if not ahead:
         kill_worker(scene)
+
+
+def _running(scene: Scene) -> list[str]:
+    answer = httpx.get(f"{scene.service.url}/v1/searches", params={"state": "running"}, timeout=60)
+    return [each["id"] for each in answer.raise_for_status().json()["items"]]
+
+
+def _cancel(scene: Scene, search_id: str) -> None:
+    """Returns once it is final; the ledger tells so, unless it had ended before."""
+    search = f"{scene.service.url}/v1/searches/{search_id}"
+    if httpx.post(f"{search}/cancel", timeout=60).status_code == httpx.codes.CONFLICT:
+        return
+    _until(lambda: httpx.get(search, timeout=60).json()["state"] not in ("queued", "running"), timeout_s=120)
+    if httpx.get(search, timeout=60).json()["state"] == "cancelled":
+        append_line(scene.service.home / "ledger", {"event": "cancelled", "search": search_id})
 
 
 def _for_one_job(scene: Scene, name: str) -> None:
@@ -171,6 +212,9 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "engine hanging": hang_engine,
     "workers claiming at once": race_of_workers,
     "cancelled under a sleeping worker": sleep_through_cancel,
-    "clock jump": jump_clock,
+    "search cancelled": cancel_search,
+    "tune beside workers": tune_beside,
+    "job lost by its engine": lose_job,
+    CLOCK: jump_clock,
     "result truncated": truncate_result,
 }

@@ -1,7 +1,8 @@
 """Imported once by the fork server: whatever API and workers load."""
 
+from tests.service.faults import processes  # isort: skip  first: it may replace what others take from `time`
 from hp_tool.search import coordinator
 from hp_tool.tuning import run
 from service import app, worker
 
-__all__ = ["app", "coordinator", "run", "worker"]
+__all__ = ["app", "coordinator", "processes", "run", "worker"]

@@ -9,22 +9,30 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
+from tests.service.faults.quick_job import append_line
 from tests.service.processes import free_port
 
 BUSY_TIMEOUT_S = 0.5
-"""In place of 30 s, so that a lock is felt."""
-START_S = 60.0
+"""In place of 30 s, so that a lock of a fault is felt."""
+START_S = 300.0
+"""Seconds on an idle machine, minutes on one that others use."""
+SECRET = "a secret of 24 bytes or more"
 _context = multiprocessing.get_context("forkserver")
+if "FAKETIME_TIMESTAMP_FILE" in os.environ:  # libfaketime 0.9.10 fails under time.sleep, which sleeps until an absolute time
+    time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 
 
 @dataclass(kw_only=True)
@@ -34,6 +42,10 @@ class Service:
     database_url: str
     home: Path
     lease_s: float
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of API and workers, besides what they get from here."""
+    busy_timeout_s: float = BUSY_TIMEOUT_S
+    """Of workers on SQLite."""
     port: int = field(default_factory=free_port)
     api: ForkServerProcess | None = None
     workers: list[ForkServerProcess] = field(default_factory=list)
@@ -44,8 +56,7 @@ class Service:
 
     def start_api(self) -> None:
         """Returns once it is ready."""
-        self.api = _context.Process(target=_api, args=(self.database_url, str(self.home), self.port), daemon=True)
-        self.api.start()
+        self.api = self._start(_api, self.port)
         deadline = time.monotonic() + START_S
         while not self._ready():
             if not self.api.is_alive() or time.monotonic() > deadline:
@@ -54,10 +65,13 @@ class Service:
 
     def start_worker(self) -> ForkServerProcess:
         """Another worker; it is at work at once."""
-        process = _context.Process(target=_worker, args=(self.database_url, str(self.home), self.lease_s), daemon=True)
-        process.start()
+        process = self._start(_worker, self.lease_s, self.busy_timeout_s)
         self.workers.append(process)
         return process
+
+    def start_tune(self, *, query: dict[str, Any] | None = None, resume: str | None = None) -> ForkServerProcess:
+        """What `hp-tool tune` does; the ledger tells how it ended."""
+        return self._start(_tune, query, resume)
 
     def ensure_workers(self, number: int) -> None:
         """Start what is missing, as a supervisor of processes would."""
@@ -89,6 +103,14 @@ class Service:
                     found.append(process)
         return found
 
+    def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
+        home = {"HP_RUNS_DIR": str(self.home / "runs"), "HP_CATALOG_DIR": str(self.home / "catalog")}
+        webhooks = {"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+        environment = {**home, **webhooks, "HP_DATABASE_URL": self.database_url, **self.environment}
+        process = _context.Process(target=_own, args=(str(self.home), environment, work, *arguments), daemon=True)
+        process.start()
+        return process
+
     def _ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
@@ -96,31 +118,73 @@ class Service:
             return False
 
 
+def with_false_clock(file: Path) -> dict[str, str]:
+    """The environment of a process whose clock is ahead by what `file` says; empty where libfaketime is missing."""
+    libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    file.write_text("+0")
+    fake = {"FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    return {**os.environ, **fake, "LD_PRELOAD": str(libraries[0])} if libraries else {}
+
+
 def preload() -> None:
     """Import once what every process needs."""
-    _context.set_forkserver_preload(["tests.service.faults.preloaded"])
+    _context.set_forkserver_preload(["tests.service.faults.preloaded", "tests.service.faults.campaign"])
 
 
-def _api(database_url: str, home: str, port: int) -> None:
+def _own(home: str, environment: dict[str, str], work: Callable[..., None], *arguments: object) -> None:
+    """`work` with an environment, log and signals of its own."""
+    os.environ |= environment
+    log = os.open(Path(home) / f"{work.__name__[1:]}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    work(*arguments)
+
+
+def _api(port: int) -> None:
     from service.app import serve
-    from service.settings import Settings
+    from service.settings import from_environment
 
-    _own(home, "api")
-    serve(settings=Settings(database_url=database_url, port=port))
+    serve(settings=from_environment(port=port))
 
 
-def _worker(database_url: str, home: str, lease_s: float) -> None:
-    from hp_tool import launchers
-    from hp_tool.store import engine
+def _worker(lease_s: float, busy_timeout_s: float) -> None:
     from service import logs, worker
 
-    _own(home, "worker")
     logs.configure(form="text", level="info")
-    launchers._ADAPTERS["local"] = ("tests.service.faults.quick_launcher", "QuickLauncher")
-    engine.BUSY_TIMEOUT_S = BUSY_TIMEOUT_S
-    restrict(Path(home) / "faults")
+    _quicken(busy_timeout_s)
     worker.SWEEP_EVERY_S = lease_s
-    worker.work(database_url=database_url, lease_s=lease_s)
+    worker.work(database_url=None, lease_s=lease_s)
+
+
+def _tune(query: dict[str, Any] | None, resume: str | None) -> None:
+    from hp_tool import store, tuning
+    from hp_tool.errors import HpToolError
+    from hp_tool.queries import schema
+    from hp_tool.store import engine
+
+    _quicken(engine.BUSY_TIMEOUT_S)
+    opened, ledger = store.open_store(store.database_url()), Path(os.environ["HP_RUNS_DIR"]).parent / "ledger"
+    asked = None if query is None else schema.parse_query(query)
+    try:
+        told = tuning.tune(query=asked, store=opened, search_id=resume)
+        append_line(ledger, {"event": "tuned", "search": told.search.id})
+    except HpToolError as error:
+        append_line(ledger, {"event": "refused" if resume else "tune failed", "error": error.message})
+    finally:
+        opened.close()
+
+
+def _quicken(busy_timeout_s: float) -> None:
+    """Jobs and locks of this process take a moment."""
+    from hp_tool import launchers
+    from hp_tool.store import engine
+
+    quick = "tests.service.faults.quick_launcher"
+    launchers._ADAPTERS |= {name: (quick, f"Quick{name.capitalize()}") for name in ("local", "slurm", "ray")}
+    engine.BUSY_TIMEOUT_S = busy_timeout_s
+    restrict(Path(os.environ["HP_RUNS_DIR"]).parent / "faults")
 
 
 def restrict(faults: Path) -> None:
@@ -134,13 +198,3 @@ def restrict(faults: Path) -> None:
             pages = 1 if (faults / "full").exists() else 2**30  # never below what the file has
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
             connection.exec_driver_sql(f"PRAGMA query_only = {int((faults / 'read-only').exists())}")
-
-
-def _own(home: str, name: str) -> None:
-    """This process's environment, log and signals."""
-    os.environ |= {"HP_RUNS_DIR": str(Path(home) / "runs"), "HP_CATALOG_DIR": str(Path(home) / "catalog")}
-    log = os.open(Path(home) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    signal.signal(signal.SIGINT, signal.default_int_handler)

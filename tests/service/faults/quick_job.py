@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 STEPS = 5
 ADDITIONS = 100_000
@@ -41,9 +42,14 @@ def taken(fault: Path) -> bool:
     return True
 
 
-def main(*, ledger: Path, faults: Path, pause_s: float) -> None:
+def lines_of(ledger: Path) -> list[dict[str, Any]]:
+    """What a ledger tells, the oldest first."""
+    return [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+
+
+def main(*, job: str, ledger: Path, faults: Path, pause_s: float) -> None:
     """Run, and leave result.json by rename."""
-    job = Path.cwd().name
+    begun = time.monotonic()
     append_line(ledger, {"event": "started", "job": job, "pid": os.getpid()})
     time.sleep(pause_s)
     if taken(faults / "hang"):
@@ -64,11 +70,11 @@ def main(*, ledger: Path, faults: Path, pause_s: float) -> None:
         Path("result.json").write_text(text[: len(text) // 2])
         append_line(ledger, {"event": "truncated", "job": job})
         return
-    # Told first: whoever dies in between left no result, and the line says only what would have been.
-    append_line(ledger, {"event": "finished", "job": job, "step_s": result["step_s"]})
     Path("~result.json").write_text(text)
     Path("~result.json").rename("result.json")
+    gpu_seconds = request["num_gpus"] * (time.monotonic() - begun)
+    append_line(ledger, {"event": "finished", "job": job, "step_s": result["step_s"], "gpu_seconds": gpu_seconds})
 
 
 if __name__ == "__main__":
-    main(ledger=Path(sys.argv[1]), faults=Path(sys.argv[2]), pause_s=float(sys.argv[3]))
+    main(job=sys.argv[1], ledger=Path(sys.argv[2]), faults=Path(sys.argv[3]), pause_s=float(sys.argv[4]))

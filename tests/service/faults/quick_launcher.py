@@ -1,4 +1,4 @@
-"""The local launcher with a quick command: folders, supervisors, time limits and adoption are the real ones."""
+"""The launchers with a quick command: folders, supervisors, engines, time limits and adoption are the real ones."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.launchers import jobs
 from hp_tool.launchers.local import LocalLauncher
+from hp_tool.launchers.ray_jobs import RayLauncher
+from hp_tool.launchers.slurm import SlurmLauncher
 from tests.service.faults import quick_job
 
 PAUSE_S = 0.3
 """How long a job takes, about: long enough to be hit."""
 
 
-class QuickLauncher(LocalLauncher):
-    """Runs `steps` in place of the profiler."""
+class Quick:
+    """Runs `quick_job` in place of the profiler."""
 
     def plan(self, request: ProfileRequest, *, job_name: str) -> LaunchPlan:
         folder = home()
-        command = (sys.executable, "-I", "-S", quick_job.__file__, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
+        arguments = (job_name, str(folder / "ledger"), str(folder / "faults"), str(PAUSE_S))
+        command = (sys.executable, "-I", "-S", quick_job.__file__, *arguments)
         return replace(super().plan(request, job_name=job_name), command=command)
 
     def submit(self, plan: LaunchPlan) -> str:
@@ -39,10 +43,6 @@ class QuickLauncher(LocalLauncher):
         _fall_asleep("after", job=plan.job_name)
         return handle
 
-    def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
-        _fall_asleep("within", job=folder.name)
-        super()._start(folder, environment=environment)
-
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """An engine that does not answer holds its caller for as long as the file `engine` says."""
         silent = home() / "faults" / "engine"
@@ -51,6 +51,25 @@ class QuickLauncher(LocalLauncher):
             if quick_job.taken(silent):
                 time.sleep(seconds)
         return super().poll(handles)
+
+
+class QuickLocal(Quick, LocalLauncher):
+    def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
+        _fall_asleep("within", job=folder.name)
+        super()._start(folder, environment=environment)
+
+
+class QuickSlurm(Quick, SlurmLauncher):
+    def _submit(self, folder: Path) -> None:
+        _fall_asleep("within", job=folder.name)
+        super()._submit(folder)
+
+
+class QuickRay(Quick, RayLauncher):
+    def _submit(self, handle: str, **job: Any) -> None:
+        if job.get("runtime_env"):  # one that takes the name of a cancelled job has none
+            _fall_asleep("within", job=handle.removeprefix(self._options.job_prefix))
+        super()._submit(handle, **job)
 
 
 def _fall_asleep(place: str, *, job: str) -> None:
