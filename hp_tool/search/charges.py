@@ -5,13 +5,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
-from hp_tool.errors import LauncherError
+from hp_tool.errors import InputError, LauncherError
 from hp_tool.search.fidelity import num_gpus
+from hp_tool.search.problem import Question
 
 FAILURES_TO_EXCLUDE = 2
 """Runs that a node may spoil before it is avoided."""
@@ -82,6 +84,26 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
     gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
     account = with_traces(_account(known, waited_s=submitted_ago_s(run), ran_s=ran_s), known)
     store.abandon_run(lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account)
+
+
+def finish_run(
+    run: RunRecord,
+    measurement: Measurement,
+    *,
+    store: Store,
+    lease: Lease,
+    problem: Question,
+    gpu_seconds: float,
+    account: RunAccount,
+) -> RunRecord:
+    """Store what a run brought; one whose words the database cannot hold crashed, which ends no search."""
+    store_it = partial(store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account)
+    try:
+        return store_it(measurement=problem.new_measurement(run=run, measurement=measurement))
+    except InputError as error:
+        cause = f"its result cannot be stored: {error.message}"
+        crashed = Measurement(status="crashed", cause=cause, wall_s=measurement.wall_s, log_tail=measurement.log_tail)
+        return store_it(measurement=problem.new_measurement(run=run, measurement=crashed))
 
 
 def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:

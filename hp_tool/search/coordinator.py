@@ -16,7 +16,7 @@ from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import Outcome, open_runs, progress_of, with_budget
-from hp_tool.search.charges import Charges, end_run, failed_hosts, taken_off, with_traces
+from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
 from hp_tool.search.fidelity import WHOLE, extrapolated
 from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
@@ -333,19 +333,23 @@ class Coordinator:
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
         own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
-        self._store_end(run, own)
         for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
             config = self._problem.candidates.config(row)
             rival = self._store.intend_run(lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted)
             self._store_end(rival, share)
+        self._store_end(run, own)  # last: until then the job is found again, should this worker be lost
         self._stop_waiting()
 
     def _store_end(self, run: RunRecord, share: Share) -> None:
         measurement = extrapolated(run, share.measurement, runs=self._runs())
-        new = self._problem.new_measurement(run=run, measurement=measurement)
-        account = self._charges.account(run, measurement)
-        stored = self._store.finish_run(
-            lease=self._lease, run_id=run.id, measurement=new, gpu_seconds=share.gpu_seconds, account=account
+        stored = finish_run(
+            run,
+            measurement,
+            store=self._store,
+            lease=self._lease,
+            problem=self._problem,
+            gpu_seconds=share.gpu_seconds,
+            account=self._charges.account(run, measurement),
         )
         outcome = stored.measurement or measurement
         step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}

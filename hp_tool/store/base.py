@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -22,6 +23,8 @@ ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
 CHANGED = sa.update(SEARCH).where(SEARCH.c.id == ID)
+STILL_LEASED = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_token == sa.bindparam("token")
+LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
@@ -122,6 +125,14 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
     return row
 
 
+def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.Row[Any]:
+    """Change a search that `lease` still coordinates, in one statement, without an event; its row as it is now. Raises
+    ConflictError as `leased_search`."""
+    changes = {ID.key: lease.search_id, "token": lease.token, **values}
+    row = connection.execute(LEASED, changes).one_or_none()
+    return leased_search(connection, lease) if row is None else row  # which raises
+
+
 def add_event(
     connection: sa.Connection, *, search_id: str, kind: str, payload: JsonObject, at: datetime, **values: Any
 ) -> EventRecord:
@@ -130,7 +141,7 @@ def add_event(
     changes = {ID.key: search_id, "updated_at": at, **values}
     seq = connection.execute(NEXT_EVENT, changes).scalar_one()
     event = EventRecord(search_id=search_id, seq=seq, kind=kind, payload=payload, at=at)
-    connection.execute(NEW_EVENT, asdict(event))
+    connection.execute(NEW_EVENT, {field.name: getattr(event, field.name) for field in fields(EventRecord)})
     return event
 
 
@@ -149,9 +160,14 @@ def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
 
 def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert unless a unique key forbids it; a concurrent insert of the same key is waited for. True: inserted."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(checked(table, values)).on_conflict_do_nothing().returning(sa.literal(1))
-    return connection.execute(statement).first() is not None
+    statement = _insert_if_new(connection.dialect.name, table)
+    return connection.execute(statement, checked(table, values)).first() is not None
+
+
+@lru_cache(maxsize=64)
+def _insert_if_new(dialect: str, table: sa.Table) -> sa.Executable:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(table).on_conflict_do_nothing().returning(sa.literal(1))
 
 
 def first_use(

@@ -12,7 +12,19 @@ import sqlalchemy as sa
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import tables
-from hp_tool.store.base import ID, OPEN_RUN, StoreBase, add_event, leased_search, now, open_runs, read_search, update_search
+from hp_tool.store.base import (
+    ID,
+    OPEN_RUN,
+    StoreBase,
+    add_event,
+    leased_search,
+    now,
+    open_runs,
+    read_search,
+    search_record,
+    update_leased,
+    update_search,
+)
 from hp_tool.store.columns import UtcDateTime, encode
 
 SEARCH, RUN = tables.searches, tables.runs
@@ -102,10 +114,9 @@ class Coordination(StoreBase):
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
         with self._writing(lasting=False) as connection:
-            leased_search(connection, lease)
             at = now(connection)
-            update_search(connection, lease.search_id, at=at, lease_expires_at=at + _positive(lease_s), heartbeat_at=at)
-            return read_search(connection, lease.search_id)
+            times = {"updated_at": at, "heartbeat_at": at, "lease_expires_at": at + _positive(lease_s)}
+            return search_record(update_leased(connection, lease, **times))
 
     def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
         with self._writing() as connection:
@@ -152,8 +163,7 @@ class Coordination(StoreBase):
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None:
         progress = encode(progress, field="progress")
         with self._writing(lasting=False) as connection:
-            leased_search(connection, lease)
-            update_search(connection, lease.search_id, at=now(connection), progress=progress)
+            update_leased(connection, lease, updated_at=now(connection), progress=progress)
 
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord:
         payload = encode(payload, field="payload")

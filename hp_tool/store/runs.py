@@ -158,7 +158,7 @@ class Runs(StoreBase):
                 raise ConflictError(f"run {run_id} is already {run.state}")
             at = now(connection)
             return change_run(
-                connection, run_id, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
+                connection, run, at=at, state=RunState.SUBMITTED, handle=handle, submitted_at=run.submitted_at or at
             )
 
     def abandon_run(
@@ -172,7 +172,7 @@ class Runs(StoreBase):
                 raise ConflictError(f"run {run_id} is already finished")
             at = now(connection)
             ended = {"state": RunState.ABANDONED, "cause": storable(cause), "gpu_seconds": gpu_seconds, "finished_at": at}
-            return change_run(connection, run_id, at=at, **ended, account=_stored(account))
+            return change_run(connection, run, at=at, **ended, account=_stored(account))
 
     def finish_run(
         self,
@@ -193,8 +193,9 @@ class Runs(StoreBase):
             owner = connection.execute(sa.select(SEARCH.c.owner).where(SEARCH.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
+            run = read_run(connection, run_id)  # with the measurement as it is stored
             ended = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
-            return change_run(connection, run_id, at=at, **ended, account=_stored(account))
+            return change_run(connection, run, at=at, **ended, account=_stored(account))
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
@@ -262,7 +263,7 @@ class Strays(StoreBase):
             at = now(connection)
             given_up = {"state": RunState.ABANDONED, "cause": f"its search has {search.state}", "finished_at": at}
             cost = max(gpu_seconds, run.gpu_seconds or 0.0)
-            change_run(connection, run_id, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
+            change_run(connection, run, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
             spent = gpu_seconds_of(connection, search.id)
             changes = {"progress": {**search.progress, "gpu_seconds": spent}}
             if search.result is not None:
@@ -322,10 +323,10 @@ def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord
     return run
 
 
-def change_run(connection: sa.Connection, run_id: str, *, at: datetime, **values: Any) -> RunRecord:
+def change_run(connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any) -> RunRecord:
     """Change a run of a locked search and append its event; the run as it is now."""
-    connection.execute(CHANGED_RUN, {ID.key: run_id, **checked(RUN, values)})
-    return _with_event(connection, read_run(connection, run_id), at=at)
+    connection.execute(CHANGED_RUN, {ID.key: run.id, **checked(RUN, values)})
+    return _with_event(connection, replace(run, **values), at=at)
 
 
 def _with_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:

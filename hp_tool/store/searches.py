@@ -41,6 +41,7 @@ from hp_tool.store.paging import Listing
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
+NEW_SEARCH = sa.insert(SEARCH)
 WORD = tables.search_words
 MOST_WANTED = 8
 """Words of a look-up; more tell no better."""
@@ -97,7 +98,7 @@ class Searches(StoreBase):
                 "created_at": at,
                 "updated_at": at,
             }
-            connection.execute(sa.insert(SEARCH).values(checked(SEARCH, values)))
+            connection.execute(NEW_SEARCH, checked(SEARCH, values))
             if webhook is not None:
                 add_webhook(connection, search_id=new, url=webhook, at=at)
             add_event(connection, search_id=new, kind="state", payload={"state": state}, at=at)

@@ -386,6 +386,16 @@ def test_a_runs_folder_that_stays_full_is_left_to_another_worker(bench):
     assert [run.state for run in b.runs()] == [RunState.SUBMITTED]
 
 
+def test_a_result_that_cannot_be_stored_is_a_crash_and_ends_no_search(bench):
+    b = bench(budget_runs=2, min_gain_fraction=0.0)
+    odd = Measurement(status="ok", step_s=1.0, wall_s=10.0, differences={"fuses": ("package" * 100,)})
+    b.engine.outcome = lambda request: odd if len(b.engine.submissions) == 1 else None
+    assert b.coordinator().run().state == "succeeded"
+    first, second = (run.measurement for run in b.runs())
+    assert first.status == "crashed" and first.cause.startswith("its result cannot be stored: cluster_key has")
+    assert second.status == "ok" and b.runs()[0].gpu_seconds == 80.0
+
+
 def test_interrupted_by_hand_it_ends_the_job_and_pauses(bench):
     b = bench(budget_runs=2)
 
