@@ -17,6 +17,7 @@ from hp_tool.errors import NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import ENDED, StoreBase, checked, now, read_search
 from hp_tool.store.columns import row_dict, storable
+from hp_tool.store.coordination import CLOCK_SLACK
 
 HOOK, SEARCH = tables.webhooks, tables.searches
 
@@ -85,7 +86,14 @@ class Deliveries(StoreBase):
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
     """The webhook of an ended search that has waited the longest for its next attempt, of all owners but these."""
-    wanted = HOOK.c.next_attempt_at <= at, sa.func.coalesce(SEARCH.c.owner, "").not_in([owner or "" for owner in except_of])
+    clock_went_back = (  # it waits for longer than anybody ever set
+        sa.and_(HOOK.c.attempts == n, HOOK.c.next_attempt_at > at + timedelta(seconds=wait_s(attempt=n)) + CLOCK_SLACK)
+        for n in range(ATTEMPTS)
+    )
+    wanted = (
+        sa.or_(HOOK.c.next_attempt_at <= at, *clock_went_back),
+        sa.func.coalesce(SEARCH.c.owner, "").not_in([owner or "" for owner in except_of]),
+    )
     return untold(HOOK).where(*wanted).order_by(HOOK.c.next_attempt_at).limit(1)
 
 

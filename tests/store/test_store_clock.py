@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from hp_tool.store import SqlStore, base, coordination
+from hp_tool.domain.records import SearchState
+from hp_tool.store import SqlStore, base, coordination, webhooks
 
 LEASE_S = 60.0
 
@@ -33,3 +34,17 @@ def test_a_clock_that_is_set_back_by_a_little_takes_nothing_away(store: SqlStore
     assert store.claim_search(holder="works", lease_s=LEASE_S) is not None
     monkeypatch.setattr(coordination, "now", lambda connection: base.now(connection) - timedelta(seconds=1))
     assert store.claim_search(holder="other", lease_s=LEASE_S) is None
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_an_end_is_told_though_the_clock_was_set_back(store: SqlStore, monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
+    store.create_search(query={}, webhook="https://ci.example/hook")
+    claimed = store.claim_search(holder="works", lease_s=LEASE_S)
+    assert claimed is not None
+    store.finish_search(lease=claimed[1], state=SearchState.SUCCEEDED)
+    for _ in range(attempts):
+        assert store.claim_webhook() is not None  # by a worker that dies over it
+        assert store.claim_webhook() is None
+    monkeypatch.setattr(webhooks, "now", lambda connection: base.now(connection) - timedelta(hours=1))
+    assert store.claim_webhook() is not None
+    assert store.claim_webhook() is None
