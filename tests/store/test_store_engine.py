@@ -6,8 +6,11 @@ import os
 import shutil
 import sqlite3
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -172,3 +175,30 @@ def test_a_full_disk_is_seen_before_a_write_fails(tmp_path: Path, monkeypatch: p
     (check,) = (each for each in database_state(store.state()) if each.name == "database disk")
     store.close()
     assert (check.status, check.mend) == ("failed", "make room there")
+
+
+def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own waiting looks often at first and then ever more rarely: who came last would write first."""
+    looked, order = threading.Event(), []
+
+    def look_again(seconds: float) -> None:
+        looked.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=time.monotonic, sleep=look_again))
+    database = engine.create_engine(f"sqlite:///{tmp_path / 'hp.sqlite3'}").execution_options(**{engine.WRITES: True})
+
+    def write(name: str) -> None:
+        with database.begin():
+            order.append(name)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("first", "second", "third")]
+    with database.begin():
+        threads[0].start()
+        assert looked.wait(30)  # in vain: its turn, once the database is free
+        for later in threads[1:]:
+            later.start()
+    for thread in threads:
+        thread.join()
+    assert order[0] == "first" and len(order) == 3
+    database.dispose()
