@@ -75,11 +75,14 @@ def main() -> None:
         api = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS, config=config)
         operations = [found.ok() for found in api.get_all_operations()]
         modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
-        number = -(-arguments.requests // (len(operations) * len(modes)))
-        for operation in operations:
-            for mode in modes:
-                tally.send(operation, mode, number=number, seed=arguments.seed)
-            sys.stderr.write(f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n")
+        seed = arguments.seed
+        while (left := arguments.requests - sum(tally.statuses.values())) > 0:  # few can be sent to what takes little
+            number = -(-left // (len(operations) * len(modes)))
+            for operation in operations:
+                for mode in modes:
+                    tally.send(operation, mode, number=number, seed=seed)
+                sys.stderr.write(f"{sum(tally.statuses.values())} requests, {len(tally.faults)} faults\n")
+            seed += 1
         store.close()
     print("\n".join(tally.faults))
     print(f"{sum(tally.statuses.values())} requests to {len(operations)} operations: {dict(tally.statuses.most_common())}")
