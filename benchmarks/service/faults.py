@@ -16,10 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.service.faults import false_clock
 from tests.service.faults.campaign import as_text, is_clean, own_campaign
 from tests.service.faults.engines import ENGINES
 from tests.service.faults.injections import CLOCK, FAULTS
-from tests.service.faults.processes import preload, with_false_clock
+from tests.service.faults.processes import preload
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
         for kind in kinds if arguments.database == "both" else (arguments.database,):
             for fault in arguments.fault or FAULTS:
                 asked = {"fault": fault, "kind": kind, "times": arguments.times, "seed": arguments.seed}
-                under_false_clock = fault != CLOCK or "FAKETIME_TIMESTAMP_FILE" in os.environ
+                under_false_clock = fault != CLOCK or false_clock.FILE in os.environ
                 row = own_campaign(**asked, engine=engine) if under_false_clock else clock_campaign(**asked, engine=engine.name)
                 if row is not None:
                     rows.append(row)
@@ -61,7 +62,7 @@ def clock_campaign(*, fault: str, kind: str, times: int, seed: int, engine: str)
     and on clusters, whose daemons take no message from another time."""
     with tempfile.TemporaryDirectory(prefix="hp-clock-") as folder:
         Path(folder).chmod(0o755)  # PostgreSQL may run as another user
-        environment = with_false_clock(Path(folder) / "clock")
+        environment = false_clock.environment(Path(folder) / "clock")
         if not environment or engine != "local":
             sys.stderr.write(f"{fault}, {kind}: left out, {'no libfaketime' if not environment else f'not on {engine}'}\n")
             return None

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from hp_tool.domain.access import Usage
 from hp_tool.errors import StoreError
 from hp_tool.store import open_store
 from tests.service.faults.audit import KINDS, audit
@@ -204,16 +205,20 @@ def wait_for_runs(url: str, *, timeout_s: float = 30.0) -> None:
         time.sleep(POLL_S)
 
 
+def _open(usage: Usage) -> int:
+    """How many searches and runs have not ended."""
+    return sum(usage.searches[name] for name in ("queued", "running")) + sum(
+        usage.runs[name] for name in ("intended", "submitted")
+    )
+
+
 def drain(service: Service) -> bool:
     """Wait until all searches and runs have ended and all receivers were told; False where some never do."""
     deadline = time.monotonic() + DRAIN_S
     with closing(open_store(service.database_url)) as store:
         while time.monotonic() < deadline:
             with contextlib.suppress(StoreError):
-                usage = store.usage()
-                waiting = usage.searches, usage.runs, usage.webhooks
-                names = ("queued", "running"), ("intended", "submitted"), ("pending",)
-                if not any(counted[name] for counted, all_of in zip(waiting, names, strict=True) for name in all_of):
+                if not (_open(store.usage()) or store.usage().webhooks["pending"]):  # of ends that are committed by now
                     return True
             time.sleep(POLL_S)
     return False

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from hp_tool.launchers.jobs import read_json
+from tests.service.faults import false_clock
 from tests.service.faults.databases import Database, Postgres, until_it_answers
 from tests.service.faults.engines import Local
 from tests.service.faults.processes import Service
@@ -163,7 +164,7 @@ def lose_job(scene: Scene) -> None:
 def jump_clock(scene: Scene) -> None:
     """The clock of API, workers and PostgreSQL (libfaketime's) jumps an hour, ahead or back; back, a worker dies as well,
     whose lease then seems to last."""
-    file = Path(os.environ["FAKETIME_TIMESTAMP_FILE"])
+    file = Path(os.environ[false_clock.FILE])
     ahead = scene.random.random() < 0.5
     file.with_name("~clock").write_text(f"{float(file.read_text()) + (HOUR_S if ahead else -HOUR_S):+g}")
     file.with_name("~clock").rename(file)

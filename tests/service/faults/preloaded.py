@@ -1,8 +1,8 @@
 """Imported once by the fork server: whatever API and workers load."""
 
-from tests.service.faults import processes  # isort: skip  first: it may replace what others take from `time`
+from tests.service.faults import false_clock  # isort: skip  first: it may replace what others take from `time`
 from hp_tool.search import coordinator
 from hp_tool.tuning import run
 from service import app, worker
 
-__all__ = ["app", "coordinator", "processes", "run", "worker"]
+__all__ = ["app", "coordinator", "false_clock", "run", "worker"]

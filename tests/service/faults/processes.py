@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import time
@@ -31,8 +30,6 @@ START_S = 300.0
 """Seconds on an idle machine, minutes on one that others use."""
 SECRET = "a secret of 24 bytes or more"
 _context = multiprocessing.get_context("forkserver")
-if "FAKETIME_TIMESTAMP_FILE" in os.environ:  # libfaketime 0.9.10 fails under time.sleep, which sleeps until an absolute time
-    time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 
 
 @dataclass(kw_only=True)
@@ -116,14 +113,6 @@ class Service:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
-
-
-def with_false_clock(file: Path) -> dict[str, str]:
-    """The environment of a process whose clock is ahead by what `file` says; empty where libfaketime is missing."""
-    libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    file.write_text("+0")
-    fake = {"FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    return {**os.environ, **fake, "LD_PRELOAD": str(libraries[0])} if libraries else {}
 
 
 def preload() -> None:
