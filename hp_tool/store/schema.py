@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""
+OTHERS_LOCK = UPGRADE_LOCK + 1
 
 
 def current(url: str) -> str | None:
@@ -50,6 +53,24 @@ def upgrade(url: str, *, to: str = "head") -> None:
 def downgrade(url: str, *, to: str) -> None:
     """Take a database back to an older revision (`base`: no tables of ours), losing what only the newer one holds."""
     _migrate(url, to=to, down=True)
+
+
+@contextmanager
+def alone(url: str) -> Iterator[None]:
+    """Wait until no other process is here with this database, for tables that are not ours."""
+    with opened(url) as engine:
+        if engine.dialect.name == "postgresql":
+            with transaction(engine) as connection:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(OTHERS_LOCK)))
+                yield
+            return
+        # The folder's lock: while a transaction of ours held the file, nobody could write.
+        folder = os.open(Path(engine.url.database or "").absolute().parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
 
 def _migrate(url: str, *, to: str, down: bool) -> None:

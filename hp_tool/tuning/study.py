@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,6 @@ from hp_tool.tuning.serving import ServingTuning
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
-_CREATE_ATTEMPTS = 5
-
 
 def study_storage(database_url: str | None) -> BaseStorage:
     """Where Optuna keeps the studies: in tables of its own in the database at this URL, or in memory.
@@ -31,19 +28,16 @@ def study_storage(database_url: str | None) -> BaseStorage:
     if database_url is None:
         return optuna.storages.InMemoryStorage()
     from hp_tool.store.engine import BUSY_TIMEOUT_S, parse_url
+    from hp_tool.store.schema import alone
 
     url = parse_url(database_url)
     # Like our own connections, Optuna's wait for their turn on SQLite instead of failing.
     options = {"connect_args": {"timeout": BUSY_TIMEOUT_S}} if url.get_backend_name() == "sqlite" else {"pool_pre_ping": True}
-    for attempt in range(_CREATE_ATTEMPTS):
+    with alone(database_url):  # Optuna makes its tables without a lock: all but the first of several would fail
         try:
             return optuna.storages.RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=dict(options))
         except Exception as error:  # the driver's, passed on as it is
-            # Optuna creates its tables without a lock: of several processes that begin at once, all but one fail.
-            if attempt + 1 == _CREATE_ATTEMPTS:
-                raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
-            time.sleep(0.2 * (attempt + 1))
-    raise AssertionError("unreachable")
+            raise StoreError(f"Optuna's tables cannot be opened: {type(error).__name__}") from error
 
 
 def projection_of(

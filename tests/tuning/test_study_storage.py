@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
+import optuna
 import pytest
 
 from hp_tool.errors import StoreError
@@ -36,6 +40,29 @@ def test_many_processes_may_open_a_new_sqlite_file(tmp_path):
 @pytest.mark.postgres
 def test_many_processes_may_open_a_new_postgresql_database(postgres_url):
     assert open_together(postgres_url) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_one_at_a_time_makes_the_tables(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue("postgres_url") if database == "postgresql" else f"sqlite:///{tmp_path / 'new.sqlite3'}"
+    beside, begun, inside = [], threading.Barrier(2), threading.Semaphore(1)
+
+    class Storage:
+        def __init__(self, *_: object, **__: object) -> None:
+            beside.append(not inside.acquire(blocking=False))
+            with suppress(threading.BrokenBarrierError):
+                begun.wait(0.3)  # for another, which must not come
+            inside.release()
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", Storage)
+    threads = [threading.Thread(target=study_storage, args=(url,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert beside == [False, False]
 
 
 def test_a_database_that_does_not_answer_is_said_without_its_password():
