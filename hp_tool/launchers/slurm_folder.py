@@ -121,6 +121,9 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
+    if record is None and (folder / CLAIM).exists():  # a script that took the job records its end, and Slurm did not end it
+        error = "the batch script could not record its end: is the disk of the runs folder full?"
+        return Ending(reason="terminated", wall_s=wall_s, error=error)
     if record is None or not (folder / jobs.LOG).exists():
         error = f"the batch script ended before the job started: {jobs.last_line(slurm_log)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)

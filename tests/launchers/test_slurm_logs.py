@@ -1,4 +1,5 @@
-"""Jobs whose folder is not shared: the batch script run by bash, with a stand-in for srun, and what is read from its logs.
+"""The batch script run by bash: jobs whose folder is not shared, with a stand-in for srun, and what is read from their logs;
+a shared folder that takes nothing.
 
 `test_slurm.TestLogs` does the same on a real Slurm.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware
@@ -111,3 +115,25 @@ def test_only_what_was_asked_for_is_written_here(tmp_path: Path) -> None:
     job.run()
     job.measured()
     assert not (job.folder / "cancel").exists()
+
+
+@pytest.mark.parametrize("since", ["before it was claimed", "after it was claimed"])
+def test_a_full_disk_says_nothing_about_the_cluster(tmp_path: Path, since: str) -> None:
+    script = render(
+        SlurmOptions(gpu="cpu", gpus_per_node=1, max_nodes=1),
+        plan=LaunchPlan(job_name="job-1", command=("true",), environment={}, files={}, num_gpus=1, timeout_s=20.0),
+    )
+    if since == "after it was claimed":
+        (tmp_path / "claim").write_text("7")
+
+    def fill_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files can be made, and nothing written into them
+
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, preexec_fn=fill_disk, restore_signals=False, check=False
+    )
+    ending = slurm_folder.ending(tmp_path, state=JobState.FINISHED, job=Job(id=7, state="COMPLETED"), timeout_s=20.0)
+    measurement = measure(tmp_path, ending=ending, timeout_s=20.0, hardware=HARDWARE)
+    assert (measurement.status, measurement.refused) == ("preempted", False)
+    assert measurement.cause is not None and "full" in measurement.cause
