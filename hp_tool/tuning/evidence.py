@@ -35,10 +35,10 @@ def earlier_evidence(
     store: Store, problem: TuningProblem | ServingTuning, *, without_search: str | None = None, owner: str = ""
 ) -> Evidence:
     """What stored runs like these taught everybody, and reports of `owner`'s them."""
-    if isinstance(problem, ServingTuning):
-        return serving_evidence(store=store, series=problem.series, without_search=without_search).objective
-    release = problem.training.workload.framework_version
     series = replace(problem.series, owner=owner)
+    if isinstance(problem, ServingTuning):
+        return serving_evidence(store=store, series=series, without_search=without_search).objective
+    release = problem.training.workload.framework_version
     return stored_evidence(store=store, series=series, release=release, without_search=without_search)
 
 
@@ -79,7 +79,7 @@ class ServingEvidence:
 def serving_evidence(*, store: Store, series: Series, without_search: str | None = None) -> ServingEvidence:
     """The newest runs of a series, of whatever model and load, predicted again; one that can no longer be is passed over."""
     by_query: dict[str, list[MeasurementRecord]] = {}
-    for record in newest(store, cluster_key=series.cluster_key, framework=series.framework):
+    for record in newest(store, cluster_key=series.cluster_key, framework=series.framework, owner=series.owner):
         counts = without_search is None or record.search_id != without_search
         if counts and isinstance(record.parallel, ServingConfig):
             by_query.setdefault(json_digest(record.query), []).append(record)

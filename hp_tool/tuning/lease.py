@@ -101,8 +101,10 @@ def conclude(
     *,
     calibration: Calibration,
     seconds: float,
+    owner: str,
 ) -> TuneResult:
-    """Keep what was learnt, and end or let go of the search with its result."""
+    """Keep what was learnt, and end or let go of the search with its result. `owner`: the search's, whose own doubted runs
+    count for its result alone."""
     # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
     if isinstance(problem, TuningProblem):
         calibrate_series(store=store, series=problem.series)
@@ -112,7 +114,7 @@ def conclude(
         save(store, series=problem.series, calibration=lasting, accuracy=accuracy, told={})
     account = account_of(store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds)
     if isinstance(problem, ServingTuning):
-        evidence_of_latencies = serving_evidence(store=store, series=problem.series)
+        evidence_of_latencies = serving_evidence(store=store, series=replace(problem.series, owner=owner))
         latencies = LatencyCalibration.fitted(evidence_of_latencies, prior=problem.prior)
         result = make_serving_result(tuning=problem, calibration=latencies, account=account)
     else:

@@ -124,7 +124,7 @@ def run_search(
             store.release_search(lease=lease)
             return None
         calibration = projection.sampler.calibration(study=projection.study)
-        return conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds)
+        return conclude(store, lease, problem, outcome, calibration=calibration, seconds=seconds, owner=record.owner or "")
 
 
 def tune(

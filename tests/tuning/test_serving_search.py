@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from hp_tool import serving
 from hp_tool.domain.answer import ServingAnswer
+from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import REUSED, SearchState
 from hp_tool.domain.requests import InferenceRequest
@@ -20,6 +21,8 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import TuneResult, resolve_search, tune
+from hp_tool.tuning.evidence import earlier_evidence
+from hp_tool.tuning.serving import build_serving
 from tests.conftest import skip_or_fail
 from tests.tuning.serving_engine import FACTOR, ServingEngine
 
@@ -92,6 +95,18 @@ def test_measurements_are_stored_apart_from_training_and_teach_the_next_search(s
     row = next(row for row in rows(result) if row.parallel.max_num_seqs == runs[0].parallel.max_num_seqs)
     assert runs[0].predicted["calibrated_step_s"] == pytest.approx(FACTOR * row.estimate.request_latency_s, rel=0.15)
     assert {run.parallel for run in runs if REUSED not in run.predicted}.isdisjoint(seen) and len(runs) > 4
+
+
+def test_runs_that_only_their_owner_trusts_teach_nobody_else(store):
+    asked, engine = query(targets=None, search={"budget_runs": 4}), ServingEngine(num_gpus=2)
+    tune(query=asked, store=store, launcher=engine)
+    for record in store.measurements(limit=50).items:
+        store.set_measurement_state(measurement_id=record.id, state="quarantined")
+        values = {field.name: getattr(record, field.name) for field in fields(NewMeasurement)}
+        store.add_measurement(measurement=NewMeasurement(**values | {"owner": "ada", "trusted": False}))
+    problem = build_serving(query=asked, query_json=schema.to_dict(asked), hardware=engine.hardware())
+    learnt = {owner: len(earlier_evidence(store, problem, owner=owner)) for owner in ("ada", "bob", "")}
+    assert learnt == {"ada": 4, "bob": 0, "": 0}
 
 
 def test_the_result_reads_back_from_its_json(store):
