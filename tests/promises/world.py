@@ -19,14 +19,11 @@ import sqlalchemy as sa
 from greenlet import GreenletExit, getcurrent, greenlet
 from sqlalchemy.pool import StaticPool
 
-from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.records import EventRecord, Lease, OpenRunsLimit, RunRecord, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.search import charges, coordinator
 from hp_tool.search.account import progress_of
-from hp_tool.search.acquisition import Proposal
 from hp_tool.search.coordinator import Coordinator
-from hp_tool.search.problem import SearchProblem
 from hp_tool.store import base, columns
 from hp_tool.store.sql import SqlStore
 from hp_tool.store.tables import metadata
@@ -34,7 +31,7 @@ from hp_tool.tuning import Sweeper
 from hp_tool.tuning.lease import account_of, end, outcome_stored
 from hp_tool.tuning.result import SearchSummary
 from tests.promises.engine import Engine
-from tests.search.search_engine import make_problem
+from tests.promises.question import InOrder, problem
 
 LEASE_S = 30.0
 POLL_S = 2.0
@@ -44,53 +41,12 @@ SWEEP_S = 60.0
 CLUSTER = "shared"
 CLUSTER_RUNS = 2
 """Runs that the cluster takes at a time, of all searches."""
-CONFIGURATIONS = 3
 DRAIN_S = 2700.0
 """Far more than any history needs to end, and less than what a clock that is set back by an hour would add."""
 CALLS, SWEEPS = 20, 2
 EPOCH = datetime(2030, 1, 1, 12, tzinfo=UTC)
 STORE_FAULTS, ENGINE_FAULTS = ("database", "answer of the database"), ("engine", "answer of the engine", "folder")
 FAULTS = STORE_FAULTS + ENGINE_FAULTS
-
-
-class Small(SearchProblem):
-    """A search among a few configurations, of which nothing is predicted."""
-
-    def predicted(self, **_: object) -> dict[str, Any]:
-        return {"step_s": 1.0, "calibrated_step_s": 1.0, "chosen_by": "order", "hold_probability": 1.0}
-
-
-@cache
-def problem(**search: Any) -> Small:
-    whole = make_problem(min_gain_fraction=0.0, run_timeout_s=60.0, **search)
-    return Small(**{name: getattr(whole, name) for name in whole.__dataclass_fields__})
-
-
-@cache
-def configurations() -> tuple[str, ...]:
-    return tuple(configuration_digest(parallel=problem().candidates.config(row)) for row in range(CONFIGURATIONS))
-
-
-class InOrder:
-    """In place of Optuna's study: proposes what was not tried yet, row by row."""
-
-    study = None
-    sampler = SimpleNamespace(calibration=lambda study: SimpleNamespace(summary=dict))
-
-    def sync(self, runs: list[RunRecord]) -> None:
-        tried = {run.digest for run in runs}
-        self._next = next((row for row, digest in enumerate(configurations()) if digest not in tried), None)
-
-    def proposal(self) -> Proposal | None:
-        return (
-            None if self._next is None else Proposal(row=self._next, expected_gain=1.0, reason="coverage", hold_probability=1.0)
-        )
-
-    def ask(self) -> tuple[object, int | None]:
-        return object(), self._next
-
-    def bind(self, **_: object) -> None:
-        """There is nothing to keep."""
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from service.app import create_app
 from service.settings import Settings
 from tests.conftest import skip_or_fail
 from tests.service.processes import served
+from tests.service.webhook_receiver import Receiver
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -115,3 +117,14 @@ def checked_page(browser: Browser, *, console: Collection[str] = ("error", "warn
 def page(browser: Browser) -> Iterator[Page]:
     with checked_page(browser) as opened:
         yield opened
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
