@@ -101,7 +101,7 @@ def test_runs_that_only_their_owner_trusts_teach_nobody_else(store):
     asked, engine = query(targets=None, search={"budget_runs": 4}), ServingEngine(num_gpus=2)
     tune(query=asked, store=store, launcher=engine)
     for record in store.measurements(limit=50).items:
-        store.set_measurement_state(measurement_id=record.id, state="quarantined")
+        store.set_measurement_state(measurement_id=record.id, state="excluded")
         values = {field.name: getattr(record, field.name) for field in fields(NewMeasurement)}
         store.add_measurement(measurement=NewMeasurement(**values | {"owner": "ada", "trusted": False}))
     problem = build_serving(query=asked, query_json=schema.to_dict(asked), hardware=engine.hardware())
