@@ -104,6 +104,8 @@ ON_CLUSTER = SEARCH.c.cluster == sa.bindparam("cluster")
 STRAY = (  # not one with an OR: each has its index
     WITH_SEARCH.where(RUN.c.job_name.in_(sa.bindparam("job_names", expanding=True)), UNOWNED),
     WITH_SEARCH.where(RUN.c.state == RunState.ABANDONED, IS_RECENT, ON_CLUSTER),
+    # Of its submit nothing came back, last of all attempts: its job may have begun all the same.
+    WITH_SEARCH.where(RUN.c.state == RunState.FINISHED, RUN.c.handle.is_(None), IS_RECENT, ON_CLUSTER),
     WITH_SEARCH.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), ON_CLUSTER),
 )
 

@@ -40,6 +40,15 @@ def test_an_abandoned_run_is_looked_at_for_a_while_on_its_own_cluster(store: Sql
     assert store.engines_in_use() == {CLUSTER: QUERY}
 
 
+def test_a_run_whose_submit_never_answered_is_looked_at_too(store: SqlStore, new_measurement: NewMeasurementFactory) -> None:
+    lease = claimed(store)
+    silent, heard = intended(store, lease), intended(store, lease, ParallelConfig(data_parallel_size=2))
+    store.mark_submitted(lease=lease, run_id=heard.id, handle="7")
+    for run in (silent, heard):
+        store.finish_run(lease=lease, run_id=run.id, measurement=new_measurement(), gpu_seconds=0.0)
+    assert strays(store) == [silent.id]
+
+
 def test_only_what_was_not_booked_yet_is_booked(store: SqlStore) -> None:
     lease = claimed(store)
     first = intended(store, lease)
