@@ -127,8 +127,10 @@ def test_cheaper_optimizers_never_keep_more(case: tuple[Problem, ParallelConfig]
         replace(problem, workload=replace(problem.workload, optimizer=optimizer)).costs([config])  # type: ignore[arg-type]
         for optimizer in ("adam", name)
     )
-    assert other.memory_parts["optimizer"][0] <= adam.memory_parts["optimizer"][0]
-    assert other.memory_parts["weights"][0] == adam.memory_parts["weights"][0]
+    assert other.memory_total_bytes[0] <= adam.memory_total_bytes[0]
+    if other.worst_stage[0] == adam.worst_stage[0]:  # the parts are that stage's
+        assert other.memory_parts["optimizer"][0] <= adam.memory_parts["optimizer"][0]
+        assert other.memory_parts["weights"][0] == adam.memory_parts["weights"][0]
 
 
 @pytest.mark.parametrize(

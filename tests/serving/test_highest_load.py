@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hp_tool import answers, serving
@@ -74,8 +74,20 @@ def borne(base: dict[str, Any], loads: tuple[int, ...]) -> np.ndarray:
     return bears(problem.costed(candidates)).reshape(-1, len(loads))
 
 
+KINK = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 4},
+    "inference": {"input_length": 64, "output_length": 1, "engine": "vllm", "think_time_s": 5.0},
+    "parallel": {"max_num_seqs": 7, "pipeline_parallel_size": 1},
+    "targets": {"ttft_p90_s": 0.3},
+}
+"""More are in flight than run, and nobody waits yet: the others are still on the way."""
+
+
 @few
 @given(queries())
+@example(KINK)
 def test_the_search_finds_what_trying_every_load_does(base: dict[str, Any]) -> None:
     loads = found_loads(schema.parse_query(base))
     tried = borne(base, tuple(range(1, TRIED)))

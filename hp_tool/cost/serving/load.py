@@ -81,9 +81,16 @@ def open_quantiles(
         loaded = candidates.loaded(np.maximum(concurrency, 0.0))
         return serving_costs(case=calm, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
 
-    mean, below = at(load), at((1.0 - STEP) * load)
-    ratio = below.output_tokens_per_second_per_gpu / mean.output_tokens_per_second_per_gpu
-    e = np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
+    def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
+        ratio = at((1.0 - STEP) * load).output_tokens_per_second_per_gpu / costs.output_tokens_per_second_per_gpu
+        return np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
+
+    mean = at(load)
+    e = elasticity(load, mean)
+    full = candidates.schedulers * mean.max_running
+    if np.any(load > full):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
+        held = np.minimum(load, full)
+        e = np.minimum(e, elasticity(held, at(held)))
     each = load / candidates.schedulers
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
