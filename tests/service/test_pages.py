@@ -37,8 +37,9 @@ def test_the_arithmetic_of_a_configuration() -> None:
     ("text", "expected"),
     [
         (formats.seconds(None), "–"),
-        (formats.seconds(0.31049), "310 ms"),
-        (formats.seconds(12.345), "12.3 s"),
+        (formats.seconds(0.31049), "310.5 ms"),
+        (formats.seconds(12.345), "12.35 s"),
+        (formats.seconds(-0.0001), "-100 µs"),
         (formats.seconds(1234.5), "1,234 s"),
         (formats.percent(-0.0712), "−7.1 %"),
         (formats.gib(3 * 2**30), "3.00 GiB"),
