@@ -147,10 +147,20 @@ function configurations() {
 
 function update() {
   shown = passing();
-  root.classList.toggle("none", !trials.run_id.length); // no empty axes
+  blank();
   table();
   for (const name of [...Object.keys(figures), "parallel"]) pending.add(name);
   return drawVisible();
+}
+
+// No axes without points.
+function blank() {
+  const some = (values) => values.some((each) => each != null);
+  const measured = some(trials.measured_step_s);
+  const expected = some(trials.calibrated_step_s) || some(trials.predicted_step_s);
+  const shows = { history: measured || expected, parallel: trials.axes.length > 0 };
+  for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
+  root.classList.toggle("none", !trials.run_id.length);
 }
 
 async function drawVisible() {
