@@ -84,7 +84,9 @@ def install(app: FastAPI) -> None:
         if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that is no JSON
             return _response(422, code="syntax", detail=str(error.detail), field=BODY)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
-        response = _response(error.status_code, code=code, detail=str(error.detail), field=None)
+        lost = error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase  # the framework's word
+        detail = "nothing is at this address" if lost else str(error.detail)
+        response = _response(error.status_code, code=code, detail=detail, field=None)
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["Allow"] = ", ".join(sorted(_allowed(request)))

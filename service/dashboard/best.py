@@ -160,7 +160,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     return replace(
         best,
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
-        misses=trials.misses(measurement.load, targets=trials.targets_of(query)) if measurement.load else (),
+        misses=trials.misses(measurement.load, query) if measurement.load else (),
         latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
     )
 

@@ -250,7 +250,8 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
             _errors("outliers", outliers, [row.error_after for row in outliers], marker=OUTLIER),
         ],
         "layout": {
-            "xaxis": {"title": "Measured at (UTC)", "nticks": 4, "tickangle": 0},
+            "xaxis": {"title": {"text": "Measured at (UTC)", "standoff": 24}, "nticks": 4, "tickangle": 0},
+            "margin": {"l": 64, "r": 16, "t": 16, "b": 64},
             "yaxis": {"title": "Predicted / measured − 1", "tickformat": "+.0%", "zeroline": True},
         },
     }

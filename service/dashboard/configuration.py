@@ -245,7 +245,8 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     if isinstance(known.intervals, Intervals):
         low, high = known.intervals.memory_total_bytes
         if low <= capacity_bytes < high and all(reason.code == "memory" for reason in known.reasons):
-            note = f"needs {formats.gib(low)} to {formats.gib(high)} of {formats.gib(capacity_bytes)}"
+            doubt = "probably fits" if fits else "probably does not fit"
+            note = f"{doubt}: needs {formats.gib(low)} to {formats.gib(high)} of {formats.gib(capacity_bytes)}"
             return "tight", "warn", note
     if known.feasible:
         return "fits", "good", ""

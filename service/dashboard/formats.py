@@ -9,6 +9,7 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.words import parallel_sizes
 from hp_tool.units import JOULES_PER_MWH
+from hp_tool.units import duration as exact_duration
 
 ABSENT = "–"
 WORDS = {
@@ -28,12 +29,10 @@ SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie
 
 
 def seconds(value: float | None) -> str:
-    """1.23 s, 12.3 ms: three significant digits, or all digits of the whole part."""
-    if value is None:
-        return ABSENT
-    if 0 < abs(value) < 1e-3:
-        return f"{_digits(value * 1e6)} µs"
-    return f"{_digits(value * 1e3)} ms" if abs(value) < 1 else f"{_significant(value)} s"
+    """12.34 s, 12.3 ms: as the command line and the sentences of an answer write it."""
+    if not value:
+        return ABSENT if value is None else "0 s"
+    return f"{'-' if value < 0 else ''}{exact_duration(abs(value))}".replace(" us", " µs").replace(".0 ms", " ms")
 
 
 def count(value: float | None) -> str:
@@ -87,7 +86,7 @@ def tick(value: float, unit: str) -> str:
     """A round value on an axis without trailing zeros; bytes in GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
-    return f"{value:,g} s" if value >= 1 else seconds(value) if value else "0"
+    return f"{value:,g} s" if value >= 1 else f"{value * 1e3:g} ms" if value >= 1e-3 else seconds(value) if value else "0"
 
 
 def percent(value: float | None) -> str:
@@ -96,10 +95,11 @@ def percent(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A fraction as a percentage: 41.3 %."""
-    if value is None:
-        return ABSENT
-    return f"{value * 100:.3g} %" if value == 0 or abs(value) >= 1e-4 else "below 0.01 %"
+    """A fraction as a percentage: 41.3 %, 0.15 %."""
+    if not value:
+        return ABSENT if value is None else "0 %"
+    percents = 100 * value
+    return f"{percents:.1f} %" if abs(percents) >= 0.995 else f"{percents:.2g} %" if abs(percents) >= 0.01 else "below 0.01 %"
 
 
 def arrows(text: str) -> str:
@@ -208,11 +208,6 @@ def details(parallel: ParallelConfig) -> str:
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
     return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
-
-
-def _digits(value: float) -> str:
-    """Three significant digits without an exponent, for values up to a thousand: 999.6 is 1000."""
-    return f"{float(f'{value:.3g}'):g}"
 
 
 def _significant(value: float) -> str:

@@ -29,7 +29,7 @@ class Running:
 def running_now(store: Store, *, search_id: str) -> tuple[Running, ...]:
     """The runs of a search that the engine has, in order."""
     now = datetime.now(UTC)
-    ended = store.list_runs(search_id=search_id, state=RunState.FINISHED, limit=20).items
+    ended = store.list_runs(search_id=search_id, state=RunState.FINISHED, limit=20, oldest_first=False).items
     took = [(run.finished_at - run.submitted_at).total_seconds() for run in ended if run.finished_at and run.submitted_at]
     return tuple(
         Running(

@@ -79,9 +79,7 @@ def serving_metrics(estimate: InferenceEstimate) -> tuple[Metric, ...]:
         _metric("Memory", "bytes", estimate.memory.total_bytes if estimate.memory else None),
         _metric("Maximum concurrent requests", "count", estimate.max_concurrency),
         _metric("Cost per million output tokens", "dollars", estimate.cost_per_million_output_tokens),
-        _metric(
-            "Cost of decoding a million", "dollars", prices.output if prices else None, note="output tokens; prompts aside"
-        ),
+        _metric("Decoding alone, per million tokens", "dollars", prices.output if prices else None, note="without prefill"),
         _metric("Cost per million input tokens", "dollars", prices.input if prices else None, note="of prefill"),
     )
 

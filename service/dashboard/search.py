@@ -34,6 +34,14 @@ TONES: dict[SearchState, Tone] = {
     SearchState.SUCCEEDED: "good",
     SearchState.FAILED: "bad",
 }
+STOPPED = {
+    "budget_runs": "the maximum of runs was reached",
+    "budget_gpu_seconds": "the maximum of GPU time was reached",
+    "no_expected_gain": "another run promises no gain",
+    "space_exhausted": "every candidate was run",
+    "nothing_feasible": "no configuration fits",
+}
+"""In words; other reasons are words by themselves."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -196,10 +204,14 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         queue_s=account.get("queue_s", 0.0),
         pending=None if view.state.ended or "pending" not in account else _pending(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
-        stopped_because=view.stopped_because.replace("_", " ") if view.stopped_because else None,
+        stopped_because=_why_stopped(view.stopped_because),
         no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
+
+
+def _why_stopped(code: str | None) -> str | None:
+    return code and STOPPED.get(code, code.replace("_", " "))
 
 
 def _ahead(record: SearchRecord, store: Store) -> int | None:

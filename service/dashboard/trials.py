@@ -8,13 +8,14 @@ from typing import Any
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
+from hp_tool.domain.query import Targets
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import Configuration, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.search.fidelity import repeats, standing
-from hp_tool.search.serving import TARGETS
+from hp_tool.search.serving import TARGETS, bounded
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning.serving import serving_candidates
@@ -61,6 +62,7 @@ WHY = {
 }
 """Why a run was chosen, by the search's word for it."""
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}
+TAILS = {f"{name}_{share}_s": f"{LATENCIES[f'{name}_s']} ({share})" for name in ("ttft", "tpot") for share in ("p90", "p99")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,7 @@ def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int
 
 
 def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
-    targets, latencies = targets_of(query), [run.latencies for run in runs]
+    latencies = [run.latencies for run in runs]
     predicted: dict[str, tuple[float | None, ...]]
     names = ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     try:
@@ -243,8 +245,8 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
     except HpToolError:  # a query of another version: only stored values are shown
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
-        targets=targets,
-        misses=tuple(misses(each, targets=targets) if each else () for each in latencies),
+        targets=targets_of(query),
+        misses=tuple(misses(each, query) if each else () for each in latencies),
         ttft_s=tuple(each.ttft_s if each else None for each in latencies),
         tpot_s=tuple(each.tpot_s if each else None for each in latencies),
         request_latency_s=tuple(each.request_latency_s if each else None for each in latencies),
@@ -290,22 +292,23 @@ def quantity(query: JsonObject) -> Quantity:
     """What a search compares the runs of its query by."""
     if not serves(query):
         return Quantity(seconds="Step time", charged=False, rate="Tokens/s per GPU")
-    return Quantity(seconds="Request latency", charged=bool(targets_of(query)), rate="Output tokens/s per GPU")
+    charged = any((query.get("targets") or {}).values())
+    return Quantity(seconds="Request latency", charged=charged, rate="Output tokens/s per GPU")
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:
-    """The query's targets in seconds, by the name of the latency."""
+    """The query's targets for means in seconds, by the name of the latency."""
     targets = query.get("targets") or {}
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
-def misses(latencies: Latencies, *, targets: dict[str, float]) -> tuple[str, ...]:
-    """The targets that `latencies` miss, in words."""
-    seconds: dict[str, Any] = {name: getattr(latencies, name) for name in targets}
+def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
+    """The query's targets that `latencies` miss, in words."""
+    named = LATENCIES | TAILS
     return tuple(
-        f"{LATENCIES[name]} {formats.seconds(seconds[name])} is above {formats.seconds(limit)}"
-        for name, limit in targets.items()
-        if seconds[name] > limit
+        f"{named[name]} {formats.seconds(value)} is above {formats.seconds(limit)}"
+        for name, limit, value in bounded(latencies, targets=Targets(**(query.get("targets") or {})))
+        if value > limit
     )
 
 

@@ -46,6 +46,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     own = query["model"] | {"name": EVIL}
     running = _search(store, http, query, ended=False)
     ended = _search(store, http, query | {"model": own, "id": "named"}, ended=True)
+    failed: str = http.post("/v1/searches", json=query).json()["id"]
+    one_run(store, claim(store, failed), Measurement(status="crashed", cause="NCCL error"))
+    waiting: str = http.post("/v1/searches", json=query).json()["id"]
     series = _calibration(store, http)
     http.post("/v1/models", json={"name": "mine", "spec": query["model"] | {"name": "mine"}})
     http.post("/v1/keys", json={"owner": EVIL[:60], "scope": "read"})
@@ -62,6 +65,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",
+        "search-all-failed": f"/searches/{failed}",
+        "search-queued": f"/searches/{waiting}",
         "search-serving": f"/searches/{served}",
         "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
         "configuration": _asked("/configurations", query=pipeline),

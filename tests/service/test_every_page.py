@@ -56,7 +56,11 @@ FOLLOWED = """() => {
     drawn.font.color === ink && (width === 0 || Math.abs(drawn.width - width) < 2));
 }"""
 """Answers are there, and Plotly has followed the screen and the scheme."""
-DRAWN = "() => [...document.querySelectorAll('[data-figure], #trials .plot')].every((each) => each.querySelector('svg'))"
+DRAWN = """() => [...document.querySelectorAll("[data-figure], #trials .plot")]
+  .every((each) => !each.checkVisibility() || each.querySelector("svg"))"""
+EMPTY = """() => [...document.querySelectorAll(".js-plotly-plot")].filter((each) => each.checkVisibility())
+  .filter((each) => !each.data.some((trace) => trace.x?.length && trace.y?.some((value) => value != null)))
+  .map((each) => `empty axes: ${each.ariaLabel}`)"""
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
         if page.locator("#trials").count():  # its charts are drawn when they come into sight
             page.set_viewport_size({"width": WIDE, "height": 2 * page.evaluate("document.documentElement.scrollHeight")})
         page.wait_for_function(DRAWN)
+        wrong += page.evaluate(EMPTY)
         if (shift := page.evaluate("window.shifted")) > MOST_SHIFT:
             wrong.append(f"its parts moved by {shift:.3f} while it loaded")
         page.evaluate(_axe())

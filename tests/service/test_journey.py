@@ -1,9 +1,11 @@
-"""From the empty page to the copied command, by keyboard and by mouse: a real browser, server and worker."""
+"""From the empty page to the copied command, by keyboard (Tab, Shift+Tab, Enter and Space) and by mouse: a real browser, server
+and worker.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,17 @@ PATIENCE_MS = 240_000
 MODEL = """model: {name: gpt-tiny, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 512}
 search: {steps: 2, warmup_steps: 1}
 training: {precision: fp32}"""
+MOST_STOPS = 80
+"""Of the focus on the way from one control to the next."""
+BEHIND = """each => {
+  const place = document.activeElement.compareDocumentPosition(each);
+  return Boolean(place & Node.DOCUMENT_POSITION_PRECEDING) && !(place & Node.DOCUMENT_POSITION_CONTAINS);
+}"""
+SEEN = """() => {
+  const at = document.activeElement, box = at.getBoundingClientRect(), { outlineStyle, outlineWidth } = getComputedStyle(at);
+  const inSight = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  return at === document.body || (inSight && outlineStyle !== "none" && outlineWidth !== "0px");
+}"""
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])])
@@ -43,20 +56,66 @@ def page(browser: Browser) -> Iterator[Page]:
         yield opened
 
 
-@pytest.fixture(params=["keyboard", pytest.param("mouse", marks=pytest.mark.long)])
-def act(request: pytest.FixtureRequest) -> Callable[[Locator], None]:
-    """Presses a link or a button."""
-    return (lambda place: place.press("Enter")) if request.param == "keyboard" else (lambda place: place.click())
+class Mouse:
+    """Does what a visitor does, with a mouse."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def press(self, place: Locator) -> None:
+        place.click()
+
+    def tick(self, place: Locator) -> None:
+        place.click()
+
+    def write(self, place: Locator, text: str) -> None:
+        place.click()
+        place.fill(text)
 
 
-def test_a_search_from_the_empty_page_to_its_command(
-    page: Page, act: Callable[[Locator], None], database_url: str, tmp_path: Path
-) -> None:
+class Keyboard(Mouse):
+    """The same without one: the focus goes from stop to stop, and is seen at each."""
+
+    def press(self, place: Locator) -> None:
+        self._reach(place)
+        self.page.keyboard.press("Enter")
+
+    def tick(self, place: Locator) -> None:
+        self._reach(place)
+        self.page.keyboard.press("Space")
+
+    def write(self, place: Locator, text: str) -> None:
+        self._reach(place)
+        self.page.keyboard.type(text)  # Tab has selected what stood there
+
+    def _reach(self, place: Locator) -> None:
+        place.wait_for()
+        key = "Shift+Tab" if place.evaluate(BEHIND) else "Tab"
+        for _ in range(MOST_STOPS):
+            if place.evaluate("each => each === document.activeElement"):
+                return
+            self.page.keyboard.press(key)
+            assert self.page.evaluate(SEEN), self.page.evaluate("document.activeElement.outerHTML")
+        pytest.fail(f"{key} does not reach {place}")
+
+
+@pytest.fixture(params=[Keyboard, pytest.param(Mouse, marks=pytest.mark.long)])
+def hands(request: pytest.FixtureRequest, page: Page) -> Mouse:
+    visitor: Mouse = request.param(page)
+    return visitor
+
+
+def test_a_search_from_the_empty_page_to_its_command(page: Page, hands: Mouse, database_url: str, tmp_path: Path) -> None:
     port = free_port()
     with api(database_url=database_url, home=tmp_path, port=port) as url:
         page.goto(url)
         page.get_by_role("heading", name="Your first search").wait_for()
-        act(page.locator("main").get_by_role("link", name="New search"))
+        if isinstance(hands, Keyboard):  # the first stop leads past the menu
+            page.keyboard.press("Tab")
+            hands.press(page.get_by_role("link", name="Skip to content"))
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.textContent") == "New search"
+        hands.press(page.locator("main").get_by_role("link", name="New search"))
         for label, value in (
             ("GPU", "cpu"),
             ("GPUs", "0"),
@@ -64,15 +123,15 @@ def test_a_search_from_the_empty_page_to_its_command(
             ("Sequence length", "64"),
             ("Global batch size", "4"),
         ):
-            page.get_by_label(label, exact=True).fill(value)
-        page.get_by_text("Other fields").click()
-        page.get_by_label("Further fields of the query, as YAML").fill(MODEL)
+            hands.write(page.get_by_label(label, exact=True), value)
+        hands.press(page.locator("summary", has_text="Other fields"))
+        hands.write(page.get_by_label("Further fields of the query, as YAML"), MODEL)
         page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
-        page.get_by_label("GPUs", exact=True).fill("2")
+        hands.write(page.get_by_label("GPUs", exact=True), "2")
         page.get_by_role("heading", name="Best configurations").wait_for()
-        page.get_by_text("Profile runs", exact=True).click()
-        page.get_by_label("Maximum profile runs").fill("2")
-        act(page.get_by_role("button", name="Start the search"))
+        hands.press(page.locator("summary", has_text="Profile runs"))
+        hands.write(page.get_by_label("Maximum profile runs"), "2")
+        hands.press(page.get_by_role("button", name="Start the search"))
         page.locator("h1 + .state", has_text="queued").wait_for()
         search = page.url
     # Nobody answers now; the page says so, and comes back by itself.
@@ -87,16 +146,16 @@ def test_a_search_from_the_empty_page_to_its_command(
         assert page.locator("tr.chosen a").inner_text() == best
         assert page.locator("tbody[data-part=rows] > tr").count() == 2
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        act(page.get_by_role("button", name="command", exact=True))
+        hands.press(page.get_by_role("button", name="command", exact=True))
         page.get_by_text("Copied the command.").wait_for()
         assert "pretrain_gpt.py" in page.evaluate("navigator.clipboard.readText()")
-        act(page.get_by_role("button", name="Show"))
+        hands.press(page.get_by_role("button", name="Show"))
         page.locator("#exported", has_text="--tensor-model-parallel-size").wait_for()
         with page.expect_download() as download:
-            act(page.get_by_role("button", name="Download"))
+            hands.press(page.get_by_role("button", name="Download"))
         assert "--tensor-model-parallel-size" in Path(download.value.path()).read_text()
         for box in page.locator("tbody[data-part=rows]").get_by_role("checkbox").all():
-            box.check()
-        act(page.get_by_role("link", name="Compare the two"))
+            hands.tick(box)
+        hands.press(page.get_by_role("link", name="Compare the two"))
         page.wait_for_url("**/compare?**")
         assert page.locator("h1").inner_text()

@@ -1,19 +1,23 @@
 """Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
+from hp_tool.store.runs import RUN
+from hp_tool.store.sql import SqlStore
 from service.api.views import SearchView
 from service.dashboard import formats
+from service.dashboard.live import running_now
 from service.dashboard.search import seconds_left
 from tests.service.coordinator import claim, finish, one_run
 
@@ -37,8 +41,9 @@ def test_the_arithmetic_of_a_configuration() -> None:
     ("text", "expected"),
     [
         (formats.seconds(None), "–"),
-        (formats.seconds(0.31049), "310 ms"),
-        (formats.seconds(12.345), "12.3 s"),
+        (formats.seconds(0.31049), "310.5 ms"),
+        (formats.seconds(12.345), "12.35 s"),
+        (formats.seconds(-0.0001), "-100 µs"),
         (formats.seconds(1234.5), "1,234 s"),
         (formats.percent(-0.0712), "−7.1 %"),
         (formats.gib(3 * 2**30), "3.00 GiB"),
@@ -125,6 +130,21 @@ def test_a_recommendation_that_was_never_run_says_so(http: TestClient, store: St
     best = http.get(f"/searches/{search}.json").json()["best"]
     assert (best["measured"], best["step_s"]) == (False, 0.5)
     assert "predicted, not measured" in http.get(f"/searches/{search}").text
+
+
+def test_a_run_in_progress_is_compared_with_the_newest(http: TestClient, store: SqlStore, query: Query) -> None:
+    lease = claim(store, submit(http, query))
+    configs = [ParallelConfig(data_parallel_size=2, micro_batch_size=size) for size in range(1, 23)]
+    runs = [one_run(store, lease, Measurement(status="ok", step_s=0.4), config) for config in configs]
+    with store._engine.begin() as connection:
+        for seconds, run in enumerate(runs):
+            ended = datetime(2026, 1, 1, 0, 0, seconds, tzinfo=UTC)
+            begun = ended - timedelta(seconds=seconds)
+            connection.execute(sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended))
+    waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
+    store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
+    (running,) = running_now(store, search_id=lease.search_id)
+    assert running.usual_s == 11.5, "the median of 2 to 21 seconds"
 
 
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
 
+from hp_tool.domain.measurement import Latencies, Tail, Tails
 from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from service.app import create_app
+from service.dashboard.trials import misses, quantity
 from service.settings import Settings
 from tests.service.coordinator import claim
 from tests.tuning.serving_engine import FACTOR, ServingEngine
@@ -39,6 +42,15 @@ def test_its_trials_and_its_result_are_served(searched: Searched) -> None:
     assert len(trials) == 4 and all(trial["calibrated"]["step_s"] > 0 for trial in trials)
     best = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
     assert best["measurement"]["serving"]["tpot_s"] > 0
+
+
+def test_missed_targets_on_quantiles_are_named() -> None:
+    tails = Tails(**dict.fromkeys(("ttft_s", "tpot_s", "request_latency_s"), Tail(p50=0.1, p90=0.2, p99=0.9)))
+    seen = Latencies(ttft_s=0.12, tpot_s=0.01, request_latency_s=1.0, tails=tails)
+    asked = {"targets": {"ttft_s": 0.2, "ttft_p90_s": 0.3, "ttft_p99_s": 0.5, "tpot_s": None}}
+    assert misses(seen, asked) == ("time to first token (p99) 900 ms is above 500 ms",)
+    assert misses(replace(seen, tails=None), asked) == ()
+    assert quantity({"kind": "inference", "targets": {"ttft_p99_s": 0.5}}).charged
 
 
 def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> None:

@@ -1,7 +1,7 @@
 // Columns of the table of runs: what each is called, sorts by, and shows of a trial.
 
 import { element } from "./elements.js";
-import { count, gib, percent, seconds } from "./numbers.js";
+import { count, gib, percent, seconds, setting } from "./numbers.js";
 
 const SHORT = {
   virtual_pipeline_parallel_size: "VPP", micro_batch_size: "MBS", sequence_parallel: "SP", recompute: "Recompute",
@@ -23,7 +23,7 @@ export function columns(trials, { runs }) {
     { name: "details", label: "Details", hidden: true, value: from(trials.details), cell: from(trials.details) },
     ...trials.axes.map((axis) => ({
       name: axis.name, label: SHORT[axis.name] ?? axis.label, title: axis.label, number: typeof axis.values[0] === "number",
-      value: from(axis.values), cell: (i) => (typeof axis.values[i] === "boolean" ? (axis.values[i] ? "on" : "off") : String(axis.values[i])),
+      value: from(axis.values), cell: (i) => setting(axis.values[i]),
     })),
     {
       name: "state", label: "State", value: from(trials.state),

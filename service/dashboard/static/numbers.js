@@ -4,9 +4,17 @@ export const ABSENT = "–";
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 }); // created once: toLocaleString creates one per number
 
 export function seconds(value) {
-  if (value == null) return ABSENT;
-  if (value !== 0 && Math.abs(value) < 1e-3) return `${digits(value * 1e6)} µs`;
-  return Math.abs(value) < 1 ? `${digits(value * 1e3)} ms` : `${significant(value)} s`;
+  if (!value) return value == null ? ABSENT : "0 s";
+  const size = Math.abs(value);
+  return (value < 0 ? "-" : "") + (
+    size < 1e-3 ? `${(size * 1e6).toFixed(0)} µs`
+    : size < 1 ? `${Number((size * 1e3).toFixed(1))} ms`
+    : size < 100 ? `${size.toFixed(2)} s`
+    : size < 1e3 ? `${size.toFixed(1)} s`
+    : size < 2 * 3600 ? `${grouped.format(size)} s`
+    : size < 2 * 86400 ? `${(size / 3600).toFixed(1)} h`
+    : `${(size / 86400).toFixed(1)} days`
+  );
 }
 
 export function count(value) {
@@ -24,12 +32,12 @@ export function percent(value) {
   return `${text.startsWith("-") ? text.replace("-", "−") : `+${text}`} %`;
 }
 
-// Three significant digits without trailing zeros.
-function digits(value) {
-  return String(Number(value.toPrecision(3)));
+// A value of a setting.
+export function setting(value) {
+  return typeof value === "boolean" ? (value ? "on" : "off") : String(value);
 }
 
 function significant(value) {
   if (Math.abs(value) >= 99.95 || Number.isInteger(value)) return grouped.format(Math.round(value));
-  return Math.abs(value) < 0.01 ? digits(value) : value.toPrecision(3);
+  return Math.abs(value) < 0.01 ? String(Number(value.toPrecision(3))) : value.toPrecision(3);
 }

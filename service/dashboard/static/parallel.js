@@ -3,7 +3,7 @@
 
 import { faded } from "./charts.js";
 import { svg } from "./elements.js";
-import { count } from "./numbers.js";
+import { count, setting } from "./numbers.js";
 
 const NARROWEST = 560; // on smaller screens the drawing scrolls
 const HEIGHT = 300;
@@ -42,7 +42,7 @@ export function draw(place, trials, shown, { chosen, choose }) {
     if (rank != null) strokes.get(`speed-${rank}`).add(line(i));
     else if (faded(trials, i)) strokes.get("faded").add(line(i));
   }
-  const drawing = svg("svg", { width, height: HEIGHT, role: "group", "aria-label": "Parallel coordinates; values are filters" });
+  const drawing = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "group", "aria-label": "Parallel coordinates; values are filters" });
   for (const [name, lines] of strokes) drawing.append(svg("path", { class: `line ${name}`, d: [...lines].join("") }));
   if (shown.includes(trials.best)) drawing.append(svg("path", { class: "line best", d: line(trials.best) }));
   axes.forEach((axis, n) => drawing.append(scale(axis, across(n), down, { chosen, choose })));
@@ -65,10 +65,10 @@ function scale(axis, x, down, { chosen, choose }) {
       "text",
       {
         x: x - 6, y: down(axis.share.get(value)) + 4, class: pressed ? "tick chosen" : "tick", role: "button", tabindex: 0,
-        "aria-pressed": String(pressed), "aria-label": `${axis.label} ${value}`, onclick: press,
+        "aria-pressed": String(pressed), "aria-label": `${axis.label} ${setting(value)}`, onclick: press,
         onkeydown: (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), press()),
       },
-      String(value),
+      setting(value),
     );
   });
   return svg("g", {}, svg("line", { class: "axis", x1: x, x2: x, y1: down(0), y2: down(1) }), title, ...ticks);

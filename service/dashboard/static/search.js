@@ -4,6 +4,7 @@ import { MOST_POINTS, accuracy, front, history, ring, waterfall } from "./charts
 import { columns as columnsOf, csv, sorted } from "./columns.js";
 import { element } from "./elements.js";
 import { tpot, ttft } from "./latency.js";
+import { setting } from "./numbers.js";
 import { draw as drawParallel } from "./parallel.js";
 import { draw } from "./plot.js";
 import { ROWS_A_PAGE, head, show } from "./table.js";
@@ -95,7 +96,7 @@ function controls() {
     form.dataset.says = says;
     form.replaceChildren(
       ...selects.map(([name, label, values]) => {
-        const options = [["", "Any"], ...values.map((value) => [String(value), String(value)])];
+        const options = [["", "Any"], ...values.map((value) => [String(value), setting(value)])];
         const select = element("select", { name, onchange: (event) => choose(name, event.target.value) });
         select.append(...options.map(([value, text]) => element("option", { value }, text)));
         return element("label", {}, label, select);
@@ -146,9 +147,20 @@ function configurations() {
 
 function update() {
   shown = passing();
+  blank();
   table();
   for (const name of [...Object.keys(figures), "parallel"]) pending.add(name);
   return drawVisible();
+}
+
+// No axes without points.
+function blank() {
+  const some = (values) => values.some((each) => each != null);
+  const measured = some(trials.measured_step_s);
+  const expected = some(trials.calibrated_step_s) || some(trials.predicted_step_s);
+  const shows = { history: measured || expected, parallel: trials.axes.length > 0 };
+  for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
+  root.classList.toggle("none", !trials.run_id.length);
 }
 
 async function drawVisible() {
