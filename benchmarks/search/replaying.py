@@ -17,6 +17,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
+from hp_tool.search.account import AGAIN
 from hp_tool.search.table import CandidateTable, candidate_table
 
 GOOD_ENOUGH = 0.02
@@ -28,8 +29,6 @@ MEASUREMENTS = 10
 CONFIDENCE = 0.9
 STARTUP_S = 60.0
 """What a run costs before its first step, and all that one costs which fails at once: loading, rendezvous, first kernels."""
-AGAIN_S = 20.0
-"""The same of a further configuration in the processes of a job: its groups, its weights, its first kernels. Assumed."""
 STEPS, HOPELESS_STEPS = 7, 3
 """Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one measured if it is hopeless."""
 HOPELESS = 3.0
@@ -141,7 +140,7 @@ def replay(
         if not found_at:
             known_s = min((s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row])
             steps = STEPS if answers[row] <= HOPELESS * known_s else HOPELESS_STEPS
-            starting_s = STARTUP_S if method.begins_job else AGAIN_S
+            starting_s = STARTUP_S if method.begins_job else AGAIN * STARTUP_S
             spent += (starting_s + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
             found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
         if jobs == 1:

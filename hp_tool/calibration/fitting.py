@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.domain.hardware import Kind
@@ -170,7 +172,7 @@ class Process:
     @cached_property
     def _root(self) -> FloatArray:
         """(n, n) inverse of the lower Cholesky factor of the runs' covariance."""
-        return np.asarray(np.linalg.inv(np.linalg.cholesky(self._covariance(self.scales))))
+        return _inverse(np.linalg.cholesky(self._covariance(self.scales)))
 
     @cached_property
     def pull(self) -> FloatArray:
@@ -212,7 +214,6 @@ class Process:
 
     def fitted(self) -> Process:
         """The process under its most likely scales, searched from its own: marginal likelihood times their prior."""
-        from scipy.linalg.lapack import dtrtri
         from scipy.optimize import minimize
 
         parts = np.concatenate([self._components, np.diag(self._noise)[None]]).reshape(len(self.logs), -1)
@@ -220,7 +221,7 @@ class Process:
         def loss(logs: FloatArray) -> tuple[float, FloatArray]:
             scales = np.exp(logs)
             factor = np.linalg.cholesky(self._covariance(scales))
-            root, _ = dtrtri(factor, lower=1)  # a quarter of the time of a general inverse
+            root = _inverse(factor)
             pull = root.T @ (root @ self.values)
             curve = np.outer(pull, pull) - root.T @ root
             unlikely, slope = self.improbability(logs)
@@ -229,7 +230,16 @@ class Process:
 
         bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
         found = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
-        return replace(self, logs=found.x)
+        fitted = replace(self, logs=found.x)
+        fitted.__dict__["_components"] = self._components  # scales do not change them
+        return fitted
+
+
+def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
+    """(n, n) of a lower triangle: a quarter of the time of a general inverse."""
+    from scipy.linalg.lapack import dtrtri
+
+    return np.asarray(dtrtri(factor, lower=1)[0])
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:

@@ -206,8 +206,9 @@ def _planned(run: PlannedRun) -> str:
     kept = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
     kept |= {"micro-batches": fidelity.num_micro_batches}
     what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
+    more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
     return (
-        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}: {counted(run.num_nodes, 'node')}, "
+        f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: {counted(run.num_nodes, 'node')}, "
         f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
         f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )

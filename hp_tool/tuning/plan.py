@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
@@ -12,9 +13,10 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.search.account import run_gpu_seconds
+from hp_tool.search.account import AGAIN, run_gpu_seconds
 from hp_tool.search.fidelity import WHOLE, num_gpus
 from hp_tool.search.planner import CONFIRMATION, Nothing, Planner
+from hp_tool.search.rivals import rivals_of
 from hp_tool.training.problem import self_contained
 from hp_tool.training.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
@@ -39,8 +41,10 @@ class PlannedRun:
     num_nodes: int
     step_s: float
     """Predicted, of what is run."""
+    configurations: int
+    """How many the run's job trains, one after another: itself and those that the search would run after it."""
     wall_s: float
-    """Start-up and all steps, as predicted; waiting for devices is not in it."""
+    """Start-up and all steps of its job, as predicted; waiting for devices is not in it."""
     time_limit_s: float
     """After which it is cut off."""
     hold_probability: float
@@ -157,6 +161,8 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
     startup_s, devices = search.assumed_startup_s, num_gpus(run.parallel, run.fidelity)
     step_s: float = predicted.get("reduced_calibrated_step_s") or predicted["calibrated_step_s"]
     assert isinstance(run.parallel, ParallelConfig)
+    beside = [rival["calibrated_step_s"] for rival in rivals_of(run)]
+    cost = partial(run_gpu_seconds, num_gpus=1, settings=search.settings)
     return PlannedRun(
         chosen_by=chosen_by,
         parallel=run.parallel,
@@ -164,27 +170,29 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         num_gpus=devices,
         num_nodes=-(-devices // search.cluster.gpus_per_node),
         step_s=step_s,
-        wall_s=run_gpu_seconds(num_gpus=1, step_s=step_s, startup_s=startup_s, settings=search.settings),
+        configurations=1 + len(beside),
+        wall_s=cost(step_s=step_s, startup_s=startup_s) + sum(cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside),
         time_limit_s=search.time_limit_s(run, startup_s=startup_s),
         hold_probability=predicted["hold_probability"],
     )
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
-    """All runs at the budget, each like the first, and the proof of the leader where it is affordable."""
+    """All runs at the budget, in jobs like the first, and the proof of the leader where it is affordable."""
     settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
     if proof is not None and (settings.budget_runs < 2 or first.gpu_seconds + proof.gpu_seconds > (budget or float("inf"))):
         proof = None
     proven = 0 if proof is None else 1
     proof_gpu_seconds = 0.0 if proof is None else proof.gpu_seconds
     by_space, by_runs = len(problem.search.table), settings.budget_runs - proven
-    affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // first.gpu_seconds), 1)
+    each_gpu_seconds = first.gpu_seconds / first.configurations
+    affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // each_gpu_seconds), 1)
     alike = min(by_runs, affordable, by_space)
     stopped_by = "budget_runs" if alike == by_runs else "space_exhausted" if alike == by_space else "budget_gpu_seconds"
-    gpu_seconds = alike * first.gpu_seconds + proof_gpu_seconds
-    most = sum(count * run.num_gpus * run.time_limit_s for count, run in ((alike, first), (proven, proof)) if run is not None)
+    gpu_seconds, jobs = alike * each_gpu_seconds + proof_gpu_seconds, -(-alike // first.configurations)
+    most = sum(count * run.num_gpus * run.time_limit_s for count, run in ((jobs, first), (proven, proof)) if run is not None)
     price = problem.search.cluster.price_per_gpu_hour
-    turns = -(-alike // settings.parallel_runs)
+    turns = -(-jobs // settings.parallel_runs)
     return SearchPlan(
         launcher=launcher_name(problem.query),
         first=first,

@@ -60,7 +60,21 @@ def test_the_first_proposal_weighs_what_stalls_against_what_it_would_win():
         assert proposal.hold_probability == pytest.approx(1 - usual * (3 if expected else 1))
 
 
-def test_of_rows_as_fast_the_likeliest_to_hold_up_goes_first():
+@pytest.mark.parametrize(("seconds", "goes_first"), [(1.04, True), (1.07, False)])
+def test_of_rows_as_fast_the_one_that_asks_least_of_the_network_goes_first(seconds, goes_first):
+    """TP 4 x PP 1 x DP 2 here: fewer stages than the fastest, fewer replicas than others without a pipeline."""
+    table = make_table()
+    tensor, pipeline = (np.array(table.axes[f"{name}_parallel_size"]) for name in ("tensor", "pipeline"))
+    fewest = (tensor == 4) & (pipeline == 1)
+    step_s = np.where(fewest, seconds, np.where((tensor == 1) & (pipeline == 4), 1.0, 1.02))
+    features = {"data_parallel": np.log2(8 / (tensor * pipeline)), "pipeline_parallel": np.log2(pipeline)}
+    even = replace(table, parts_s={"compute": step_s}, memory_bytes=np.full(len(table), DEVICE_BYTES / 10), features=features)
+    proposal = next_proposal(replace(even, layer_passes=np.ones(len(table))), Observations())
+    assert fewest[proposal.row] == goes_first
+    assert pipeline[proposal.row] == 1
+
+
+def test_a_row_that_is_a_little_slower_and_likelier_to_fit_goes_first():
     table = make_table()
     safest = len(table) // 2
     memory = np.full(len(table), 0.85 * DEVICE_BYTES)

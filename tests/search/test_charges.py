@@ -8,8 +8,8 @@ from hp_tool.domain.jobs import JobState, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.records import RunState
 from hp_tool.errors import LauncherError, RefusedError
+from tests.search.search_bench import Bench
 from tests.search.search_engine import MemoryEngine
-from tests.search.test_coordinator import Bench
 
 
 class Clock:

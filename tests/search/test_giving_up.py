@@ -8,8 +8,8 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.records import RunState, SearchState
 from hp_tool.errors import ConflictError, LauncherError
+from tests.search.search_bench import Bench, wait_for_claim
 from tests.search.search_engine import MemoryEngine
-from tests.search.test_coordinator import Bench, wait_for_claim
 
 
 @pytest.fixture

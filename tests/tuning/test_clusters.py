@@ -144,6 +144,13 @@ def test_a_plan_is_the_bill_of_the_whole_search(store) -> None:
     whole = bill(replace(asked, search=replace(asked.search, fidelity="full", parallel_runs=2))).plan
     assert whole.confirmation is None and whole.wall_s == pytest.approx(4 * whole.first.wall_s)
     assert whole.first.step_s == pytest.approx(proof.step_s)
+    # Jobs of three configurations: one start-up and two thirds, three times the steps, and a limit for all of it.
+    together = bill(replace(asked, search=replace(asked.search, fidelity="full", configurations_per_job=3))).plan
+    one, job = whole.first, together.first
+    assert (one.configurations, job.configurations, together.runs) == (1, 3, 8)
+    assert job.wall_s - 3 * 7 * job.step_s == pytest.approx(5 / 3 * 180.0, rel=0.2)
+    assert together.gpu_seconds == pytest.approx(8 * job.gpu_seconds / 3) and together.gpu_seconds < whole.gpu_seconds
+    assert together.wall_s == pytest.approx(3 * job.wall_s) and together.most_gpu_seconds == 3 * 256 * job.time_limit_s
 
 
 def test_what_a_query_says_goes_first_and_this_host_last() -> None:
