@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,9 +92,7 @@ def test_it_finds_what_brute_force_finds_and_counts_the_rest(problem: TrainingPr
     assert search.computed + search.pruned == search.combinations == len(every.candidates)
 
 
-@settings(max_examples=10, deadline=None)
-@given(small_problems(lengths=(4096,), framework="megatron-core"))
-def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
+def holds_with_every_exchange(problem: TrainingProblem) -> None:
     best = best_of(problem, keep=1, rank_by="mean")
     every = [brute_force(each) for each in best.problems]
     value = np.concatenate([np.where(rows.acceptable, rows.step_s, np.inf) for rows in every])
@@ -101,6 +100,22 @@ def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingP
     if np.isfinite(value.min()):
         near = 1.01 * value.min()
         assert np.allclose(np.sort(best.value_s[best.value_s <= near]), np.sort(value[value <= near]), rtol=1e-12)
+
+
+WITH_EXCHANGES = small_problems(lengths=(4096,), framework="megatron-core")
+
+
+@settings(max_examples=5, deadline=None)
+@given(WITH_EXCHANGES)
+def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
+    holds_with_every_exchange(problem)
+
+
+@pytest.mark.long
+@settings(max_examples=30, deadline=None)
+@given(WITH_EXCHANGES)
+def test_thirty_spaces_of_all_axes_are_searched_as_exactly(problem: TrainingProblem) -> None:
+    holds_with_every_exchange(problem)
 
 
 def known(case: str, **parallel: Any) -> TrainingProblem:
