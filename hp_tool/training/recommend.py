@@ -73,23 +73,28 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
 
 
 def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """The best with any of the values that `training` lists, which the answers name in `provenance.assumed`."""
+    """The best with any of the values that `training` lists, which the answers name in `provenance.assumed`; offloaded where
+    nothing else fits.
+    """
     choices = query.training.choices if query.training is not None else {}
     count = math.prod(map(len, choices.values()))
     if count > MOST_TRAININGS:
         field = f"training.{next(iter(choices))}"
         raise InputError(f"the lists under training span {count} trainings; at most {MOST_TRAININGS} are ranked", field=field)
-    parts = []
+    queries, parts = [], []
     for values in itertools.product(*choices.values()):
         chosen: dict[str, Any] = dict(zip(choices, values, strict=True))
         one = replace(query, training=replace(query.training, **chosen)) if query.training is not None and chosen else query
+        queries.append(one)
         parts.append(_best(one, chosen, keep, calibrations))
+    if not any(part.feasible for part in parts):
+        parts = [_offloaded(one, part, keep=keep, calibrations=calibrations) for one, part in zip(queries, parts, strict=True)]
     fewest = min((part.problems[0].cluster.num_gpus for part in parts if part.feasible), default=None)
     return Best.joined([part for part in parts if fewest in (None, part.problems[0].cluster.num_gpus)])
 
 
 def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None) -> Best:
-    """The best of one training, offloaded where nothing else fits; `chosen`: values of `training` that its answers name."""
+    """The best of one training; `chosen`: values of `training` that its answers name."""
     problem = resolve_training(query)
     problem = replace(problem, assumed={**problem.assumed, **{f"training.{name}": value for name, value in chosen.items()}})
     predictor = None if calibrations is None else calibrations(problem)
@@ -97,14 +102,14 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
         _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
     else:
         best = best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
-    return _offloaded(query, best, keep=keep, calibrations=calibrations) if best.computed and not best.feasible else best
+    return best
 
 
 def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
     """The best with optimizer states or activations on the host, the faster of the two, where the query leaves that open and
     then something is acceptable; else `best` as it was.
     """
-    if query.training is None or query.training.offload is not None:
+    if query.training is None or query.training.offload is not None or not best.computed:
         return best
     found: list[Best] = []
     for offload in ("optimizer", "activations"):

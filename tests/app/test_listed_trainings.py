@@ -64,6 +64,18 @@ def test_an_answer_asks_for_the_same_again_and_exports_what_it_chose() -> None:
     assert "--fp8-format" in export(result=to_dict(answer), format="megatron-lm")
 
 
+def test_nothing_is_offloaded_where_one_of_the_trainings_fits_without() -> None:
+    query = asked(optimizer_precision=["fp32", "fp8"])
+    query |= {"model": "llama-2-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    query["parallel"] = {"tensor_parallel_size": 8, "micro_batch_size": 1, "zero_stage": 1}
+    query["training"] |= {"gradient_precision": "bf16", "master_precision": "remainder"}
+    for precisions, offloads in ((["fp32", "fp8"], {None}), (["fp32"], {"optimizer"})):
+        query["training"]["optimizer_precision"] = precisions
+        rows = recommend(query=parse_query(query), top=20).recommendations
+        assumed: list[Any] = [row.estimate.provenance["assumed"] for row in rows]
+        assert {each.get("training.offload") for each in assumed} == offloads
+
+
 def test_one_training_is_asked_for_elsewhere_and_no_more_than_can_be_ranked() -> None:
     query = parse_query(asked(precision=["bf16", "fp8"]))
     for ask in (lambda: estimate_answer(query), lambda: recommend_answer(query, top=1, sensitivity=True)):
