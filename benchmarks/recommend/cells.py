@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -18,8 +19,8 @@ from benchmarks.accuracy.pairs import Floats, regular_scatter
 from benchmarks.accuracy.recipe_runs import release_cases
 from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
-from benchmarks.search.replaying import legal_rows, table_of
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
+from benchmarks.search.replaying import case_of, legal_rows, table_of
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, out_of_memory_probability, ratio_log_sd
 from hp_tool.training.evaluate import resolve_configuration
 
 WITHIN = 1.1
@@ -33,15 +34,18 @@ class MeasuredCell:
     source: str
     predicted_s: tuple[float, ...]
     measured_s: tuple[float, ...]
+    expected_s: tuple[float, ...]
+    """Predicted, over the chance that the row runs at all; infinity where it does not fit."""
     log_sd: float
     """Of the ratio of two steps."""
 
     @property
     def group(self) -> list[int]:
-        """The rows that cannot be told apart from the predicted fastest."""
-        best_s = min(self.predicted_s)
-        bound = math.exp(NORMAL_QUANTILE * self.log_sd)
-        return [row for row, step_s in enumerate(self.predicted_s) if step_s <= bound * best_s]
+        """The rows that cannot be told apart from the first, as a ranking has them: by expected time, up to the first apart."""
+        ordered = sorted(range(len(self.expected_s)), key=lambda row: self.expected_s[row])
+        first_s, bound = self.predicted_s[ordered[0]], NORMAL_QUANTILE * self.log_sd
+        alike = (math.isfinite(self.expected_s[r]) and abs(math.log(self.predicted_s[r] / first_s)) <= bound for r in ordered)
+        return [row for row, _ in itertools.takewhile(lambda each: each[1], zip(ordered, alike, strict=True))]
 
 
 def cell_rows(folder: Path) -> list[MeasuredCell]:
@@ -52,8 +56,8 @@ def cell_rows(folder: Path) -> list[MeasuredCell]:
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
-    """By source: how many cells, how often group 1 holds the fastest row, and its slowest takes at most WITHIN times as long,
-    its median, and the median number of rows in group 1 and in the cell.
+    """By source: how many cells, how often group 1 holds the fastest row, its first (which no group can leave out) and its
+    slowest take at most WITHIN times as long, the slowest's median, and the median number of rows in group 1 and in the cell.
     """
     found: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):
@@ -63,6 +67,9 @@ def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
         found[source] = {
             "cells": len(mine),
             "fastest in group 1": _share([best == min(group) for best, group in zip(fastest, groups, strict=True)]),
+            f"first within {WITHIN}": _share(
+                [cell.measured_s[cell.group[0]] <= WITHIN * b for b, cell in zip(fastest, mine, strict=True)]
+            ),
             f"slowest within {WITHIN}": _share([max(g) <= WITHIN * best for best, g in zip(fastest, groups, strict=True)]),
             "median slowest": median(max(g) / best for best, g in zip(fastest, groups, strict=True)),
             "median group": median(map(len, groups)),
@@ -80,18 +87,25 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
     if not path.is_file():
         return []
     profiles = profiles_without(grid=path, gpu=gpu, framework="nanotron")
-    steps: dict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
+    steps: dict[str, list[tuple[Floats, Floats, Floats]]] = defaultdict(list)
     for cell in read_grid(path, shapes={}, gpu=gpu, sequence_length=4096, framework="nanotron")[0]:
-        parts_s = table_of(cell, profiles.of(cell.model.name)).parts_s
-        rows = np.intersect1d(legal_rows(cell), np.flatnonzero(np.isfinite(cell.step_s)))
-        if len(rows) > 1:
-            steps[cell.model.name].append((sum(parts_s.values(), np.zeros(len(cell.step_s)))[rows], cell.step_s[rows]))
+        profile = profiles.of(cell.model.name)
+        table, rows = table_of(cell, profile), np.intersect1d(legal_rows(cell), np.flatnonzero(np.isfinite(cell.step_s)))
+        if len(rows) < 2:
+            continue
+        predicted_s = sum(table.parts_s.values(), np.zeros(len(cell.step_s)))
+        total_bytes = table.memory_bytes / table.device_bytes * cell.cluster.gpu.memory_bytes
+        fails = out_of_memory_probability(case=case_of(cell, profile), candidates=cell.candidates, total_bytes=total_bytes)
+        expected_s = np.where(table.memory_bytes <= table.usable_bytes, predicted_s / np.maximum(1.0 - fails, 1e-9), np.inf)
+        steps[cell.model.name].append((predicted_s[rows], cell.step_s[rows], expected_s[rows]))
     found = []
     for model, cells in steps.items():
-        others = [np.log(measured / predicted) for name, each in steps.items() if name != model for predicted, measured in each]
+        others = [
+            np.log(measured / predicted) for name, each in steps.items() if name != model for predicted, measured, _ in each
+        ]
         halves = [(logs[: len(logs) // 2], logs[len(logs) // 2 :]) for logs in others]
         log_sd = regular_scatter(np.concatenate([one - other[: len(one)] for one, other in halves]))
-        found += [_cell("nanotron", predicted, measured, log_sd) for predicted, measured in cells]
+        found += [_cell("nanotron", *columns, log_sd=log_sd) for columns in cells]
     return found
 
 
@@ -107,19 +121,30 @@ def _published(folder: Path) -> list[MeasuredCell]:
     for layouts in cells.values():
         known = [resolve_configuration(cases[0].query) for cases in layouts.values()]
         estimates = [one.estimate(with_fixes=False) for one in known]
-        rows = [row for row, each in enumerate(estimates) if each.time is not None]
+        rows = [row for row, each in enumerate(estimates) if each.time is not None and each.memory is not None]
         if len(rows) < 2:
             continue
         members = list(layouts.values())
         measured = [median(case.step_s for case in members[row]) for row in rows]
         predicted = [each.time.step_s for each in estimates if each.time is not None]
-        found.append(_cell(members[0][0].source, predicted, measured, float(ratio_log_sd(known[0].problem.profile))))
+        found.append(
+            _cell(members[0][0].source, predicted, measured, predicted, log_sd=float(ratio_log_sd(known[0].problem.profile)))
+        )
     return found
 
 
 def _cell(
-    source: str, predicted: Sequence[float] | np.ndarray, measured: Sequence[float] | np.ndarray, log_sd: float
+    source: str,
+    predicted: Sequence[float] | Floats,
+    measured: Sequence[float] | Floats,
+    expected: Sequence[float] | Floats,
+    *,
+    log_sd: float,
 ) -> MeasuredCell:
     return MeasuredCell(
-        source=source, predicted_s=tuple(map(float, predicted)), measured_s=tuple(map(float, measured)), log_sd=log_sd
+        source=source,
+        predicted_s=tuple(map(float, predicted)),
+        measured_s=tuple(map(float, measured)),
+        expected_s=tuple(map(float, expected)),
+        log_sd=log_sd,
     )

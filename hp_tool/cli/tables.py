@@ -17,6 +17,7 @@ from hp_tool.render.columns import (
     duration_column,
     duration_unit,
     gibs,
+    listed_columns,
     parts_columns,
     scaled,
     training_figures,
@@ -192,6 +193,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         columns = [
             rank_column(ranked),
             *configuration_columns([row.parallel for row in ranked]),
+            *listed_columns(ranked),
             *figures,
             *choice_columns(ranked),
         ]

@@ -40,6 +40,24 @@ Axis: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
 """A value (fixed), a list (allowed values) or absent (free)."""
 
 
+class _OneOrSeveral:
+    """pydantic's marker of a value that may also arrive as a list of values."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        one = handler(source)
+        several = {"type": "tuple", "items_schema": [one], "variadic_item_index": 0, "min_length": 1}
+        kinds = {"One": one, "Several": several}  # capitals, as of other branches, which errors leave out of a path
+        return {"type": "tagged-union", "choices": kinds, "discriminator": lambda value: _kind(value)}
+
+
+def _kind(value: Any) -> str:
+    return "Several" if isinstance(value, list | tuple) else "One"
+
+
+Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
+"""A value, or in the query of a ranking a list of values to choose from, which are told apart before anything is computed."""
+
+
 class Strict:
     """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
 

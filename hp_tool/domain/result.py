@@ -187,6 +187,14 @@ class Recommendation:
     measurement: Measurement | None = None
     calibrated_estimate: Estimate | None = None
 
+    @property
+    def expected_token_s(self) -> float | None:
+        """Expected seconds for each token, which compares steps of different batches."""
+        known = self.calibrated_estimate or self.estimate
+        if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
+            return self.expected_step_s
+        return self.expected_step_s / (known.tokens_per_second * known.time.step_s)
+
     def __repr__(self) -> str:
         return f"<Recommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
 

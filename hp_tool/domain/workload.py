@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, MaxLen
 
-from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Strict
+from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Strict
 from hp_tool.domain.hardware import Precision
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -20,6 +20,11 @@ CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
 MOST_TRACED = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
+CHOICES = (
+    "global_batch_size", "precision", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
+    "exp_avg_sq_precision", "master_precision", "expert_precision", "dispatch_precision", "expert_capacity_factor",
+)  # fmt: skip
+"""What changes the numbers that are trained: no ranking varies it unless the query lists values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +82,24 @@ class TrainingWorkload(Strict):
     """Encoder-decoder models: tokens per decoder row; None: sequence_length, which is the encoder's."""
     sequence_lengths: str | None = None
     """Name of a distribution of sequence lengths (command line and Python: or a file); None: all are equal."""
-    global_batch_size: Count
+    global_batch_size: Choice[Count]
     """Sequences per optimizer step (B)."""
-    precision: Precision = "bf16"
+    precision: Choice[Precision] = "bf16"
     """Precision of matmul inputs; MFU divides by the dense peak of this precision."""
-    fp8_recipe: Literal["delayed", "tensorwise", "blockwise"] | None = None
+    fp8_recipe: Choice[Literal["delayed", "tensorwise", "blockwise"] | None] = None
     """How precision fp8 is scaled (Megatron's fp8-recipe): by earlier steps' magnitudes, by each tensor's own, or by blocks of
     128; None: delayed. mxfp8 and nvfp4 are precisions of their own."""
-    parameter_precision: StatePrecision | None = None
+    parameter_precision: Choice[StatePrecision | None] = None
     """Precision of stored parameters; None: 16 bit (32 bit where precision is fp32). fp8: the layers' weight matrices are kept
     quantised by rows and by columns (once if matmuls take either), and gathered in 8 bits (Megatron's fp8-param-gather); the
     rest in 16 bits."""
-    gradient_precision: StatePrecision | None = None
+    gradient_precision: Choice[StatePrecision | None] = None
     """Precision of accumulated gradients; None: fp32."""
-    optimizer_precision: StatePrecision | None = None
+    optimizer_precision: Choice[StatePrecision | None] = None
     """Precision of the optimizer's states; None: fp32."""
-    exp_avg_sq_precision: StatePrecision | None = None
+    exp_avg_sq_precision: Choice[StatePrecision | None] = None
     """Precision of Adam's second state; None: optimizer_precision."""
-    master_precision: Literal["fp32", "fp16", "remainder", "none"] | None = None
+    master_precision: Choice[Literal["fp32", "fp16", "remainder", "none"] | None] = None
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
@@ -133,14 +138,14 @@ class TrainingWorkload(Strict):
     pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
-    expert_precision: Precision | None = None
+    expert_precision: Choice[Precision | None] = None
     """MoE: precision of the routed experts' matmul inputs; None: precision."""
-    dispatch_precision: Literal["bf16", "fp8"] | None = None
+    dispatch_precision: Choice[Literal["bf16", "fp8"] | None] = None
     """MoE: in what tokens, and backward their outputs' gradients, travel to their experts; what the experts return stays in 16
     bits. None: 16 bits."""
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] = 1.0
     """MoE: load of the busiest expert-parallel rank divided by the mean; near 1 with a balancing loss."""
-    expert_capacity_factor: Annotated[float, Interval(ge=1e-3, le=1e6)] | None = None
+    expert_capacity_factor: Choice[Annotated[float, Interval(ge=1e-3, le=1e6)] | None] = None
     """MoE: tokens above this multiple of the mean load are dropped; None: dropless."""
     overlap: OverlapSpec | None = None
     """Which communication overlaps compute; None: as in the framework's measured runs."""
@@ -160,6 +165,12 @@ class TrainingWorkload(Strict):
     """Tokens of the whole training; adds days, GPU-hours and cost to the answer."""
     reliability: ReliabilitySpec | None = None
     """Failures and checkpoints: adds goodput and effective_days, counted by max_days and max_cost. {}: published rates."""
+
+    @property
+    def choices(self) -> dict[str, tuple[object, ...]]:
+        """The keys that have a list of values, between which a ranking is to choose."""
+        several = {name: getattr(self, name) for name in CHOICES}
+        return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     @cached_property
     def loss(self) -> CrossEntropy:

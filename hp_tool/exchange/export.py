@@ -172,12 +172,16 @@ def runs(tool: str, query: Query) -> dict[str, Any]:
 
 
 def _as_chosen(query: Query, provenance: Any) -> Query:
-    """The query with the offload that the search chose because nothing fits without."""
+    """The query with the values that the search chose: of lists, and the offload that nothing fits without."""
     assumed = provenance.get("assumed") if isinstance(provenance, Mapping) else None
-    offload = assumed.get("training.offload") if isinstance(assumed, Mapping) else None
-    if query.training is None or query.training.offload is not None or offload not in ("optimizer", "activations"):
+    if query.training is None or not isinstance(assumed, Mapping):
         return query
-    return replace(query, training=replace(query.training, offload=offload))
+    chosen = {name: (assumed.get(f"training.{name}"), listed) for name, listed in query.training.choices.items()}
+    values: dict[str, Any] = {name: value if value in listed else listed[0] for name, (value, listed) in chosen.items()}
+    offload = assumed.get("training.offload")
+    if query.training.offload is None and offload in ("optimizer", "activations"):
+        values["offload"] = offload
+    return replace(query, training=replace(query.training, **values)) if values else query
 
 
 def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hp_tool.domain.fields import building, out_of_bounds
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
-from hp_tool.domain.workload import DisaggregationSpec
+from hp_tool.domain.workload import CHOICES, DisaggregationSpec
 from hp_tool.errors import InputError
 from hp_tool.queries.short_names import meant
 
@@ -186,6 +186,9 @@ def _check(query: Query) -> None:
             if getattr(query.inference, name) == 0:
                 field = f"inference.{name}"
                 raise InputError(f"{field} is missing; add it", field=field, code="missing_field")
+    for name in CHOICES if query.training is not None else ():
+        if isinstance(values := getattr(query.training, name), tuple):
+            bounds.check_values(len(values), field=f"training.{name}")
     check_axes(query.parallel, field="parallel")
     if query.inference is not None and query.inference.disaggregated is not None:
         check_axes(query.inference.disaggregated, field="inference.disaggregated")
@@ -282,7 +285,8 @@ def branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, 
     """The branches of a union, references followed; of anything else itself."""
     if "$ref" in node:
         return branches(adapter, _json_schema(adapter)["$defs"][node["$ref"].rsplit("/", 1)[-1]])
-    return [option for child in node["anyOf"] for option in branches(adapter, child)] if "anyOf" in node else [node]
+    union = node.get("anyOf") or node.get("oneOf")
+    return [option for child in union for option in branches(adapter, child)] if union else [node]
 
 
 @functools.cache

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.workload import CHOICES
 from hp_tool.units import GIB
 
 ABSENT = "-"
@@ -40,16 +42,31 @@ class Column:
 
 def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
     """What decides between rows: groups, expected steps against the first row's, chances of running out of memory."""
-    first = rows[0].expected_step_s if rows else None
+    first = rows[0].expected_token_s if rows else None
     if first is None:  # of results stored earlier
         return []
-    wins = [None if row.expected_step_s is None else row.expected_step_s / first - 1.0 for row in rows]
+    wins = [None if row.expected_token_s is None else row.expected_token_s / first - 1.0 for row in rows]
     risks = [row.out_of_memory_probability for row in rows]
     return [
         Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=9),
         Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=9),
         Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=9),
     ]
+
+
+def _exchange(config: ParallelConfig) -> str:
+    """`a2a`, or `a2a+p2p 8x4` with its levels; a dash where it is the default, a ring."""
+    kind, levels = config.context_parallel_communication, config.hierarchical_context_parallel_sizes
+    if kind in (None, "p2p") or config.context_parallel_size == 1:
+        return ABSENT
+    return f"{kind} {'x'.join(map(str, levels))}" if levels else str(kind)
+
+
+def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
+    """The values of `training` that the query lists, as each row has them, where the rows differ."""
+    assumed: list[Any] = [row.estimate.provenance.get("assumed") or {} for row in rows]
+    columns = [(name, tuple(str(each.get(f"training.{name}", ABSENT)) for each in assumed)) for name in CHOICES]
+    return [Column(head=name.replace("_", " "), cells=cells) for name, cells in columns if len(set(cells)) > 1]
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
@@ -59,6 +76,7 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
         ("PP", "pipeline stages", (c.pipeline_parallel_size for c in configs), 0),
         ("VPP", "chunks per stage", (c.virtual_pipeline_parallel_size for c in configs), 0),
         ("CP", "context parallel ranks", (c.context_parallel_size for c in configs), 0),
+        ("CP by", "how ranks exchange a sequence", map(_exchange, configs), 4),
         ("EP", "expert parallel ranks", (c.expert_parallel_size for c in configs), 0),
         ("ETP", "tensor parallel ranks per expert", (c.expert_tensor_parallel_size for c in configs), 0),
         ("DP", "data parallel replicas", (c.data_parallel_size for c in configs), 5),
@@ -70,7 +88,8 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
         ("ZeRO", "stage of sharding", (c.zero_stage for c in configs), 3),
         ("shards", "ranks that ZeRO shards over", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
     )
-    idle = {"VPP": {"1"}, "CP": {"1"}, "EP": {"1"}, "ETP": {"1"}, "schedule": {ABSENT}, "dispatcher": {ABSENT}}
+    ones, absent = ("VPP", "CP", "EP", "ETP"), ("CP by", "schedule", "dispatcher")
+    idle = {head: {"1"} for head in ones} | {head: {ABSENT} for head in absent}
     shown = [
         Column(head=head, meaning=meaning, cells=tuple(map(str, values)), drop=drop)
         for head, meaning, values, drop in columns

@@ -9,6 +9,7 @@ from hp_tool.render.columns import (
     Column,
     choice_columns,
     configuration_columns,
+    listed_columns,
     serving_columns,
     serving_figures,
     training_figures,
@@ -64,7 +65,8 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
         return _columns([ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])])
     training = [row for row in rows if isinstance(row, Recommendation)]
     figures = training_figures([row.calibrated_estimate or row.estimate for row in training])
-    return _columns([ranks, *configuration_columns([row.parallel for row in training]), *figures, *choice_columns(training)])
+    layouts = configuration_columns([row.parallel for row in training])
+    return _columns([ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)])
 
 
 def _layout(row: Recommendation | ServingRecommendation) -> str:

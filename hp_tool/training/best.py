@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.query import RankBy
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.exact import BestSearch, Open
@@ -22,7 +24,9 @@ class Best:
     """What may be among a query's best, best first; arrays of shape (n,)."""
 
     problems: tuple[TrainingProblem, ...]
-    """The query's, and the same with strategies that it leaves open."""
+    """The query's, and the same with strategies that it leaves open; of each value of `training` that it lists."""
+    predictors: tuple[CalibratedPredictor | None, ...]
+    """What corrects each problem's costs."""
     rows: CostedRows
     variant: IntArray
     """Which of `problems` each row belongs to."""
@@ -40,6 +44,34 @@ class Best:
         chosen = {name: getattr(self, name)[indices] for name in ("variant", "layout", "value_s")}
         return replace(self, rows=self.rows.take(indices), **chosen)
 
+    def ordered(self) -> Best:
+        """The acceptable rows, best first."""
+        order = np.lexsort((self.rows.memory_total_bytes, self.value_s))
+        return self.take(order[np.isfinite(self.value_s[order])])
+
+    @staticmethod
+    def joined(parts: Sequence[Best]) -> Best:
+        """The rows of several trainings, of at least one, in seconds for as many tokens as a step of the first has."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [step_tokens(part.problems[0].workload) for part in parts]
+        scales = np.repeat(tokens[0] / np.array(tokens), [len(part.layout) for part in parts])
+        rows = CostedRows.concatenate([part.rows for part in parts])
+        variants = np.cumsum([0, *(len(part.problems) for part in parts)])
+        layouts = np.cumsum([0, *(part.layout.max(initial=-1) + 1 for part in parts)])
+        return Best(
+            problems=tuple(problem for part in parts for problem in part.problems),
+            predictors=tuple(predictor for part in parts for predictor in part.predictors),
+            rows=replace(rows, step_s=rows.step_s * scales, expected_s=rows.expected_s * scales),
+            variant=np.concatenate([part.variant + first for part, first in zip(parts, variants, strict=False)]),
+            layout=np.concatenate([part.layout + first for part, first in zip(parts, layouts, strict=False)]),
+            value_s=np.concatenate([part.value_s for part in parts]) * scales,
+            computed=sum(part.computed for part in parts),
+            pruned=sum(part.pruned for part in parts),
+            feasible=sum(part.feasible for part in parts),
+            rejections=dict(sum((Counter(part.rejections) for part in parts), Counter())),
+        ).ordered()
+
 
 def best_of(
     problem: TrainingProblem, *, keep: int, rank_by: RankBy = "expected", predictor: CalibratedPredictor | None = None
@@ -54,20 +86,18 @@ def best_of(
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_reranked(search, predictor) for search in searches]
-    value_s = np.concatenate([search.value(each) for search, each in zip(searches, rows, strict=True)])
-    best = Best(
+    return Best(
         problems=tuple(problems),
+        predictors=(predictor,) * len(problems),
         rows=CostedRows.concatenate(rows),
         variant=np.repeat(np.arange(len(rows)), [len(each.candidates) for each in rows]),
         layout=np.concatenate([search.layout for search in searches]),
-        value_s=value_s,
+        value_s=np.concatenate([search.value(each) for search, each in zip(searches, rows, strict=True)]),
         computed=sum(search.computed for search in searches),
         pruned=sum(search.pruned for search in searches),
         feasible=sum(search.feasible for search in searches),
         rejections=dict(sum((search.rejections for search in searches), Counter())),
-    )
-    order = np.lexsort((best.rows.memory_total_bytes, value_s))
-    return best.take(order[np.isfinite(value_s[order])])
+    ).ordered()
 
 
 def _reranked(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:

@@ -9,10 +9,9 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unchecked_table
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.training.best import Best
-from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import recommendations
@@ -81,7 +80,10 @@ def _alike(best: Best, first: int) -> BoolArray:
         unchecked = unchecked if unchecked.shape[1] else np.zeros((len(best.layout), table.shape[1]), dtype=np.bool_)
         unchecked[rows] = table
     differing = (unchecked ^ unchecked[first]).sum(axis=1)
-    bound = NORMAL_QUANTILE * ratio_log_sd(best.problems[0].profile, differing=differing)
+    first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].workload
+    same = np.array([problem.workload == mine for problem in best.problems])[best.variant]
+    apart = math.sqrt(2.0) * step_log_sd(case=first_of_all)  # of two trainings nothing is taken to cancel
+    bound = NORMAL_QUANTILE * np.where(same, ratio_log_sd(first_of_all.profile, differing=differing), apart)
     alike: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
     return alike
 
@@ -128,19 +130,19 @@ def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
     return left / c.data_parallel_size
 
 
-def recommendations_of(best: Best, *, predictor: CalibratedPredictor | None = None) -> tuple[Recommendation, ...]:
+def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     """The rows in full, ranked in their order."""
     found: dict[int, Recommendation] = {}
-    for number, problem in enumerate(best.problems):
+    for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
         rows = recommendations(best.rows.candidates.take(places), problem=problem, predictor=predictor)
         found |= dict(zip(places.tolist(), rows, strict=True))
     return tuple(_with_risk(replace(found[place], rank=place + 1), best.problems[0]) for place in sorted(found))
 
 
-def chosen_recommendations(choice: Choice, *, predictor: CalibratedPredictor | None = None) -> tuple[Recommendation, ...]:
+def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
     """The choice in full."""
-    rows = recommendations_of(choice.best, predictor=predictor)
+    rows = recommendations_of(choice.best)
     problem = choice.best.problems[0]
     if problem.strategy.dynamic_context_parallel:
         return _by_schedule(rows, bound=math.exp(NORMAL_QUANTILE * float(ratio_log_sd(problem.profile))))

@@ -42,7 +42,7 @@ from hp_tool.domain.pipeline_layout import (
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import GraphModule, TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import CHOICES, GraphModule, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training, first_case
@@ -167,6 +167,10 @@ def resolve_training(query: Query) -> TrainingProblem:
             "this is asked about trainings alone; queries of kind inference are answered by `hp-tool recommend` and `tune`",
             field="kind",
         )
+    for name in CHOICES:
+        if isinstance(values := getattr(query.training, name), tuple):
+            message = f"training.{name} has {len(values)} values, between which only `recommend` chooses; give one"
+            raise InputError(message, field=f"training.{name}")
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=_without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)

@@ -1,9 +1,11 @@
 """The best training configurations of a query's space: those ranked first, what comes nearest, and Pareto fronts."""
 
+import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +31,8 @@ from hp_tool.training.rank import (
 Objective = Literal["memory", "gpus"]
 """What a Pareto front sets against step time."""
 MAX_TOP = 1_000
+MOST_TRAININGS = 16
+"""Combinations of the values that `training` lists: each is a ranking of its own."""
 
 
 def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
@@ -45,19 +49,13 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
-    problem = resolve_training(query)
-    predictor = None if calibrations is None else calibrations(problem)
-    if query.objective == "min_gpus":
-        problem, best = fewest_devices(problem=problem, keep=top, rank_by=query.rank_by, predictor=predictor)
-    else:
-        best = best_of(problem, keep=top, rank_by=query.rank_by, predictor=predictor)
-    if best.computed and not best.feasible:
-        best = _offloaded(query, best, keep=top, calibrations=calibrations)
+    best = _best_of_lists(query, keep=top, calibrations=calibrations)
+    problem, predictor = best.problems[0], best.predictors[0]
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
         misses = nearest_misses(problem, predictor)
     chosen = choose(best, count=top)
-    ranked = chosen_recommendations(chosen, predictor=predictor)
+    ranked = chosen_recommendations(chosen)
     if predictor is None and calibrations is not None:
         ranked, misses = (
             tuple(replace(row, estimate=with_unused(row.estimate, problem=problem, calibrations=calibrations)) for row in rows)
@@ -74,11 +72,44 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
     )
 
 
+def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
+    """The best with any of the values that `training` lists, which the answers name in `provenance.assumed`; offloaded where
+    nothing else fits.
+    """
+    choices = query.training.choices if query.training is not None else {}
+    count = math.prod(map(len, choices.values()))
+    if count > MOST_TRAININGS:
+        field = f"training.{next(iter(choices))}"
+        raise InputError(f"the lists under training span {count} trainings; at most {MOST_TRAININGS} are ranked", field=field)
+    queries, parts = [], []
+    for values in itertools.product(*choices.values()):
+        chosen: dict[str, Any] = dict(zip(choices, values, strict=True))
+        one = replace(query, training=replace(query.training, **chosen)) if query.training is not None and chosen else query
+        queries.append(one)
+        parts.append(_best(one, chosen, keep, calibrations))
+    if not any(part.feasible for part in parts):
+        parts = [_offloaded(one, part, keep=keep, calibrations=calibrations) for one, part in zip(queries, parts, strict=True)]
+    fewest = min((part.problems[0].cluster.num_gpus for part in parts if part.feasible), default=None)
+    return Best.joined([part for part in parts if fewest in (None, part.problems[0].cluster.num_gpus)])
+
+
+def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None) -> Best:
+    """The best of one training; `chosen`: values of `training` that its answers name."""
+    problem = resolve_training(query)
+    problem = replace(problem, assumed={**problem.assumed, **{f"training.{name}": value for name, value in chosen.items()}})
+    predictor = None if calibrations is None else calibrations(problem)
+    if query.objective == "min_gpus":
+        _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+    else:
+        best = best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+    return best
+
+
 def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
     """The best with optimizer states or activations on the host, the faster of the two, where the query leaves that open and
     then something is acceptable; else `best` as it was.
     """
-    if query.training is None or query.training.offload is not None:
+    if query.training is None or query.training.offload is not None or not best.computed:
         return best
     found: list[Best] = []
     for offload in ("optimizer", "activations"):
@@ -87,7 +118,8 @@ def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibration
         except InputError:  # the framework, or the device, has no such thing
             continue
         problem = replace(
-            problem.with_num_gpus(best.problems[0].cluster.num_gpus), assumed={**problem.assumed, "training.offload": offload}
+            problem.with_num_gpus(best.problems[0].cluster.num_gpus),
+            assumed={**best.problems[0].assumed, **problem.assumed, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
         found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
@@ -111,7 +143,7 @@ def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations
         best = best_of(smaller, keep=1, rank_by="mean", predictor=predictor)
         if best.feasible and best.value_s[0] < best_s:
             best_s = float(best.value_s[0])
-            rows += recommendations_of(best.take(np.arange(1)), predictor=predictor)
+            rows += recommendations_of(best.take(np.arange(1)))
     return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
 
 

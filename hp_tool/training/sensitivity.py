@@ -76,7 +76,7 @@ def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> S
     best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
     if not len(best.layout):
         return None
-    row = recommendations_of(best.take(np.arange(1)), predictor=predictor)[0]
+    row = recommendations_of(best.take(np.arange(1)))[0]
     estimate = row.calibrated_estimate or row.estimate
     assert estimate.time is not None and estimate.tokens_per_second_per_gpu is not None  # legal rows
     return ScalingPoint(

@@ -278,7 +278,7 @@ def _field(spec: Spec) -> Field:
         minimum=number.get("minimum"),
         maximum=number.get("maximum"),
         step="1" if number.get("type") == "integer" else "any",
-        several=any(each.get("type") == "array" for each in kinds),
+        several="oneOf" not in declared and any(each.get("type") == "array" for each in kinds),  # a search runs one training
         text=all(each.get("type") in ("string", "null", "object") for each in kinds),
         help=str(declared.get("description", "")),
         hint=HINTS.get(path, ""),

@@ -6,10 +6,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, Candidates
+from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
 from hp_tool.training.best import best_of
@@ -91,9 +92,7 @@ def test_it_finds_what_brute_force_finds_and_counts_the_rest(problem: TrainingPr
     assert search.computed + search.pruned == search.combinations == len(every.candidates)
 
 
-@settings(max_examples=10, deadline=None)
-@given(small_problems(lengths=(4096,), framework="megatron-core"))
-def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
+def holds_with_every_exchange(problem: TrainingProblem) -> None:
     best = best_of(problem, keep=1, rank_by="mean")
     every = [brute_force(each) for each in best.problems]
     value = np.concatenate([np.where(rows.acceptable, rows.step_s, np.inf) for rows in every])
@@ -101,3 +100,52 @@ def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingP
     if np.isfinite(value.min()):
         near = 1.01 * value.min()
         assert np.allclose(np.sort(best.value_s[best.value_s <= near]), np.sort(value[value <= near]), rtol=1e-12)
+
+
+WITH_EXCHANGES = small_problems(lengths=(4096,), framework="megatron-core")
+
+
+@settings(max_examples=5, deadline=None)
+@given(WITH_EXCHANGES)
+def test_kinds_of_context_parallelism_are_searched_as_exactly(problem: TrainingProblem) -> None:
+    holds_with_every_exchange(problem)
+
+
+@pytest.mark.long
+@settings(max_examples=30, deadline=None)
+@given(WITH_EXCHANGES)
+def test_thirty_spaces_of_all_axes_are_searched_as_exactly(problem: TrainingProblem) -> None:
+    holds_with_every_exchange(problem)
+
+
+def known(case: str, **parallel: Any) -> TrainingProblem:
+    model, num_gpus, training = {
+        "405b": ("llama-3.1-405b", 2048, {"sequence_length": 8192, "global_batch_size": 2048}),
+        "deepseek": ("deepseek-v3", 1024, {"sequence_length": 4096, "global_batch_size": 8192, "precision": "fp8"}),
+    }[case]
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}
+    query = {"kind": "training", "model": model, "cluster": cluster, "training": training, "parallel": parallel}
+    return resolve_training(parse_query(query))
+
+
+def first(problem: TrainingProblem, *, rank_by: Any = "expected") -> tuple[float, Candidates]:
+    best = best_of(problem, keep=1, rank_by=rank_by)
+    return float(best.value_s[0]), best.rows.candidates.take(np.arange(1))
+
+
+SHORT = ["none", "selective", "full"]
+
+
+def test_405b_keeps_most_layers_and_recomputes_a_few_of_each_chunk() -> None:
+    layout = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": 1}
+    step_s, c = first(known("405b", **layout))
+    assert c.recompute_method[0] == FULL_BLOCK and step_s < 0.95 * first(known("405b", **layout, recompute=SHORT))[0]
+    assert first(known("405b"))[0] < step_s
+
+
+def test_deepseek_recomputes_sets_of_modules() -> None:
+    step_s, c = first(known("deepseek"), rank_by="mean")
+    sizes = {
+        name: getattr(c, name).tolist() for name in ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
+    }
+    assert c.recompute_modules[0] > CORE_ATTN and step_s < 0.95 * first(known("deepseek", **sizes, recompute=SHORT))[0]

@@ -155,6 +155,17 @@ def test_a_parameter_of_several_kinds_names_all_of_them(shared_http: TestClient,
     assert all(word in problem["detail"] for word in ("memory", "gpus", "throughput"))
 
 
+def test_lists_of_what_is_trained_are_ranked_and_declared(shared_http: TestClient, query: Query) -> None:
+    query["training"]["gradient_precision"] = ["fp32", "bf16"]
+    answer = shared_http.post("/v1/recommendations", params={"top": 1}, json=query).json()
+    assert answer["recommendations"][0]["estimate"]["provenance"]["assumed"]["training.gradient_precision"] in ("fp32", "bf16")
+    refused = shared_http.post("/v1/estimates", json=query)
+    assert (refused.status_code, refused.json()["field"]) == (422, "training.gradient_precision")
+    schemas = shared_http.get("/openapi.json").json()["components"]["schemas"]
+    declared = schemas["TrainingWorkload-Input"]["properties"]["gradient_precision"]
+    assert "array" in [branch.get("type") for branch in declared["oneOf"]]
+
+
 def test_a_body_where_none_is_read_is_refused(shared_http: TestClient) -> None:
     assert shared_http.post("/v1/calibrations", json={"gpu": "h100-sxm-80gb"}).status_code == 422
     assert shared_http.post("/v1/calibrations", json={}).status_code == 201

@@ -67,8 +67,8 @@ def test_every_number_of_a_query_has_bounds() -> None:
     asked = {name: body for name, body in bodies.items() if name.removesuffix("-Input") not in measured}
     assert {"Query-Input", "ParallelQuery-Input", "SizingQuery-Input", "ModelSpec-Input", "BudgetChange-Input"} <= asked.keys()
     assert not list(unbounded(asked))
-    batch = asked["TrainingWorkload-Input"]["properties"]["global_batch_size"]
-    assert (batch["minimum"], batch["maximum"]) == (1, 1 << 31)
+    batch, several = asked["TrainingWorkload-Input"]["properties"]["global_batch_size"]["oneOf"]
+    assert (batch["minimum"], batch["maximum"]) == (1, 1 << 31) and several["items"] == batch
     with pytest.raises(InputError, match="from 1 to 2,147,483,648, got 0"):
         schema.parse(TrainingWorkload, {"sequence_length": 1, "global_batch_size": 0})
 
