@@ -168,8 +168,8 @@ class AccessStore(Store, Protocol):
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
         """Runs whose jobs no live search owns: of these names those that ended, or whose search did; and on the cluster those
-        that an ended search left open, and of the last day those that were abandoned, or ended without an answer to their
-        submit: they may have cost more than was known."""
+        that an ended search left open, and of the last day those that were abandoned, or failed without a word of the
+        time they took: they may have cost more than was known."""
 
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         """What the job of a stray run took by its own account, where that is more than was booked. An open run of an ended

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
@@ -19,6 +20,9 @@ ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
 """How long a writer waits for its turn on SQLite; a transaction of ours takes about a millisecond."""
 _LOOK_S = 0.002
+ASLEEP_S = 30.0
+"""How long a transaction on PostgreSQL may stand still: its process was stopped, or its host sleeps, and others may wait for
+its rows."""
 WRITES = "hp_writes"
 """Execution option: this transaction will write."""
 LASTING = "hp_lasting"
@@ -61,7 +65,9 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     if parsed.get_backend_name() == "postgresql":
         if find_spec("psycopg") is None:
             raise MissingExtraError("PostgreSQL needs the postgresql extra: pip install 'hp-tool[postgresql]'")
-        return connect(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        engine = connect(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        _set_up_postgresql(engine)
+        return engine
     folder = Path(parsed.database or "").parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,6 +88,14 @@ def opened(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+def _set_up_postgresql(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def give_up_who_sleeps(connection: Any, _: object) -> None:
+        connection.autocommit = True  # a setting made in a transaction ends with it
+        connection.execute(f"SET idle_in_transaction_session_timeout = {round(1000 * ASLEEP_S)}")
+        connection.autocommit = False
 
 
 def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:

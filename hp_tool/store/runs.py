@@ -101,11 +101,11 @@ USED = (
 WITH_SEARCH = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
 UNOWNED = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
 ON_CLUSTER = SEARCH.c.cluster == sa.bindparam("cluster")
+GIVEN_UP = sa.and_(MEASURED.status.in_(("crashed", "preempted")), MEASURED.measurement["wall_s"].as_float().is_(None))
+"""The last attempt at a configuration, of which the engine said nothing: it may have run."""
 STRAY = (  # not one with an OR: each has its index
     WITH_SEARCH.where(RUN.c.job_name.in_(sa.bindparam("job_names", expanding=True)), UNOWNED),
-    WITH_SEARCH.where(RUN.c.state == RunState.ABANDONED, IS_RECENT, ON_CLUSTER),
-    # Of its submit nothing came back, last of all attempts: its job may have begun all the same.
-    WITH_SEARCH.where(RUN.c.state == RunState.FINISHED, RUN.c.handle.is_(None), IS_RECENT, ON_CLUSTER),
+    WITH_SEARCH.where(sa.or_(RUN.c.state == RunState.ABANDONED, GIVEN_UP), IS_RECENT, ON_CLUSTER),
     WITH_SEARCH.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), ON_CLUSTER),
 )
 

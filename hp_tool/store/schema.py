@@ -60,8 +60,9 @@ def alone(url: str) -> Iterator[None]:
     """Wait until no other process is here with this database, for tables that are not ours."""
     with opened(url) as engine:
         if engine.dialect.name == "postgresql":
-            with transaction(engine) as connection:
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(OTHERS_LOCK)))
+            # The session's lock, which ends with it: a transaction that stands still is given up.
+            with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
+                connection.execute(sa.select(sa.func.pg_advisory_lock(OTHERS_LOCK)))
                 yield
             return
         # The folder's lock: while a transaction of ours held the file, nobody could write.

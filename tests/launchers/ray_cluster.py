@@ -71,9 +71,11 @@ class RayCluster:
         self.nodes.append(node)
 
     def _answers(self) -> bool:
-        assert self.nodes[0].poll() is None, (self.folder / "node0.log").read_text()
+        """Whether jobs can be submitted: the dashboard answers before the node is up, which Ray gives up after 30 s."""
+        log = (self.folder / "node0.log").read_text()
+        assert self.nodes[0].poll() is None, log
         try:
             with urllib.request.urlopen(f"{self.address}/api/jobs/", timeout=5) as answer:
-                return bool(answer.status == 200)
+                return bool(answer.status == 200) and "Ray runtime started" in log
         except (urllib.error.URLError, OSError):
             return False

@@ -194,3 +194,15 @@ def test_the_sweep_closes_what_a_failed_search_left_open() -> None:
         assert w.runs()[0].state is RunState.SUBMITTED
         w.drain()
         assert audit.breaches(w) == []
+
+
+def test_what_the_last_attempt_took_is_booked_though_nothing_was_heard_of_it() -> None:
+    """The engine took the third job without an answer, and the runs folder no mark to end it."""
+    with world() as w:
+        w.submit(budget_runs=1, parallel_runs=1)
+        worker = w.hire()
+        w.armed |= {"engine": 2, "answer of the engine": 3, "folder": 1}
+        while "folder" not in w.happened:
+            worker.run(1)
+        w.drain()
+        assert audit.breaches(w) == []

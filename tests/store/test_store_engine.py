@@ -20,6 +20,7 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
 from hp_tool.store import database_url, engine, masked, open_store
+from hp_tool.store.tables import searches
 
 
 def test_the_url_given_wins_over_the_environment_and_that_over_the_user_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +203,26 @@ def test_writers_of_a_process_take_turns(tmp_path: Path, monkeypatch: pytest.Mon
         thread.join()
     assert order[0] == "first" and len(order) == 3
     database.dispose()
+
+
+@pytest.mark.postgres
+def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process, or one of a host that sleeps, would hold its rows until it wakes: no cancel would be answered."""
+    monkeypatch.setattr(engine, "ASLEEP_S", 0.3)
+    store, sleeper = open_store(migrated_postgres_url), engine.create_engine(migrated_postgres_url)
+    search, cancelled = store.create_search(query={}), threading.Event()
+
+    def cancel() -> None:
+        store.request_cancel(search_id=search.id)
+        cancelled.set()
+
+    with pytest.raises(sa.exc.DBAPIError, match="idle-in-transaction"), sleeper.begin() as connection:
+        connection.execute(sa.update(searches).where(searches.c.id == search.id).values(priority=1))
+        user = threading.Thread(target=cancel)
+        user.start()
+        assert cancelled.wait(20)
+    user.join()
+    sleeper.dispose()
+    store.close()

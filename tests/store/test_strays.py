@@ -40,12 +40,13 @@ def test_an_abandoned_run_is_looked_at_for_a_while_on_its_own_cluster(store: Sql
     assert store.engines_in_use() == {CLUSTER: QUERY}
 
 
-def test_a_run_whose_submit_never_answered_is_looked_at_too(store: SqlStore, new_measurement: NewMeasurementFactory) -> None:
+def test_a_last_attempt_of_which_nothing_was_heard_is_looked_at_too(
+    store: SqlStore, new_measurement: NewMeasurementFactory
+) -> None:
     lease = claimed(store)
     silent, heard = intended(store, lease), intended(store, lease, ParallelConfig(data_parallel_size=2))
-    store.mark_submitted(lease=lease, run_id=heard.id, handle="7")
-    for run in (silent, heard):
-        store.finish_run(lease=lease, run_id=run.id, measurement=new_measurement(), gpu_seconds=0.0)
+    for run, status in ((silent, "crashed"), (heard, "ok")):
+        store.finish_run(lease=lease, run_id=run.id, measurement=new_measurement(status=status), gpu_seconds=0.0)
     assert strays(store) == [silent.id]
 
 
