@@ -74,7 +74,7 @@ function figure(scaling) {
     layout: {
       margin: { l: 64, r: 72, t: 16, b: 44 },
       xaxis: { title: "GPUs", type: "log", tickvals: x },
-      yaxis: { title: "Step time, s", type: "log" },
+      yaxis: { title: "Step time", type: "log", tickvals: step, ticktext: step.map(seconds) },
       yaxis2: { title: money ? "Cost, $" : "GPU-seconds per step", overlaying: "y", side: "right", rangemode: "tozero", showgrid: false },
     },
   };
