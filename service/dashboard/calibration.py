@@ -234,8 +234,8 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
             markers("calibrated without the run", x=measured, y=after, text=names, hover=hover, marker=CALIBRATED),
         ],
         "layout": {
-            "xaxis": {"title": "Measured step, s", "type": "log"},
-            "yaxis": {"title": "Predicted step, s", "type": "log"},
+            "xaxis": {"title": "Measured step, s", "type": "log", "dtick": "D2"},
+            "yaxis": {"title": "Predicted step, s", "type": "log", "dtick": "D2"},
         },
     }
 

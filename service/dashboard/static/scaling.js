@@ -6,19 +6,23 @@ import { draw } from "./plot.js";
 const box = document.querySelector("[data-scaling]");
 const says = box?.querySelector("[role=status]");
 
+const NEAR_CHEAPEST = 1.05;
+const SIZES = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"];
+
 box?.addEventListener("toggle", async () => {
   if (!box.open || says.textContent) return;
   says.textContent = "Ranking the space on each number of GPUs …";
-  const response = await fetch("/v1/recommendations?top=1&sensitivity=true", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: document.querySelector("#query-text").textContent,
-  }).catch(() => null);
-  const answer = response ? await response.json().catch(() => null) : null;
-  if (!response?.ok || !answer) {
-    says.textContent = answer?.detail ?? "The server does not respond.";
+  let scaling;
+  try {
+    scaling = await points(JSON.parse(document.querySelector("#query-text").textContent));
+  } catch (error) {
+    says.textContent = error.message;
     return;
   }
-  const { scaling, fewest_gpus_near_cheapest: fewest, fastest_gpus_near_cheapest: fastest } = answer.sensitivity;
-  const alone = answer.recommendations[0]?.calibrated_estimate ? "" : " By the cost model alone: the cluster has no calibration.";
+  const cheapest = Math.min(...scaling.map((each) => each.gpu_seconds_per_step));
+  const near = scaling.filter((each) => each.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest).map((each) => each.num_gpus);
+  const [fewest, fastest] = [near[0], near.at(-1)];
+  const alone = scaling.some((each) => each.calibrated) ? "" : " By the cost model alone: the cluster has no calibration.";
   const gpus = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
   const advice = !scaling.length ? "Nothing fits on any number of GPUs up to the cluster's."
     : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5 % more.`
@@ -28,6 +32,32 @@ box?.addEventListener("toggle", async () => {
   place.hidden = !scaling.length;
   if (scaling.length) await draw(place, figure(scaling));
 });
+
+// The configuration to try on the cluster's number of GPUs, its half and so on, fewest first. A request each: all in one would
+// exceed what a request may cost where a large space is calibrated.
+async function points(query) {
+  const found = [];
+  let cluster = query.cluster;
+  for (let number = cluster.num_gpus; number === undefined || Number.isInteger(number); number /= 2) {
+    if (number !== undefined) cluster = typeof query.cluster === "string" ? { node_type: query.cluster, num_gpus: number } : { ...query.cluster, num_gpus: number };
+    const best = (await ask({ ...query, cluster })).recommendations?.[0];
+    if (!best && number === undefined) break;
+    number ??= SIZES.reduce((all, name) => all * best.parallel[name], 1);
+    const estimate = best?.calibrated_estimate ?? best?.estimate;
+    if (estimate) found.unshift({ num_gpus: number, step_s: estimate.time.step_s, cost: estimate.cost, gpu_seconds_per_step: number * estimate.time.step_s, calibrated: Boolean(best.calibrated_estimate) });
+  }
+  return found;
+}
+
+// A problem without `recommendations` where the query is not possible on so few GPUs.
+async function ask(query) {
+  const response = await fetch("/v1/recommendations?top=1", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(query),
+  }).catch(() => null);
+  const answer = await response?.json().catch(() => null);
+  if (answer && (response.ok || (response.status === 422 && answer.code !== "request_too_costly"))) return answer;
+  throw new Error(answer?.detail ?? "The server does not respond.");
+}
 
 function figure(scaling) {
   const [x, costs] = [scaling.map((point) => point.num_gpus), scaling.map((point) => point.cost ?? point.gpu_seconds_per_step)];
@@ -44,7 +74,7 @@ function figure(scaling) {
     layout: {
       margin: { l: 64, r: 72, t: 16, b: 44 },
       xaxis: { title: "GPUs", type: "log", tickvals: x },
-      yaxis: { title: "Step time, s", type: "log" },
+      yaxis: { title: "Step time", type: "log", tickvals: step, ticktext: step.map(seconds) },
       yaxis2: { title: money ? "Cost, $" : "GPU-seconds per step", overlaying: "y", side: "right", rangemode: "tozero", showgrid: false },
     },
   };
