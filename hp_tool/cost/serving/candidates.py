@@ -94,6 +94,8 @@ class ServingCase(Machine):
     """What the engine adds to isolated kernels in layers with experts."""
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
+    independent: bool = False
+    """Whether requests come at any moment, rather than each at the end of another, as in a closed loop."""
 
     @property
     def computed_length(self) -> float:
