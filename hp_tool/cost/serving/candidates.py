@@ -95,7 +95,8 @@ class ServingCase(Machine):
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     independent: bool = False
-    """Whether requests come at any moment, rather than each at the end of another, as in a closed loop."""
+    """Whether device and front end never wait for each other, as for requests that come at any moment; in a closed loop, where
+    each comes at the end of another, they do."""
 
     @property
     def computed_length(self) -> float:

@@ -46,10 +46,8 @@ class Quantiles:
 
 
 def steady(case: ServingCase) -> ServingCase:
-    """The case without a common start: independent arrivals make no wave, no groups that come together again and again, and let
-    device and front end work apart.
-    """
-    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0), independent=True)
+    """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
+    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
