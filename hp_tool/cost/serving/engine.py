@@ -48,12 +48,13 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 # J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
 # serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
 # rate, and near balance each waits for the other, which the root of squares rounds off. Requests at any moment do not come in
-# step (`independent`): there S is the larger, and a first token waits u + B v for its own pass of the front end. Of R a request waits for its
-# own prompt and those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the
-# share (u + v) / (u + v O) of its work falls before the first token, and of the rest b (H / S)^2: the closer the front end is
-# to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) / B longer (Little's law). Where
-# prompts wait w passes for others, and a come each pass, they wait w (1 + a w / 2) / (1 + a w) on average: the first one opens
-# the wait, the others come within it. Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
+# step (`independent`): there S is the larger, and a first token waits u + B v for its own pass of the front end. Of R a
+# request waits for its own prompt and those before it until its first token; the rest delays its later tokens. Of the time the
+# front end adds, the share (u + v) / (u + v O) of its work falls before the first token, and of the rest b (H / S)^2: the
+# closer the front end is to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) / B longer
+# (Little's law). Where prompts wait w passes for others, and a come each pass, they wait w (1 + a w / 2) / (1 + a w) on
+# average: the first one opens the wait, the others come within it. Under speculation D is a verifying pass, with its drafting,
+# by the tokens it yields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
