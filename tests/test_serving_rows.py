@@ -54,6 +54,14 @@ def test_rows_become_runs_of_one_replica_and_pools_that_are_listed_twice_count_o
     assert pools.replicas == (1, 1) and pools.decode.attention_data_parallel_size == pools.decode.expert_parallel_size == 8
 
 
+def test_runs_of_a_public_script_have_what_it_sets(tmp_path: Path) -> None:
+    untold = SERVED | {"engine": "trtllm", "engine_version": "", "tp": "4"}
+    others = [{"tp": "8"}, {"osl": "8192"}, {"engine_version": "1.0.0rc3"}]
+    write(tmp_path, "inference_measured_2.csv", [untold, *(untold | other for other in others)])
+    assert [run.batch_wait_iterations for run in later_runs(tmp_path)] == [20.0, 0.0, 0.0, 0.0]
+    assert [run.version for run in later_runs(tmp_path)] == ["1.1", "1.1", "1.1", "1.0.0rc3"]
+
+
 def test_queued_rows_have_their_throughput_and_number_formats(tmp_path: Path) -> None:
     write(tmp_path, "inference_trtllm_throughput.csv", [QUEUED])
     (run,) = queued_runs(tmp_path)

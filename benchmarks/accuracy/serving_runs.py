@@ -62,6 +62,8 @@ class ServingRun(Served):
     config: ServingConfig
     kv_cache_precision: str | None = None
     """None: the engine's choice."""
+    batch_wait_iterations: float = 0.0
+    """As EngineEfficiency's, where it was set for the run."""
     queued_throughput: float | None = None
     """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
@@ -127,7 +129,8 @@ class Batch:
             max_num_seqs=np.full(len(self.runs), engine.max_num_seqs),
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
-        case = dataclasses.replace(self.case, engine=engine)
+        waited = dataclasses.replace(engine, batch_wait_iterations=self.runs[0].batch_wait_iterations)
+        case = dataclasses.replace(self.case, engine=waited)
         if self.runs[0].queued_throughput is not None:
             return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
         return serving_costs(case=case, candidates=configured)
@@ -158,7 +161,7 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
         alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
-        grouped[(*alike, run.queued_throughput is None)].append(run)
+        grouped[(*alike, run.queued_throughput is None, run.batch_wait_iterations)].append(run)
     found = []
     for members in grouped.values():
         first = members[0]

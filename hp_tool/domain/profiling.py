@@ -188,6 +188,9 @@ def unserved(*, model: ModelSpec, inference: InferenceWorkload, runner: Runner) 
         yield "inference.concurrency", "a load without one concurrency" + (" or request rate" if running else "")
     if load is not None and load.arrival not in ("closed", "poisson" if by_rate else "closed"):
         yield "inference.load", f"arrival: {load.arrival}"
+    if running and inference.think_time_s:
+        # Of people who think the requests in flight are no fixed number, which is what `concurrency` keeps.
+        yield "inference.think_time_s", "think_time_s: people who think come at a rate; measure that, request_rate_per_second"
     followed = (*_SERVED, "request_rate_per_second", "prefix_cache_hit_rate") if running else _SERVED
     defaults = {each.name: (each.default,) for each in fields(inference) if each.name not in followed}
     yield from _unusual(inference, defaults, of="inference")

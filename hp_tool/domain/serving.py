@@ -52,6 +52,8 @@ class EngineEfficiency(Strict):
     """Matmuls in the engine against the same matmul timed alone."""
     attention_slowdown: float
     """Attention over the paged KV cache against the same kernel timed alone."""
+    narrow_cache_slowdown: float = 1.0
+    """Decoding attention over keys and values of fewer than 16 bits, by its bytes, against that over 16: it widens them."""
     communication_slowdown: float
     """Collectives in the engine against the same collective timed alone: ranks that wait for each other included."""
     cast_share: float
@@ -75,10 +77,15 @@ class EngineEfficiency(Strict):
     first_token_s: float = 0.0
     """Seconds before a first token in which device and front end are free for others: hops between processes, and waiting for
     the scheduler's next turn."""
+    backlog_share: float = 0.0
+    """Share of what the front end makes a request wait that falls before its first token, beyond the front end's own work on
+    that: tokens and new requests queue up in order of arrival."""
     prefill_group: float
     """Requests whose prompts a request waits for in a steady load, its own included."""
     wave_share: float
     """Share of the running requests that start together, as a closed load's first wave does."""
+    batch_wait_iterations: float = 0.0
+    """Passes that a prompt waits for others to join it before any of them is computed (batch_wait_timeout_iters)."""
     max_num_seqs: int
     """The engine's default."""
     max_num_batched_tokens: int

@@ -17,12 +17,13 @@ def mapping(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-TEXT, SIZE = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1}
+MOST = 2**31 - 1
+TEXT, SIZE = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1, "maximum": MOST}
 WORDS = {"type": "array", "items": TEXT}
 CONTAINER = mapping(name={"const": "main"}, command=WORDS, args=WORDS, resources=mapping(limits={"additionalProperties": TEXT}))
 SPEC = mapping(
-    model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT),
-    replicas={"type": "integer", "minimum": 0},
+    model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT) | {"required": ["uri"]},
+    replicas={"type": "integer", "minimum": 0, "maximum": MOST},
     parallelism=mapping(tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}),
     template=mapping(containers={"type": "array", "items": CONTAINER}),
     router=mapping(gateway={"type": "object"}, route={"type": "object"}, scheduler={"type": "object"}),
@@ -33,8 +34,9 @@ SCHEMA = mapping(
     metadata=mapping(name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}),
     spec=SPEC,
 )
-"""What the manifest may say: LLMInferenceServiceSpec, WorkloadSpec and ParallelismSpec of KServe's
-pkg/apis/serving/v1alpha1/llm_inference_service_types.go, and of a pod what it uses. A field of another name is an error."""
+"""What the manifest may say: names, types and bounds of its fields as KServe's generated CRD has them, of a pod what it uses
+(config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml at 01b1241038b3, Apache-2.0; 2.2 MB, most of it of pods).
+A field of another name is an error."""
 
 
 def manifest(**change: Any) -> dict[str, Any]:

@@ -47,10 +47,14 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 # M - D is M, of prefill alone, if prefill stops decoding or outlasts it; n is the iterations until a request's first token;
 # J the prompt tokens that no prefix cache holds; o the engine's own work per prompt and layer; u and v the front end's
 # serial work per request and per streamed token. GPU and front end are two stations of a closed loop: the busier one bounds the
-# rate, and near balance each waits for the other, which the root of squares rounds off. Of R a request waits for its own prompt
-# and those before it until its first token; the rest delays its later tokens. Of the time the front end adds, the share
-# (u + v) / (u + v O) of its work falls before the first token. Requests that find no room wait S (C - B) / B longer (Little's
-# law). Under speculation D is a verifying pass, with its drafting, by the tokens it yields.
+# rate, and near balance each waits for the other, which the root of squares rounds off. Requests at any moment do not come in
+# step (`independent`): there S is the larger, and a first token waits u + B v for its own pass of the front end. Of R a
+# request waits for its own prompt and those before it until its first token; the rest delays its later tokens. Of the time the
+# front end adds, the share (u + v) / (u + v O) of its work falls before the first token, and of the rest b (H / S)^2: the
+# closer the front end is to its limit, the more tokens stand before it. Requests that find no room wait S (C - B) / B longer
+# (Little's law). Where prompts wait w passes for others, and a come each pass, they wait w (1 + a w / 2) / (1 + a w) on
+# average: the first one opens the wait, the others come within it. Under speculation D is a verifying pass, with its drafting,
+# by the tokens it yields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +130,17 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
     # Chunks that decoding rides along with take a decoding iteration's time too.
     passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+    wait, arrivals = engine.batch_wait_iterations, running * yields / output
+    passes = passes + wait * (1.0 + 0.5 * wait * arrivals) / (1.0 + wait * arrivals)
     first = passes * step + before * prompt + own
     interference = (running - before) * prompt
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
-    served = np.hypot(busy, front_end)
+    served = np.maximum(busy, front_end) if case.independent else np.hypot(busy, front_end)
     waiting = served - busy
-    early = waiting * _before_first_token(engine, output)
-    apart = engine.first_token_s
+    own_share = _before_first_token(engine, output)
+    early = waiting * (own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share))
+    apart = engine.first_token_s + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
     # Whoever is on the way takes no place: those who find none wait as much less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart

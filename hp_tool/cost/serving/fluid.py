@@ -6,7 +6,7 @@ finds no room, the wait for those before it. What single events show beyond that
 together, is missing: events.py has it, of one configuration at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def flow(*, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArr
 def _closed_loads(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """(most requests that a scheduler runs, (n,); requests per second, TTFT and TPOT, (n, LOADS)) from one request to the most,
     geometrically."""
-    calm, n = steady(case), len(candidates)
+    calm, n = replace(steady(case), independent=True), len(candidates)
     alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))
     most = np.maximum(alone.max_running, 1.0 + 1e-9)
     loads = np.exp(np.log(most)[:, None] * np.linspace(0.0, 1.0, LOADS))

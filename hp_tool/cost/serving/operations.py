@@ -114,9 +114,10 @@ def attention_seconds(
     peak = peak_flops(gpu, precision="fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16")
     width = cached_width(model, t)
     seen = decoding * seen_tokens(model, context)
+    widened = case.engine.narrow_cache_slowdown if case.kv_element_bytes < OUTPUT_BYTES else 1.0
     decode = roofline_seconds(
         seen * (1 + drafted) * attention_flops(model, t, decoding=True),
-        seen * width * case.kv_element_bytes,
+        seen * width * case.kv_element_bytes * widened,
         profile.decode_attention or profile.attention,
         gpu=gpu,
         peak=peak,
