@@ -138,7 +138,8 @@ def queued_input_bytes(case: TrainingCase, candidates: Candidates, *, layers: Fl
     gathered = tokens * case.model.hidden_size * workload.activation_element_bytes * (1.0 - 1.0 / c.tensor_parallel_size)
     passes = where(micro_batches > 1, 2.0, 1.0)
     queued = minimum(case.profile.framework.queued_inputs, 2.0 * passes * layers)
-    return queued * gathered * c.sequence_parallel * (c.pipeline_parallel_size == 1)
+    waiting: Floats = queued * gathered * c.sequence_parallel * (c.pipeline_parallel_size == 1)
+    return waiting
 
 
 def stage_memory(
