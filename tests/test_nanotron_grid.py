@@ -15,8 +15,9 @@ from benchmarks.accuracy.fit_nanotron import FIXED, fit
 from benchmarks.accuracy.grid_rows import FILE, SEQUENCE, groups
 
 TRUE = dataclasses.replace(
-    FIXED, host_launch_s=2e-4, host_pipeline_stall_s=1.5e-3, matmul_slowdown=1.4, temporaries_fraction=0.3, workspace_bytes=5e8
-)
+    FIXED, host_launch_s=2e-4, host_pipeline_stall_s=1.5e-3, matmul_slowdown=1.4, temporaries_fraction=0.3, workspace_bytes=5e8,
+    queued_inputs=60.0,
+)  # fmt: skip
 
 
 def made(*, slow: int = 0) -> list[Row]:
@@ -60,6 +61,7 @@ def test_known_constants_are_found_again_though_some_runs_are_ten_times_slower(s
     assert found.host_launch_s == pytest.approx(TRUE.host_launch_s, rel=0.05)
     assert found.host_pipeline_stall_s == pytest.approx(TRUE.host_pipeline_stall_s, rel=0.1)
     assert found.temporaries_fraction == pytest.approx(TRUE.temporaries_fraction, rel=0.1)
+    assert found.queued_inputs == pytest.approx(TRUE.queued_inputs, rel=0.1)
     assert found.fitted_on.startswith(f"{len(made())} runs of nanotron (1B)")
 
 

@@ -59,8 +59,10 @@ def memory(
     layers: Sequence[LayerBytes],
     states: StateCosts,
     micro_batches: Floats,
+    capacity_bytes: float,
 ) -> Memory:
-    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative stages."""
+    """Bytes on the fullest stage. `layers` are the mean layers of the pipeline's representative stages, `capacity_bytes` what a
+    configuration that fits may need."""
     profile = case.profile
     # ZeRO 3 gathers the weights of the running layer and of those prefetched.
     gathered = states.gathered_layer * minimum(1.0 + PREFETCHED_LAYERS, pipeline.critical.count)
@@ -72,6 +74,7 @@ def memory(
             stage, case=case, candidates=candidates, layer=layer, states=kept, head=head,
             gathered=gathered + cached + cached_dense * (stage.layers.expert_share < 1.0),
             critical_layers=pipeline.critical.count, micro_batches=micro_batches, update_copies=update_copies,
+            capacity_bytes=capacity_bytes,
         )
         for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
     ]  # fmt: skip
@@ -124,6 +127,21 @@ def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats
     return kept([matrix for matrix in each if matrix.module != "router"]), kept(dense)
 
 
+def queued_input_bytes(case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats) -> Floats:
+    """min(queued inputs, k L) T h e (t - 1) / t without a pipeline, else 0.
+
+    PyTorch's allocator gives a freed block to the next tensor only when the other streams that used it are through. Each of L
+    layers gathers k = 2 inputs forward, and as many in the backward pass of the micro-batch before, where there is one.
+    """
+    c, workload = candidates, case.workload
+    tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
+    gathered = tokens * case.model.hidden_size * workload.activation_element_bytes * (1.0 - 1.0 / c.tensor_parallel_size)
+    passes = where(micro_batches > 1, 2.0, 1.0)
+    queued = minimum(case.profile.framework.queued_inputs, 2.0 * passes * layers)
+    waiting: Floats = queued * gathered * c.sequence_parallel * (c.pipeline_parallel_size == 1)
+    return waiting
+
+
 def stage_memory(
     stage: PipelineStage,
     *,
@@ -136,6 +154,7 @@ def stage_memory(
     critical_layers: Floats,
     micro_batches: Floats,
     update_copies: float,
+    capacity_bytes: float,
 ) -> StageMemory:
     """Bytes of states, micro-batches in flight and a running layer on one stage.
 
@@ -168,6 +187,11 @@ def stage_memory(
         # The optimizer's step begins when activations and logits are free; the optimizer has three fp32 copies itself.
         buffers = maximum(buffers, update_copies / 3.0 * states.optimizer - (activations + logits))
     kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
+    if framework.queued_inputs:
+        needed = sum(kept.values()) + activations + logits + buffers + case.profile.gpu.context_bytes
+        queued = queued_input_bytes(case, candidates, layers=stage.layers.count, micro_batches=micro_batches)
+        surely = (c.tensor_parallel_size <= case.cluster.nvlink_domain_size) & (micro_batches > 1)
+        buffers = buffers + where(surely, queued, minimum(queued, maximum(capacity_bytes - needed, 0.0)))
     return StageMemory(
         parts=kept | {"activations": activations, "logits": logits, "buffers": buffers},
         layer_activations=saved,

@@ -101,9 +101,11 @@ def training_costs(
         # From here on only the decoder's head and loss follow.
         candidates, case = counted_candidates(model, candidates), decoder_case(case)
     states = state_costs(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
+    capacity_bytes = cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction)
     fullest = memory(
-        case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m
-    )
+        case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m,
+        capacity_bytes=capacity_bytes,
+    )  # fmt: skip
     parts = time_parts(
         case=case,
         candidates=candidates,
@@ -120,7 +122,7 @@ def training_costs(
         worst_stage=cast(FloatArray, fullest.worst_stage),
         memory_total_bytes=cast(FloatArray, fullest.total),
         first_stage_bytes=cast(FloatArray, fullest.first_stage),
-        capacity_bytes=cluster.gpu.memory_bytes * (1.0 - memory_headroom_fraction),
+        capacity_bytes=capacity_bytes,
         host_bytes=cast(FloatArray, fullest.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),

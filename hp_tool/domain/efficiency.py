@@ -179,6 +179,9 @@ class FrameworkEfficiency(Strict):
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0
     """What libraries hold inside the framework's allocator."""
+    queued_inputs: float = 0.0
+    """Inputs gathered over tensor-parallel ranks that are freed, but wait for the communication stream: as many as the host
+    queues ahead of its device. A pipeline's messages make the host wait, so nothing is queued."""
     broadcast_ramp_bytes: float = 0.0
     """`network.ramp_bytes` of a rank's broadcast of its weights, where the framework has those in place of a gather."""
     all_reduce_overlap: float | None = None

@@ -20,8 +20,8 @@ UNKNOWN_STARTUP_S = 20.0
 CLUSTER_STARTUP_S = 180.0
 """The same on a cluster or GPUs: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
 AGAIN = 1.0 / 3.0
-"""Share of a start-up that a further configuration of a job takes: its groups, its weights, its first kernels. Assumed: no job on
-GPUs has shown it."""
+"""Share of a start-up that a further configuration of a job takes: its groups, its weights, its first kernels. Assumed: no job
+on GPUs has shown it."""
 MIN_RUNS = 4
 """Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
 communication, the overheads and the noise apart, so the expectation would rest on the prior."""

@@ -20,9 +20,9 @@ COVERAGE_SLOWDOWN = 2.0
 STALLED = 3.0
 """Times its regular step that a stalled run usually takes, until some have shown it (`regimes.LOG_MEAN`)."""
 AS_FAST = 0.95
-"""Of rows that are expected to reach this share of the best one's speed, which nothing tells apart before a run, the one that asks
-least of the network between nodes goes first: the fewest pipeline stages, then the fewest replicas. Judged: on nanotron's grid
-0.9 to 0.95 give the same."""
+"""Rows that are expected to reach this share of the best one's speed cannot be told apart before a run. First goes the one that
+asks least of the network between nodes: the fewest pipeline stages, then the fewest replicas. Judged: on nanotron's grid 0.9 to
+0.95 give the same."""
 STORED_SLOWDOWN, STORED_GAIN = 1.05, 2.0
 """A row whose run is stored costs nothing: it goes before one that is predicted so much faster, or to win so much more."""
 

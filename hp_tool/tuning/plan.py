@@ -171,7 +171,8 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         num_nodes=-(-devices // search.cluster.gpus_per_node),
         step_s=step_s,
         configurations=1 + len(beside),
-        wall_s=cost(step_s=step_s, startup_s=startup_s) + sum(cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside),
+        wall_s=cost(step_s=step_s, startup_s=startup_s)
+        + sum(cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside),
         time_limit_s=search.time_limit_s(run, startup_s=startup_s),
         hold_probability=predicted["hold_probability"],
     )

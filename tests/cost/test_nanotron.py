@@ -107,6 +107,33 @@ def test_weights_gradients_and_states_are_what_its_source_allocates() -> None:
     assert alone.memory.optimizer_bytes == pytest.approx(12.0 * parameters)
 
 
+def with_queue(queued: float, *, nodes: int = 1, tensor: int = 4, pipeline: int = 1, micro_batch: int = 1) -> TrainingCosts:
+    config = ParallelConfig(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=8 * nodes // (tensor * pipeline),
+        micro_batch_size=micro_batch, zero_stage=1, sequence_parallel=True,
+    )  # fmt: skip
+    return costs(config, nodes=nodes, queued_inputs=queued)
+
+
+def test_gathered_inputs_wait_for_the_device_as_far_as_the_host_is_ahead() -> None:
+    """16 layers gather 32 inputs of 16 MiB in each pass, and the backward pass of a micro-batch before it as many again."""
+
+    def waiting(queued: float, **sizes: int) -> float:
+        return float(with_queue(queued, **sizes).first_stage_bytes - with_queue(0.0, **sizes).first_stage_bytes)
+
+    gathered = 0.75 * 16 * 2.0**20
+    assert waiting(50.0) == pytest.approx(50 * gathered)
+    assert waiting(1000.0) == pytest.approx(64 * gathered)
+    assert waiting(1000.0, nodes=64, micro_batch=2) == pytest.approx(32 * 2 * gathered)  # one micro-batch a step
+    assert waiting(50.0, pipeline=2) == 0.0  # messages make the host wait
+
+
+def test_groups_over_several_nodes_are_not_refused_for_inputs_that_wait() -> None:
+    inside, across = with_queue(64.0, tensor=8, micro_batch=32), with_queue(64.0, nodes=4, tensor=32, micro_batch=64)
+    assert not inside.feasible and with_queue(0.0, tensor=8, micro_batch=32).feasible
+    assert across.feasible and across.memory_total_bytes == pytest.approx(across.capacity_bytes)
+
+
 def test_a_layer_keeps_sixteen_bytes_a_hidden_and_eight_an_mlp_element() -> None:
     """Norm and matmul inputs (8), queries, keys, values and the core's output (8); gate, up, activated gate, product (8)."""
     tokens, heads = 4096, 32
