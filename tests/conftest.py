@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from hp_tool.catalog import library
+
 settings.register_profile("hp_tool", deadline=None)  # a machine at work on something else is no failure
 settings.load_profile("hp_tool")
 
@@ -55,10 +57,12 @@ def starts_real_jobs(file: Path) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No database of the user's, which would correct answers; no width of a terminal, which pytest-xdist tells its processes:
-    what they start would print narrow tables.
+    """No database and no catalogue of the user's, which would correct answers: a search that ran on this host has timed it. No
+    width of a terminal, which pytest-xdist tells its processes: what they start would print narrow tables.
     """
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    library.clear_cache()
     os.environ.pop("COLUMNS", None)
 
 

@@ -152,7 +152,7 @@ _seen: str | None = None
 
 def clear_cache() -> None:
     """Forget what was read, so that changed files are seen by this process."""
-    for forget in (_find.cache_clear, _texts.cache_clear, _entries.cache_clear, *_elsewhere):
+    for forget in (_user_folder.cache_clear, _find.cache_clear, _texts.cache_clear, _entries.cache_clear, *_elsewhere):
         forget()
 
 

@@ -32,7 +32,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     page.locator("summary", has_text="End of the log").click()
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0))
     page.locator("tr.chosen").wait_for()
-    assert page.locator("pre", has_text="the end of it").is_visible()
+    page.locator("pre", has_text="the end of it").wait_for()  # asked for again
     finish(store, lease)
     page.locator("h1 + .state", has_text="succeeded").wait_for()
     assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 GPUs"
