@@ -12,11 +12,12 @@ import pytest
 from tests.conftest import skip_or_fail
 from tests.service.faults.campaign import as_text, campaign, is_clean
 from tests.service.faults.databases import Database, Postgres, Sqlite
-from tests.service.faults.injections import FAULTS, FOLDER_FULL, RESTART
+from tests.service.faults.injections import CLOCK, FAULTS, FOLDER_FULL, RESTART
 from tests.service.faults.processes import preload
 
 pytestmark = pytest.mark.distributed
-SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL)]
+SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL, CLOCK)]
+"""Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime: `benchmarks.service.faults`."""
 POSTGRESQL = [
     "worker killed",
     RESTART,
@@ -24,9 +25,8 @@ POSTGRESQL = [
     "database read-only",
     "workers claiming at once",
     "cancelled under a sleeping worker",
-    "clock jump",
 ]
-"""What befalls the database or the clock; the rest is the same on both."""
+"""What befalls the database; the rest is the same on both."""
 
 
 @pytest.fixture(autouse=True)
