@@ -1,0 +1,1 @@
+"""Kernels, allocator and one small training step timed on one GPU; needs torch alone."""
