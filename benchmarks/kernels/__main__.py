@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernels [--parts ...] [--output FILE]`: about six minutes on one GPU, with torch alone.
+"""`python -m benchmarks.kernels [--parts ...] [--output FILE]`: about ten minutes on one GPU, with torch alone.
 
 Weight gradients with 16- and 32-bit accumulation, attention kernels from 2k to 256k tokens, a training step as memory fills,
 and a small step by part. Writes one JSON object with the device, the versions and a list of rows per part.
@@ -29,6 +29,8 @@ def main() -> None:
     if arguments.child:
         json.dump(_rows(arguments.parts[0], tuple(arguments.kernels)), sys.stdout)
         return
+    if not _has_gpu():
+        parser.error("this host has no CUDA device that torch sees")
     answer: dict[str, Any] = {"parts": {}}
     for part in arguments.parts:
         start = time.perf_counter()
@@ -47,6 +49,12 @@ def main() -> None:
             Path(arguments.output).write_text(text)
     if arguments.output == "-":
         print(json.dumps(answer, indent=1))
+
+
+def _has_gpu() -> bool:
+    """Whether torch sees a CUDA device; asked in a process of its own, because a context would take memory from the parts."""
+    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def _rows(part: str, kernels: tuple[str, ...]) -> dict[str, Any]:

@@ -31,14 +31,16 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Embedding, blocks, norm, head and loss, in bf16 on the GPU."""
+    """Embedding, blocks, norm, head and loss, in bf16 on `device`."""
 
-    def __init__(self, *, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int) -> None:
+    def __init__(
+        self, *, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, device: str = "cuda"
+    ) -> None:
         super().__init__()
         self.embedding, self.norm = nn.Embedding(vocabulary, hidden), nn.RMSNorm(hidden)
         self.blocks = nn.ModuleList(Block(hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn) for _ in range(layers))
         self.head = nn.Linear(hidden, vocabulary, bias=False)
-        self.to(device="cuda", dtype=torch.bfloat16)
+        self.to(device=device, dtype=torch.bfloat16)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(b, s) token ids to the mean loss of predicting them."""
