@@ -36,7 +36,7 @@ class ServingConfig(Strict):
     __repr__ = short_repr
 
 
-Configuration = ParallelConfig | ServingConfig
+RunConfig = ParallelConfig | ServingConfig
 """What a run of a search tries: a way to train, or a way to serve."""
 
 

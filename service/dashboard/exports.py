@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
 from hp_tool.exchange import Exported, export, export_for
 from hp_tool.exchange.export import options
@@ -52,7 +52,7 @@ def export_text(
     return PlainTextResponse(text, headers=headers)
 
 
-def _best(record: SearchRecord) -> Configuration:
+def _best(record: SearchRecord) -> RunConfig:
     rows = (record.result or {}).get("recommendations") or ()
     parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
     if parallel is None:
@@ -68,7 +68,7 @@ def _tool(query: Query) -> str:
     return engine if engine in SERVERS else SERVERS[0]
 
 
-def _flags(record: SearchRecord, parallel: Configuration) -> str:
+def _flags(record: SearchRecord, parallel: RunConfig) -> str:
     """Options of the tool in one line if they are flags, else a line each."""
     query = schema.parse_query(record.query)
     written = options(query, parallel, _tool(query))
@@ -82,7 +82,7 @@ def _quoted(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
-def _yaml(record: SearchRecord, parallel: Configuration) -> str:
+def _yaml(record: SearchRecord, parallel: RunConfig) -> str:
     """The query of this configuration alone, for `hp-tool estimate`."""
     text = configuration_text(schema.parse_query(record.query), parallel=parallel)
     return yaml.safe_dump(schema.parse_mapping(text), sort_keys=False)

@@ -19,7 +19,7 @@ from starlette.status import HTTP_200_OK, HTTP_303_SEE_OTHER, HTTP_422_UNPROCESS
 
 from hp_tool.domain import records
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from service.api.bodies import read_body
@@ -209,7 +209,7 @@ def json_href(href: str) -> str:
     return f"{path}.json{question_mark}{parameters}"
 
 
-def configuration_href(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
+def configuration_href(query: Query | Mapping[str, Any], *, parallel: RunConfig | None = None) -> str:
     """Page of a query's configuration, or of `parallel` in its place."""
     return address("/configurations", {"query": configuration_text(query, parallel=parallel)})
 
@@ -219,7 +219,7 @@ def compare_href(first: str, second: str) -> str:
     return address("/compare", {"first": first, "second": second})
 
 
-def configuration_text(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
+def configuration_text(query: Query | Mapping[str, Any], *, parallel: RunConfig | None = None) -> str:
     """Query of one configuration, as compact JSON."""
     mapping = schema.query_mapping(query) if isinstance(query, Query) else dict(query)
     if parallel is not None:
