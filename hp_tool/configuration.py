@@ -60,9 +60,7 @@ class Configuration:
                 field="query",
                 code="missing_field",
             )
-        if "set" not in row and _chose_offload(row, query):
-            raise InputError("the result is of an earlier version and does not say what it offloads; ask again", field="set")
-        values = row.get("set") or {}
+        values = row["set"] if "set" in row else _chosen_earlier(row, query)
         if not isinstance(values, dict):
             raise InputError("set must be a mapping of paths of the query to values", field="set")
         inside = {path: value for path, value in values.items() if path != NUM_GPUS}
@@ -102,10 +100,14 @@ def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return row
 
 
-def _chose_offload(row: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
-    """Whether a ranking of an earlier version, whose rows have no `set`, added an offload that the query leaves open."""
-    estimate, training = row.get("estimate"), query.get("training")
+def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ranking of an earlier version, whose rows have no `set`, says among its assumptions that it chose."""
+    estimate, training = row.get("estimate") or row, query.get("training")
     provenance = estimate.get("provenance") if isinstance(estimate, dict) else None
     assumed = provenance.get("assumed") if isinstance(provenance, dict) else None
-    chosen = isinstance(assumed, dict) and assumed.get("training.offload") in ("optimizer", "activations")
-    return chosen and isinstance(training, dict) and "recipe" not in training and "offload" not in training
+    if not isinstance(assumed, dict) or not isinstance(training, dict):
+        return {}
+    chosen = {f"training.{name}" for name, value in training.items() if isinstance(value, list)}
+    if assumed.get("training.offload") in ("optimizer", "activations") and not {"offload", "recipe"} & training.keys():
+        chosen.add("training.offload")
+    return {path: assumed[path] for path in sorted(chosen) if path in assumed}

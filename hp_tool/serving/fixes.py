@@ -99,7 +99,7 @@ def _on_more_devices(query: Query, infeasible: InferenceEstimate, *, num_gpus: i
     for factor in GROWTH:
         try:
             more = factor * num_gpus
-            grown = replace(resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more})
+            grown = dataclasses.replace(resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more})
             near = _neighbours(grown, config)
         except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
             return []

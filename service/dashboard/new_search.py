@@ -16,6 +16,7 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.records import WorkerRecord
@@ -283,7 +284,7 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
         estimate,
         arithmetic=heading,
         details=limits,
-        href=configuration_href(query, parallel=row.parallel),
+        href=configuration_href(Configuration.of(row, query=query)),
         step_s=step_s,
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
