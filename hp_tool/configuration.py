@@ -53,13 +53,14 @@ class Configuration:
 
         Raises InputError where the answer lacks its query or has no such row.
         """
-        query, row = result.get("query"), _row(result, rank)
+        query = result.get("query")
         if not isinstance(query, dict):
             raise InputError(
                 "the result does not hold its query; export what estimate, recommend or tune print with --json",
                 field="query",
                 code="missing_field",
             )
+        row = _row(result, rank)
         values = row["set"] if "set" in row else _chosen_earlier(row, query)
         if not isinstance(values, dict):
             raise InputError("set must be a mapping of paths of the query to values", field="set")

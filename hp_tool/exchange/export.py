@@ -201,7 +201,7 @@ def _slots(query: Query, problem: ServingProblem, config: ServingConfig) -> int:
     """Requests that one scheduler runs at once: what its share of the load fills, so that more cannot make it miss its targets.
     As the query says, or the engine's limit, where that is less.
     """
-    if query.parallel.max_num_seqs is not None or problem.offline or problem.trace is not None:
+    if config.max_num_seqs != problem.engine.max_num_seqs or problem.offline or problem.trace is not None:
         return config.max_num_seqs
     candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
     rows, loads = costed_rows(problem, candidate)
@@ -241,8 +241,7 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
     """The layout that has to be written; None where the framework makes it of the sizes, or with a layer less at the ends."""
     layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
-    free = replace(problem, strategy=replace(problem.strategy, pipeline_layout=None))
-    usual = free.named(own).pipeline_layout
+    usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
     asked = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
     if asked is not None:
         check_layout(asked, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
