@@ -18,6 +18,7 @@ from hp_tool.domain.result import Estimate, Intervals, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
+from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
@@ -73,6 +74,8 @@ class ConfigurationView(View):
     heading: str
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
+    unchecked: tuple[str, ...]
+    """What no published run covers, which widens the intervals."""
     verdict: str
     verdict_note: str
     """Why it is tight; empty where there is no doubt."""
@@ -180,7 +183,6 @@ def _view(
     if isinstance(estimate, InferenceEstimate):
         config = estimate.parallel
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        details = formats.serving_details(config)
         metrics = serving_metrics(estimate)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
@@ -188,7 +190,7 @@ def _view(
         time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
-        heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
+        heading = formats.arithmetic(estimate.parallel)
         metrics = training_metrics(estimate, calibrated)
         memory = _memory(stages, estimate, calibrated or estimate) if stages else None
         time = _time(estimate, calibrated)
@@ -202,10 +204,11 @@ def _view(
         kind=query.kind,
         subject=formats.subject(mapping),
         heading=heading,
-        details=details,
+        details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
+        unchecked=() if isinstance(known, InferenceEstimate) else tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,

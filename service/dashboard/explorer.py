@@ -17,6 +17,7 @@ from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
+from hp_tool.render.columns import unchecked
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
@@ -54,6 +55,8 @@ class FastRow(View):
     rank: int
     arithmetic: str
     details: str
+    unchecked: tuple[str, ...]
+    """What no published run covers, which widens its interval."""
     chosen: bool
     """The controls show this one."""
     step_s: float | None
@@ -190,7 +193,8 @@ def _row(row: Recommendation, configuration: Configuration, settings: Settings, 
         row,
         estimate,
         arithmetic=formats.arithmetic(row.parallel),
-        details=formats.details(row.parallel),
+        details=formats.configuration_details(configuration),
+        unchecked=tuple(unchecked(estimate)),
         chosen=(row.parallel, row.set) == (shown.parallel, shown.set),
         step_s=estimate.time.step_s if estimate.time else None,
         memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,

@@ -70,7 +70,13 @@ AXES = {
     "zero": "zero_stage",
 }
 """Controls that are an axis of a configuration as it is."""
-CHOSEN_TOO = ("parallel.context_parallel_communication", "parallel.hierarchical_context_parallel_sizes")
+CHOSEN_TOO = (
+    "parallel.context_parallel_communication",
+    "parallel.hierarchical_context_parallel_sizes",
+    "parallel.moe_token_dispatcher_type",
+    "parallel.data_parallel_shard_size",
+    "parallel.pipeline_schedule",
+)
 """Fields without a control that a ranking chooses where they are left open: a configuration's details keep them."""
 SET_ELSEWHERE = (
     *("kind", "objective", "trainer", *NO_PART, "parallel.data_parallel_size", "parallel.sequence_parallel"),
@@ -197,7 +203,7 @@ class Settings:
         details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
         chosen = {path: getattr(config, path.removeprefix("parallel.")) for path in CHOSEN_TOO}
         if any(chosen.values()) or configuration.set:
-            kept = configuration.set | {path: value for path, value in chosen.items() if value is not None}
+            kept = configuration.set | {path: value for path, value in chosen.items() if value}
             details = _details(schema.lay(to_query({"kind": "training", **details}), kept))
         sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
         return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)

@@ -24,6 +24,7 @@ from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import SearchPlan, bill
@@ -32,7 +33,7 @@ from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, details, dotted, serving_details
+from service.dashboard.formats import arithmetic, configuration_details, details, dotted
 from service.dashboard.new_search_form import (
     FRAMEWORKS,
     RecipeChoice,
@@ -80,6 +81,8 @@ class PreviewRow(View):
     rank: int
     arithmetic: str
     details: str
+    unchecked: tuple[str, ...] = ()
+    """What no published run covers, which widens its interval."""
     href: str
     """Page of the configuration."""
     step_s: float | None = None
@@ -269,22 +272,23 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
 
 def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
     estimate: Estimate | InferenceEstimate
+    this = Configuration.of(row, query=query)
     if isinstance(row, ServingRecommendation):
         estimate, config, step_s = row.estimate, row.parallel, None
         heading = serving_arithmetic(config, replicas=row.estimate.replicas)
-        limits = serving_details(config)
         rate = row.estimate.output_tokens_per_second_per_gpu
     else:
         estimate = known = _estimate(row)
-        heading, limits = arithmetic(row.parallel), details(row.parallel)
+        heading = arithmetic(row.parallel)
         step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
     memory = estimate.memory
     return PreviewRow.of(
         row,
         estimate,
         arithmetic=heading,
-        details=limits,
-        href=configuration_href(Configuration.of(row, query=query)),
+        details=configuration_details(this),
+        unchecked=() if isinstance(row, ServingRecommendation) else tuple(unchecked(_estimate(row))),
+        href=configuration_href(this),
         step_s=step_s,
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
