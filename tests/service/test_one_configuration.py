@@ -40,8 +40,9 @@ def explorer_of(http: TestClient, query: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_at(http: TestClient, href: str) -> dict[str, Any]:
+    """The page behind a link, without the ranking that the explorer lists beside its figures."""
     path, _, parameters = href.partition("?")
-    page: dict[str, Any] = http.get(f"{path}.json?{parameters}").json()
+    page: dict[str, Any] = http.get(f"{path}.json?{parameters}{'&listed=false' if path == '/explorer' else ''}").json()
     assert page["error"] is None, page["error"]
     return page
 
