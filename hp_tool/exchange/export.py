@@ -43,7 +43,7 @@ _ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parall
 _DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
 RUNS: dict[tuple[str, bool], dict[str, Any]] = {
     ("torchtitan", True): {"zero_stage": (2, 3)},
-    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
     ("accelerate", False): _DEEPSPEED,
     ("deepspeed", False): _DEEPSPEED,
     ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},

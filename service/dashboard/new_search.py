@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool import catalog
+from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
@@ -26,6 +26,7 @@ from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
@@ -188,10 +189,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
-        answer = recommend_answer(
-            resolved, top=MAX_POINTS, calibrations=calibrations, pareto=None if resolved.kind == "inference" else "memory"
-        )
-        figure = _figure(resolved, answer)
+        answer = recommend_answer(resolved, top=MAX_POINTS, calibrations=calibrations)
+        figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
     # Links and commands use the query as typed, in which a registered name is still a name.
@@ -299,6 +298,16 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
 
 def _estimate(row: Recommendation) -> Estimate:
     return row.calibrated_estimate or row.estimate
+
+
+def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
+    """The front of step time and memory; empty for serving, and where looking at every configuration costs too much."""
+    if query.kind == "inference":
+        return ()
+    try:
+        return training.pareto_front(query=query, against="memory", calibrations=calibrations)
+    except HpToolError:
+        return ()
 
 
 def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
