@@ -23,6 +23,7 @@ FLOORS = (
         "answers",
         "api",
         "budgets",
+        "configuration",
         "diagnostics",
         "exchange",
         "learning",

@@ -23,7 +23,7 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.words import arithmetic, serving_arithmetic
+from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
 from hp_tool.units import GIB, JOULES_PER_MWH, counted, duration, gib
 
 
@@ -154,7 +154,7 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         console.print(f"nothing fits without training.offload: {offload}, which these use", highlight=False)
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
-        console.print(f"* unchecked: no published run has {', '.join(names)}, so the interval is wider", highlight=False)
+        console.print(f"* {unchecked_words(names)}", highlight=False)
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:

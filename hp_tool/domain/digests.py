@@ -10,11 +10,11 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import TrainerCommand
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 
-def configuration_digest(*, parallel: Configuration, fidelity: Fidelity | None = None) -> str:
+def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = None) -> str:
     """SHA-256 (hex) of a configuration and how much of it is run; None is the whole of it."""
     if isinstance(parallel, ParallelConfig) and isinstance(parallel.recompute, str):  # a bare name is short for the mapping
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))

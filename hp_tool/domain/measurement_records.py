@@ -6,7 +6,7 @@ from typing import Literal
 
 from hp_tool.domain.measurement import Measurement, MeasurementStatus
 from hp_tool.domain.records import JsonObject, Paging
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 
 MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
@@ -32,7 +32,7 @@ class NewMeasurement:
     """The model's name."""
     query: JsonObject
     """The query it answers, in enough detail to predict it again."""
-    parallel: Configuration
+    parallel: RunConfig
     measurement: Measurement
     predicted: JsonObject = field(default_factory=dict)
     """The prediction made before it ran."""

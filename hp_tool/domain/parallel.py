@@ -1,6 +1,6 @@
 """How the work is divided: one configuration, or the axes a search may vary."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
@@ -170,19 +170,6 @@ def axis_values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...]:
     if value is None:
         return ()
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)
-
-
-def as_asked(config: ParallelConfig, parallel: ParallelQuery) -> ParallelConfig:
-    """The configuration with what the query says for all of its candidates, so that it asks for the same again; levels of
-    context parallelism only where they make up its size.
-    """
-    said = {name: getattr(parallel, name) for name in OF_THE_QUERY}
-    sizes = parallel.hierarchical_context_parallel_sizes
-    if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
-        said["hierarchical_context_parallel_sizes"] = None
-    if config.context_parallel_size == 1:
-        said["dynamic_context_parallel"] = None
-    return replace(config, **said)
 
 
 def divisors(number: int, *, limit: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from hp_tool.domain.records import (
     WorkerRecord,
 )
 from hp_tool.domain.requests import RunRequest
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.webhooks import WebhookRecord
 
 
@@ -242,7 +242,7 @@ class Store(Protocol):
         self,
         *,
         lease: Lease,
-        parallel: Configuration,
+        parallel: RunConfig,
         fidelity: Fidelity,
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,

@@ -12,7 +12,7 @@ from annotated_types import MaxLen, MinLen
 
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 
 JsonObject = dict[str, Any]
 RegistrationKind = Literal["cluster", "model", "trace"]
@@ -164,7 +164,7 @@ class RunRecord:
     attempt: int
     """0-based; above 0 the earlier ones were abandoned."""
     state: RunState
-    parallel: Configuration
+    parallel: RunConfig
     """The whole configuration; of serving one replica of it runs."""
     fidelity: Fidelity
     predicted: JsonObject
@@ -204,7 +204,7 @@ class RunFigures:
     id: str
     number: int
     state: RunState
-    parallel: Configuration
+    parallel: RunConfig
     fidelity: Fidelity
     predicted_step_s: float | None
     """By the cost model alone."""

@@ -1,7 +1,7 @@
 """What comes back: typed results whose JSON is exactly these fields."""
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -84,8 +84,8 @@ class Mend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ParallelConfig
     """All of the mended configuration: valid input."""
-    training: dict[str, str] | None = None
-    """Keys of training that the change sets; None: it leaves training alone."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values that the query must have beside `parallel`, by path: training.gradient_precision, cluster.num_gpus."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
     memory_total_bytes: float
@@ -176,6 +176,9 @@ class Recommendation:
 
     rank: int
     parallel: ParallelConfig
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list under training,
+    cluster.num_gpus. The query with both gives this estimate."""
     estimate: Estimate
     group: int | None = None
     """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to it has a 90 % interval that

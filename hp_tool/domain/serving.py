@@ -1,7 +1,7 @@
 """Serving: a configuration of an inference engine, the engine's constants, and what an estimate of it says."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hp_tool.domain.fields import Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
@@ -36,7 +36,7 @@ class ServingConfig(Strict):
     __repr__ = short_repr
 
 
-Configuration = ParallelConfig | ServingConfig
+RunConfig = ParallelConfig | ServingConfig
 """What a run of a search tries: a way to train, or a way to serve."""
 
 
@@ -208,6 +208,8 @@ class ServingMend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ServingConfig
     """All of the mended configuration: valid input."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values that the query must have beside `parallel`, by path: cluster.num_gpus."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
     memory_total_bytes: float
@@ -305,6 +307,8 @@ class ServingRecommendation:
     """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them; 1 holds the best. None: rows
     that are not ranked by a prediction."""
     parallel: ServingConfig
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values that the ranking chose beside `parallel`, by path: cluster.num_gpus, the load of a front's row."""
     estimate: InferenceEstimate
     measurement: Measurement | None = None
     """Of one replica, where a search ran it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import serving, training
+from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
@@ -94,7 +95,9 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
     hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
-    configs = None if best is None or estimate.parallel is None else (estimate.parallel, best.parallel)
+    both = None
+    if best is not None and estimate.parallel is not None:
+        both = Configuration(query=query, parallel=estimate.parallel), Configuration.of(best, query=free)
     return Assessment(
         format=tool,
         query=schema.query_mapping(query),
@@ -106,7 +109,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         gain_fraction=gain,
         switched_on=off if best is not None else (),
         parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
-        changes=() if configs is None else _changes(query, free, configs, tool, reading),
+        changes=() if both is None else _changes(*both, tool, reading),
         **_accounts(reading),
     )
 
@@ -139,15 +142,15 @@ def _accounts(reading: Reading | None) -> dict[str, Any]:
 
 
 def _changes(
-    query: Query, free: Query, configs: tuple[Any, Any], tool: str, reading: Reading | None
+    theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
     """What the second of two configurations writes otherwise, in the tool's own words; in the query's where it has none."""
     try:
-        before, after = (options(each, config, tool) for each, config in zip((query, free), configs, strict=True))
+        before, after = (options(each, tool) for each in (theirs, ours))
     except UnsupportedError:
         before, after = (
-            {f"parallel.{name}": str(value) for name, value in schema.to_dict(config).items() if value is not None}
-            for config in configs
+            {f"parallel.{name}": str(value) for name, value in schema.to_dict(each.parallel).items() if value is not None}
+            for each in (theirs, ours)
         )
     else:
         if tool == "megatron-lm" and reading is not None and reading.read:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool import catalog, serving, training
 from hp_tool.catalog.models import checkpoint
-from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
@@ -20,7 +20,6 @@ from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
-from hp_tool.serving.highest import costed_rows
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
@@ -44,7 +43,7 @@ _ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parall
 _DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
 RUNS: dict[tuple[str, bool], dict[str, Any]] = {
     ("torchtitan", True): {"zero_stage": (2, 3)},
-    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
+    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
     ("accelerate", False): _DEEPSPEED,
     ("deepspeed", False): _DEEPSPEED,
     ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
@@ -71,18 +70,8 @@ def export(
         ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
         if (count := len(ranking.recommendations)) < rank:
             raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
-        best = ranking.recommendations[rank - 1]
-        return _write(_as_chosen(query, best.estimate.provenance), best.parallel, format)
-    if not isinstance(result.get("query"), dict):
-        raise InputError(
-            "the result does not hold its query; export what estimate, recommend or tune print with --json",
-            field="query",
-            code="missing_field",
-        )
-    query = read(result["query"])
-    row = _row(result, rank)
-    config = schema.parse(ServingConfig if query.kind == "inference" else ParallelConfig, row.get("parallel") or {})
-    return _write(_as_chosen(query, (row.get("estimate") or row).get("provenance")), config, format)
+        return write(Configuration.of(ranking.recommendations[rank - 1], query=query), format)
+    return write(Configuration.read(result, rank=rank, parse=read), format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +128,7 @@ def export_for(
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
         try:
-            text = _write(_as_chosen(asked, row.estimate.provenance), row.parallel, format)
+            text = write(Configuration.of(row, query=asked), format)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
@@ -157,7 +146,7 @@ def export_for(
             left_out=tuple(left_out),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
-    own_workload = None if own is None else _as_chosen(query, own.estimate.provenance).training
+    own_workload = None if own is None else Configuration.of(own, query=query).query.training
     offloads = own_workload is not None and own_workload.offload not in (None, "none")
     else_ = "; the query's own best offloads to the host" if offloads else ""
     raise refusal or InputError(
@@ -171,53 +160,30 @@ def runs(tool: str, query: Query) -> dict[str, Any]:
     return RUNS.get((tool, fsdp), {})
 
 
-def _as_chosen(query: Query, provenance: Any) -> Query:
-    """The query with the values that the search chose: of lists, and the offload that nothing fits without."""
-    assumed = provenance.get("assumed") if isinstance(provenance, Mapping) else None
-    if query.training is None or not isinstance(assumed, Mapping):
-        return query
-    chosen = {name: (assumed.get(f"training.{name}"), listed) for name, listed in query.training.choices.items()}
-    values: dict[str, Any] = {name: value if value in listed else listed[0] for name, (value, listed) in chosen.items()}
-    offload = assumed.get("training.offload")
-    if query.training.offload is None and offload in ("optimizer", "activations"):
-        values["offload"] = offload
-    return replace(query, training=replace(query.training, **values)) if values else query
-
-
-def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """The recommendation of this rank in a result, or the one that it estimates."""
-    rows = result.get("recommendations")
-    if rows is None and isinstance(result.get("estimate"), dict):
-        rows = [result["estimate"]]
-    if not isinstance(rows, list) or not 1 <= rank <= len(rows) or not isinstance(rows[rank - 1], dict):
-        count = len(rows) if isinstance(rows, list) else 0
-        raise InputError(f"the result has {count} configurations; rank {rank} is not among them", field="rank")
-    row: dict[str, Any] = rows[rank - 1]
-    return row
-
-
-def _write(query: Query, config: ParallelConfig | ServingConfig, format: str) -> str:
-    if isinstance(config, ServingConfig):
+def write(configuration: Configuration, format: str) -> str:
+    """Return the configuration in the words of a format. Raises UnsupportedError for what they cannot say, InputError."""
+    if isinstance(configuration.parallel, ServingConfig):
         if format not in SERVERS:
             raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="format")
-        setup = serving_setup(query, config)
+        setup = serving_setup(configuration)
         return llm_d.text(setup) if format == "llm-d" else engines.command(setup, engine=format)
     if format not in TRAINING:
         raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
-    return TRAINING[format](training_setup(resolve_training(query), config))
+    return TRAINING[format](training_setup(resolve_training(configuration.query), configuration.parallel))
 
 
-def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
-    """The case of one serving configuration."""
+def serving_setup(configuration: Configuration) -> ServingSetup:
+    """Return the case of one serving configuration."""
+    query, config = configuration.query, configuration.parallel
     problem, workload = resolve_serving(query), query.inference
-    assert workload is not None  # checked with the query
+    assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
     return ServingSetup(
         model=problem.model,
         model_path=checkpoint(query.model),
         cluster=problem.cluster,
         workload=workload,
         longest=_longest(problem),
-        parallel=replace(config, max_num_seqs=_slots(query, problem, config)),
+        parallel=config,
         memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
     )
 
@@ -227,20 +193,6 @@ def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
     return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
-
-
-def _slots(query: Query, problem: ServingProblem, config: ServingConfig) -> int:
-    """Requests that one scheduler runs at once: what its share of the load fills, so that more cannot make it miss its targets.
-    As the query says, or the engine's limit, where that is less.
-    """
-    if query.parallel.max_num_seqs is not None or problem.offline or problem.trace is not None:
-        return config.max_num_seqs
-    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
-    rows, loads = costed_rows(problem, candidate)
-    load = rows.in_flight if rows.in_flight is not None else loads if loads is not None else rows.candidates.concurrency
-    each = float(load[0]) / config.data_parallel_size
-    fluctuation = 0.0 if rows.in_flight is None else 3.0 * math.sqrt(each)
-    return min(config.max_num_seqs, math.ceil(each + fluctuation))
 
 
 def _longest(problem: ServingProblem) -> int:
@@ -254,7 +206,7 @@ def _longest(problem: ServingProblem) -> int:
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """The case of one configuration; objective min_gpus may have chosen fewer devices than the query has."""
+    """Return the case of one training configuration; a reduced run of it takes fewer devices than the problem has."""
     model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     used = model_parallel * config.data_parallel_size
     at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
@@ -273,8 +225,7 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
     """The layout that has to be written; None where the framework makes it of the sizes, or with a layer less at the ends."""
     layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
-    free = replace(problem, strategy=replace(problem.strategy, pipeline_layout=None))
-    usual = free.named(own).pipeline_layout
+    usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
     asked = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
     if asked is not None:
         check_layout(asked, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
@@ -286,12 +237,12 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
     return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)
 
 
-def options(query: Query, config: Any, tool: str) -> dict[str, str]:
-    """A configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
-    if isinstance(config, ServingConfig):
-        _, values = engines.ENGINES[tool](serving_setup(query, config))
+def options(configuration: Configuration, tool: str) -> dict[str, str]:
+    """Return a configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
+    if isinstance(configuration.parallel, ServingConfig):
+        _, values = engines.ENGINES[tool](serving_setup(configuration))
         return {name: " ".join(words) for name, words in option_words(values).items()}
-    setup = training_setup(resolve_training(query), config)
+    setup = training_setup(resolve_training(configuration.query), configuration.parallel)
     if tool in ("megatron-lm", "gpt-neox"):
         return {f"--{name}": " ".join(words) for name, words in megatron_lm.flags(setup).items()}
     if tool == "nemo":

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool import catalog
+from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
+from hp_tool.errors import HpToolError
 from hp_tool.formats import imports
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.reading import MAX_NAMED, ImportRefusedError, Missing, Read, Reading, Setting
@@ -59,6 +61,7 @@ def read_configuration(
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
     _complete(reading, changes, text)
+    _within_nvlink(query)
     if reading.refused or reading.missing:
         raise _refusal(reading)
     return reading
@@ -107,6 +110,22 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         for each in reading.missing
         if each.field not in given and not any(each.field.startswith(f"{path}.") for path in covered)
     ]
+
+
+def _within_nvlink(query: dict[str, Any]) -> None:
+    """Drop that tensor parallelism is not overlapped where its group is wider than an NVLink domain: Userbuffers, which overlap
+    it, reach no further, so the flag that is missing could not have stood there."""
+    overlap, cluster = query.get("training", {}).get("overlap") or {}, query.get("cluster")
+    if overlap.get("tensor_parallel") is not False:
+        return
+    try:
+        domain = catalog.cluster(schema.parse(ClusterQuery, cluster) if isinstance(cluster, Mapping) else str(cluster))
+    except HpToolError:  # what is missing or wrong is told with all else
+        return
+    if query.get("parallel", {}).get("tensor_parallel_size", 1) > domain.nvlink_domain_size:
+        del overlap["tensor_parallel"]
+        if not overlap:
+            del query["training"]["overlap"]
 
 
 def _near_model(text: str) -> str:

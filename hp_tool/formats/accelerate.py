@@ -25,6 +25,11 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
     if setup.recompute.granularity not in ("none", "full", "per_layer"):
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
+    if c.sequence_parallel and c.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            f"{TOOL} keeps norms and dropout whole on every tensor-parallel rank: set parallel.sequence_parallel to false",
+            field="parallel.sequence_parallel",
+        )
     shard = c.data_parallel_shard_size or c.data_parallel_size
     return {
         "compute_environment": "LOCAL_MACHINE",

@@ -46,6 +46,13 @@ def sglang(setup: ServingSetup) -> tuple[str, Values]:
     limits are divided by the attention groups.
     """
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
+    deepep = _travels_by_deepep(setup)
+    if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:
+        ranks = c.tensor_parallel_size * groups
+        raise UnsupportedError(
+            f"SGLang's DeepEP divides the experts over all {ranks} ranks of a stage; set expert_parallel_size to {ranks}",
+            field="parallel.expert_parallel_size",
+        )
     return f"python -m sglang.launch_server --model-path {_model(setup)}", {
         "--tp-size": c.tensor_parallel_size * groups,
         "--pp-size": c.pipeline_parallel_size,
@@ -58,7 +65,7 @@ def sglang(setup: ServingSetup) -> tuple[str, Values]:
         "--ep-size": _above_one(c.expert_parallel_size),
         "--enable-eplb": c.redundant_experts > 0,
         "--ep-num-redundant-experts": c.redundant_experts or None,
-        "--moe-a2a-backend": "deepep" if _travels_by_deepep(setup) else None,
+        "--moe-a2a-backend": "deepep" if deepep else None,
         "--enable-two-batch-overlap": w.two_batch_overlap is True,
         **_number_formats(setup, engine="sglang", cache={"bf16": "bf16", "fp8": "fp8_e4m3"}),
     }

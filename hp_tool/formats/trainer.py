@@ -231,6 +231,8 @@ def accelerate(
         degrees = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
         for field, key in degrees.items():
             parallel[field] = whole_number(_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key)
+        if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
+            parallel["sequence_parallel"] = False
         shard = whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"), "dp_shard_size")
         if (
             whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"), "dp_replicate_size")

@@ -1,6 +1,7 @@
 """Configurations, and changes of them, in words and table cells."""
 
 import math
+from collections.abc import Iterable
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.serving import ServingConfig
@@ -27,6 +28,11 @@ LABELS = {
     "pipeline_schedule": "schedule",
     "moe_token_dispatcher_type": "dispatcher",
 }
+
+
+def unchecked_words(names: Iterable[str]) -> str:
+    """Return what a star on an interval means, where no published run covers what these names say."""
+    return f"unchecked: no published run has {', '.join(names)}, so the interval is wider"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:

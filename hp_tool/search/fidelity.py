@@ -22,7 +22,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import Sizes
 from hp_tool.domain.records import RunRecord
-from hp_tool.domain.serving import Configuration, ServingConfig
+from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 WHOLE = Fidelity()
@@ -68,7 +68,7 @@ def reduced(
     )
 
 
-def num_gpus(parallel: Configuration, fidelity: Fidelity = WHOLE) -> int:
+def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
     """Devices of a run; of a way to serve one replica runs."""
     model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if isinstance(parallel, ServingConfig):
@@ -105,7 +105,7 @@ class Outcome(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def parallel(self) -> Configuration: ...
+    def parallel(self) -> RunConfig: ...
     @property
     def fidelity(self) -> Fidelity: ...
     @property
@@ -117,13 +117,13 @@ class Outcome(Protocol):
 Run = TypeVar("Run", bound=Outcome)
 
 
-def standing(runs: Sequence[Run]) -> dict[Configuration, Run]:
+def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
     """The run whose outcome counts, by configuration: the last whole one that worked, else the last whole, else the last.
 
     What a reduced run implied is void once the whole of it failed; not if that was cut off by its time limit, which says
     nothing about the configuration.
     """
-    counting: dict[Configuration, Run] = {}
+    counting: dict[RunConfig, Run] = {}
     for run in runs:
         if run.status is not None:
             earlier = counting.get(run.parallel)
@@ -132,13 +132,13 @@ def standing(runs: Sequence[Run]) -> dict[Configuration, Run]:
     return counting
 
 
-def repeats(runs: Sequence[Run]) -> dict[Configuration, Repeats]:
+def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
     """What the runs of each configuration say together; those without a step time are left out."""
-    times_s: dict[Configuration, list[float]] = {}
+    times_s: dict[RunConfig, list[float]] = {}
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
             times_s.setdefault(run.parallel, []).append(run.objective_s)
-    found: dict[Configuration, Repeats] = {}
+    found: dict[RunConfig, Repeats] = {}
     for parallel, run in standing(runs).items():
         if (step_s := run.objective_s) is not None:
             times = times_s.get(parallel, [step_s])  # a reduced run alone
@@ -190,8 +190,8 @@ def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[Run
 
 def _pairs(runs: Sequence[RunRecord]) -> list[float]:
     """ln(measured whole / extrapolated without bias) of each configuration that ran both ways."""
-    whole: dict[Configuration, float] = {}
-    implied: dict[Configuration, float] = {}
+    whole: dict[RunConfig, float] = {}
+    implied: dict[RunConfig, float] = {}
     for run in runs:
         if run.measurement is None or run.measurement.step_s is None:
             continue

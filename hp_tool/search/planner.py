@@ -13,7 +13,7 @@ from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.search.account import Spent, open_runs, run_gpu_seconds, spent_by, startup_s, why_stop
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
@@ -42,7 +42,7 @@ _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
 class NextRun:
     """A run worth doing."""
 
-    parallel: Configuration
+    parallel: RunConfig
     fidelity: Fidelity
     predicted: JsonObject
     trial: Trial | None = None
@@ -133,7 +133,7 @@ class Planner:
     def _reduction(
         self,
         runs: Sequence[RunRecord],
-        parallel: Configuration,
+        parallel: RunConfig,
         predicted: JsonObject,
         calibration: Calibration,
         *,

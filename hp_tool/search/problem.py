@@ -19,7 +19,7 @@ from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import JsonObject, RunRecord
 from hp_tool.domain.requests import RunRequest
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
@@ -62,11 +62,11 @@ class Question(ABC):
         """The digest of a row's configuration, run as a whole."""
         return configuration_digest(parallel=self.candidates.config(row))
 
-    def row(self, parallel: Configuration) -> int | None:
+    def row(self, parallel: RunConfig) -> int | None:
         """The table's row of a configuration; None where it is not among the candidates."""
         return self._row_by_digest.get(configuration_digest(parallel=parallel))
 
-    def params(self, parallel: Configuration) -> dict[str, AxisValue] | None:
+    def params(self, parallel: RunConfig) -> dict[str, AxisValue] | None:
         """A configuration's values by axis; None where it is not among the candidates."""
         row = self.row(parallel)
         return None if row is None else self.table.params(row)
@@ -147,7 +147,7 @@ class Question(ABC):
         """The measurement with what follows from it for this question."""
         return measurement
 
-    def reduction(self, parallel: Configuration) -> Reduction | None:
+    def reduction(self, parallel: RunConfig) -> Reduction | None:
         """The cheapest run that can stand for a configuration; None where only the whole will do."""
         return None
 
@@ -185,7 +185,7 @@ class SearchProblem(Question):
     def framework(self) -> str:
         return self.training.framework
 
-    def reduction(self, parallel: Configuration) -> Reduction | None:
+    def reduction(self, parallel: RunConfig) -> Reduction | None:
         assert isinstance(parallel, ParallelConfig)
         return None if self.reduce is None else self.reduce(parallel)
 

@@ -98,7 +98,9 @@ def _on_more_devices(query: Query, infeasible: InferenceEstimate, *, num_gpus: i
         return []  # illegal, and not for want of devices
     for factor in GROWTH:
         try:
-            near = _neighbours(resolve_serving(query.with_num_gpus(factor * num_gpus)), config)
+            more = factor * num_gpus
+            grown = dataclasses.replace(resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more})
+            near = _neighbours(grown, config)
         except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
             return []
         acceptable = near.acceptable
@@ -146,6 +148,7 @@ def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus:
         change=change_in_words(infeasible.parallel, after.parallel, gpus=(num_gpus, near.problem.cluster.num_gpus)),
         changed=changed_fields(infeasible.parallel, after.parallel),
         parallel=after.parallel,
+        set=dict(near.problem.chosen),
         num_gpus=near.problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
         **figures,

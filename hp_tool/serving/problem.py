@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +68,8 @@ class ServingProblem(ServingCase):
     """Of an offline load; None: more than run at once."""
     constraints: Constraints
     targets: Targets
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values put into the query beside `parallel`, by path; its answers carry them."""
 
     @property
     def wave_share(self) -> float:
@@ -99,7 +103,8 @@ class ServingProblem(ServingCase):
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """The same load on fewer devices of the same kind."""
-        return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
+        cluster = self.cluster.with_num_gpus(num_gpus)
+        return dataclasses.replace(self, cluster=cluster, chosen={**self.chosen, "cluster.num_gpus": num_gpus})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

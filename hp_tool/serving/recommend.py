@@ -105,7 +105,7 @@ def _played_best(query: Query, problem: ServingProblem, *, top: int, start: floa
         space.candidates.take(slice(row, row + 1))
         for row in (rows if len(rows) else nearest(space.candidates, problem=problem))
     ]
-    found = [ServingRecommendation(rank=0, parallel=one.config(0), estimate=played(problem.costed(one))) for one in chosen]
+    found = [_row(0, one, played(problem.costed(one)), problem) for one in chosen]
     found.sort(key=lambda row: _played_score(row.estimate, query.objective))
     kept = [row for row in found if row.estimate.feasible]
     missed = [row for row in found if not row.estimate.feasible]
@@ -144,7 +144,9 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
     space = cost_space(query=query, problem=given, concurrency=loads)
     kept = np.flatnonzero(space.acceptable)
     chosen = kept[undominated(space.tpot_s[kept], space.output_tokens_per_second_per_gpu[kept])]
-    return recommendations(replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=given)
+    rows = recommendations(replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=given)
+    loads = space.candidates.concurrency[chosen].tolist()
+    return tuple(replace(row, set={**row.set, "inference.concurrency": load}) for row, load in zip(rows, loads, strict=True))
 
 
 def _most_concurrency(query: Query, problem: ServingProblem) -> int:
@@ -258,5 +260,11 @@ def recommendations(
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
         costed = problem.costed(one) if space.loads is None else problem.costed_under(float(space.loads[row]), one)
-        found.append(ServingRecommendation(rank=place + 1, parallel=one.config(0), estimate=estimate_row(costed, 0)))
+        found.append(_row(place + 1, one, estimate_row(costed, 0), problem))
     return tuple(found)
+
+
+def _row(
+    rank: int, candidate: ServingCandidates, estimate: InferenceEstimate, problem: ServingProblem
+) -> ServingRecommendation:
+    return ServingRecommendation(rank=rank, parallel=candidate.config(0), set=dict(problem.chosen), estimate=estimate)

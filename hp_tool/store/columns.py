@@ -13,7 +13,7 @@ from sqlalchemy.engine import Dialect
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import JsonObject
-from hp_tool.domain.serving import Configuration, ServingConfig
+from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.errors import InputError
 
 
@@ -54,7 +54,7 @@ def row_dict(row: sa.Row[Any]) -> dict[str, Any]:
 
 T = TypeVar("T")
 ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Fidelity, Measurement)}
-CONFIGURATIONS: TypeAdapter[Configuration] = TypeAdapter(
+CONFIGURATIONS: TypeAdapter[RunConfig] = TypeAdapter(
     Annotated[
         Annotated[ParallelConfig, Tag("training")] | Annotated[ServingConfig, Tag("serving")],
         Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
@@ -95,7 +95,7 @@ def decode(kind: type[T], value: JsonObject | str) -> T:
     return _decoded(adapter, value)
 
 
-def decode_configuration(value: JsonObject | str) -> Configuration:
+def decode_configuration(value: JsonObject | str) -> RunConfig:
     """A stored configuration, a JSON object or its text, as what it is: a way to train or a way to serve."""
     return _decoded(CONFIGURATIONS, value)
 

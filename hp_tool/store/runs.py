@@ -23,7 +23,7 @@ from hp_tool.domain.records import (
     RunState,
     SearchState,
 )
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.access import admit_run, open_runs_on
@@ -115,7 +115,7 @@ class Runs(StoreBase):
         self,
         *,
         lease: Lease,
-        parallel: Configuration,
+        parallel: RunConfig,
         fidelity: Fidelity,
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,

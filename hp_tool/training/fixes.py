@@ -13,7 +13,7 @@ from hp_tool.cost.candidates import FULL_BLOCK, RECOMPUTE_COLUMNS, Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule, as_asked
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.workload import TrainingWorkload
@@ -94,11 +94,12 @@ def _with_narrower_states(query: Query, problem: TrainingProblem, infeasible: Es
     key, before, narrower = _narrower_states(workload)
     candidates = Candidates.from_configs([config])
     for value in narrower:
-        changed = resolve_training(replace(query, training=replace(query.training, **{key: value})))  # type: ignore[arg-type]
+        narrow = replace(query, training=replace(query.training, **{key: value}))  # type: ignore[arg-type]
+        changed = resolve_training(narrow).choosing({f"training.{key}": value})
         near = Neighbours(problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates))
         if near.acceptable[0]:
             fix = _fix(near, 0, infeasible, num_gpus=problem.cluster.num_gpus)
-            return [replace(fix, change=f"{key} {before} -> {value}", training={key: value})]
+            return [replace(fix, change=f"{key} {before} -> {value}")]
     return []
 
 
@@ -150,7 +151,8 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
         return []
     for factor in GROWTH:
         try:
-            problem = resolve_training(query.with_num_gpus(factor * num_gpus))
+            more = factor * num_gpus
+            problem = resolve_training(query.with_num_gpus(more)).choosing({"cluster.num_gpus": more})
         except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
@@ -270,7 +272,8 @@ def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> 
     return Mend(
         change=change_in_words(near.base, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)),
         changed=changed_fields(near.base, after.parallel),
-        parallel=problem.named(as_asked(after.parallel, problem.parallel)),
+        parallel=problem.named(after.parallel),
+        set=dict(problem.chosen),
         num_gpus=problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
         memory_saved_bytes=before_bytes - after.memory.total_bytes if before_bytes is not None else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import (
     PipelineLayout,
@@ -71,6 +72,8 @@ class TrainingProblem(TrainingCase):
     """What packed rows hold; None if all rows cost the same."""
     lengths: LengthDistribution | None = None
     """Of the sequences in packed rows."""
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values put into the query beside `parallel`, by path; its answers carry them."""
 
     def costs(self, candidates: Candidates) -> TrainingCosts:
         """Memory and step time of legal candidates."""
@@ -90,7 +93,15 @@ class TrainingProblem(TrainingCase):
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
-        """The configuration with the layout that its framework gives stages which cannot hold equally many layers."""
+        """The configuration with what the query says for all candidates, and with the layout that its framework gives stages
+        which cannot hold equally many layers; levels of context parallelism only where they make up its size."""
+        values = {name: getattr(self.parallel, name) for name in OF_THE_QUERY}
+        sizes = self.parallel.hierarchical_context_parallel_sizes
+        if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
+            values["hierarchical_context_parallel_sizes"] = None
+        if config.context_parallel_size == 1:
+            values["dynamic_context_parallel"] = None
+        config = dataclasses.replace(config, **values)
         if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
         layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
@@ -102,7 +113,13 @@ class TrainingProblem(TrainingCase):
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
         """The same on fewer devices of the same kind."""
-        return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus))
+        if num_gpus == self.cluster.num_gpus:
+            return self
+        return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus)).choosing({"cluster.num_gpus": num_gpus})
+
+    def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
+        """The same problem, whose answers name these values of the query, by path."""
+        return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
         """The same with these values of `parallel`, which its answers name and `provenance.assumed` does not."""

@@ -17,7 +17,6 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
-from hp_tool.domain.parallel import as_asked
 from hp_tool.domain.result import Recommendation
 from hp_tool.space import default_axes, legal_chunks
 from hp_tool.training.calibrated import CRASHED, CalibratedPredictor
@@ -200,13 +199,17 @@ def recommendations(
     costs = problem.scheduled(problem.costs(chosen), chosen)
     rows = []
     for index in range(len(chosen)):
-        config = problem.named(as_asked(chosen.config(index), problem.parallel))
+        config = problem.named(chosen.config(index))
         calibrated = None
         if predictor is not None:
             calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
             calibrated = replace(calibrated, parallel=config)
         estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
-        rows.append(Recommendation(rank=index + 1, parallel=config, estimate=estimate, calibrated_estimate=calibrated))
+        rows.append(
+            Recommendation(
+                rank=index + 1, parallel=config, set=dict(problem.chosen), estimate=estimate, calibrated_estimate=calibrated
+            )
+        )
     return tuple(rows)
 
 

@@ -96,7 +96,8 @@ def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None
 def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None) -> Best:
     """The best of one training; `chosen`: values of `training` that its answers name."""
     problem = resolve_training(query)
-    problem = replace(problem, assumed={**problem.assumed, **{f"training.{name}": value for name, value in chosen.items()}})
+    values = {f"training.{name}": value for name, value in chosen.items()}
+    problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
     predictor = None if calibrations is None else calibrations(problem)
     if query.objective == "min_gpus":
         _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
@@ -117,9 +118,11 @@ def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibration
             problem = resolve_training(replace(query, training=replace(query.training, offload=offload)))
         except InputError:  # the framework, or the device, has no such thing
             continue
+        before = best.problems[0]
         problem = replace(
-            problem.with_num_gpus(best.problems[0].cluster.num_gpus),
-            assumed={**best.problems[0].assumed, **problem.assumed, "training.offload": offload},
+            problem.with_num_gpus(before.cluster.num_gpus),
+            assumed={**before.assumed, **problem.assumed, "training.offload": offload},
+            chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
         found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))

@@ -17,7 +17,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import InputError
 from hp_tool.search.fidelity import repeats
 from hp_tool.search.planner import standard_error_s
@@ -114,9 +114,9 @@ def alike(rows: Sequence[int], *, known_s: FloatArray, log_sd: FloatArray, noise
     return int(np.count_nonzero(distances[1:] <= NORMAL_QUANTILE * np.hypot(sds[1:], sds[0])))
 
 
-def noise_of(runs: Sequence[RunRecord]) -> dict[Configuration, float]:
+def noise_of(runs: Sequence[RunRecord]) -> dict[RunConfig, float]:
     """Relative standard error of each measured configuration: of its steps, and of its runs if it ran more than once."""
-    of_steps: dict[Configuration, float] = {}
+    of_steps: dict[RunConfig, float] = {}
     for run in runs:
         if run.status == "ok" and run.measurement is not None:
             of_steps[run.parallel] = max(of_steps.get(run.parallel, 0.0), standard_error_s(run.measurement))

@@ -15,7 +15,7 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED
-from hp_tool.domain.serving import Configuration, ServingConfig
+from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, newest, stored_evidence
 from hp_tool.learning.series import Series
@@ -100,7 +100,7 @@ def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProble
     candidates = serving_candidates(problem, configs)
     costed = problem.costed(candidates)
     costs = costed.costs
-    row_of: dict[Configuration, int] = {config: row for row, config in enumerate(configs)}
+    row_of: dict[RunConfig, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)
     outcomes = [record.measurement for record in records]
     evidence = serving_table(costed).evidence(

@@ -84,7 +84,7 @@ def recommendation(row: Answer) -> dict[str, Any]:
     told = estimate(predicted(row))
     keep = ("feasible", "reasons", "parallel", "replicas", "load", "figures", "extrapolated_because")
     chosen = {name: told[name] for name in keep if name in told and (name != "feasible" or not told[name])}
-    places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability") if row.get(name) is not None}
+    places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability", "set") if row.get(name) is not None}
     return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})
 
 

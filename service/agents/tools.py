@@ -14,6 +14,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
+from hp_tool.configuration import Configuration
 from hp_tool.documents import read_text
 from hp_tool.errors import HpToolError
 from hp_tool.formats.names import EXPORTS, SERVERS
@@ -129,8 +130,7 @@ class Tools:
             answer = await client.estimate(query=asked)
             told = figures.predicted(answer)
             if not told["feasible"]:
-                num_gpus = told["provenance"].get("num_gpus")
-                fixes = [await self._fixed(client, answer["query"], fix, num_gpus) for fix in told.get("mends", ())]
+                fixes = [await self._fixed(client, answer["query"], fix) for fix in told.get("mends", ())]
                 return figures.estimate(told) | {"fixes": fixes}
             free = {name: part for name, part in answer["query"].items() if name != "parallel"}
             rows = (await client.recommend(query=free, top=1))["recommendations"]
@@ -145,17 +145,11 @@ class Tools:
         return figures.estimate(told) | {"best": figures.recommendation(rows[0]), "seconds_more_than_best_by_part": lost}
 
     @staticmethod
-    async def _fixed(client: AsyncClient, query: Answer, fix: Answer, num_gpus: object) -> Answer:
+    async def _fixed(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
         """A fix with the figures of the query it leads to."""
-        changed = schema.lay(
-            dict(query) | {"parallel": figures.parallel(fix["parallel"])},
-            {f"training.{name}": value for name, value in (fix.get("training") or {}).items()},
-        )
-        if fix["num_gpus"] != num_gpus:
-            cluster = query["cluster"] if isinstance(query["cluster"], dict) else {"node_type": query["cluster"]}
-            changed["cluster"] = {**cluster, "num_gpus": fix["num_gpus"]}
-        estimate = figures.predicted(await client.estimate(query=changed))
-        kept = {name: fix[name] for name in ("change", "num_gpus", "training") if fix.get(name)}
+        fixed = Configuration.read({"query": query, "recommendations": [fix]}, rank=1, parse=schema.parse_query)
+        estimate = figures.predicted(await client.estimate(query=fixed.mapping()))
+        kept = {name: fix[name] for name in ("change", "num_gpus", "set") if fix.get(name)}
         left = [each["message"] for each in fix.get("remaining", ())]
         told = figures.estimate(estimate)
         return (

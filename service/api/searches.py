@@ -18,7 +18,7 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import Configuration, ServingRecommendation
+from hp_tool.domain.serving import RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
@@ -349,7 +349,7 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
     return row
 
 
-def calibrated_predictions(record: SearchRecord) -> dict[Configuration, dict[str, Any]]:
+def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:
     """Predictions by configuration after calibration, as the result of a search states them."""
     return {
         decode_configuration(row["parallel"]): _prediction(row["calibrated_estimate"])

@@ -19,7 +19,7 @@ from hp_tool.domain.records import (
     SearchRecord,
     SearchState,
 )
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 from hp_tool.errors import (
     ConflictError,
@@ -124,7 +124,7 @@ class TrialView(View):
     """0-based, in order of intent."""
     attempt: int
     state: RunState
-    parallel: Configuration
+    parallel: RunConfig
     fidelity: Fidelity
     predicted: dict[str, Any]
     """Prediction before the run."""
@@ -203,7 +203,7 @@ class MeasurementView(View):
     framework: str
     model: str
     query: dict[str, Any]
-    parallel: Configuration
+    parallel: RunConfig
     predicted: dict[str, Any]
     measurement: Measurement
     warnings: tuple[str, ...]

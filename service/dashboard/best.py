@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import Configuration, ServingRecommendation
+from hp_tool.domain.serving import RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
@@ -36,7 +36,7 @@ class Latency:
 class Best:
     """The best configuration measured so far; once the search has ended the recommended one, which may not be measured."""
 
-    parallel: Configuration
+    parallel: RunConfig
     arithmetic: str
     details: str
     measured: bool
@@ -243,7 +243,7 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
 
 
-def executed(query: JsonObject, parallel: Configuration) -> tuple[Schedule | None, float | None]:
+def executed(query: JsonObject, parallel: RunConfig) -> tuple[Schedule | None, float | None]:
     """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
         return None, None

@@ -1,6 +1,5 @@
 """/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -10,14 +9,15 @@ from fastapi import Query as QueryParameter
 from pydantic import Field
 
 from hp_tool import training
+from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
-from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -25,7 +25,7 @@ from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
-from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, configuration_text, error_status, page_at
+from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, error_status, page_at
 from service.dashboard.trials import TONES
 
 EQUAL = 1e-3
@@ -116,7 +116,7 @@ def compare_runs_context(
     query = store.get_search(search_id=search_id).query
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b, *more)]
     return _compared(
-        (configuration_text(query, parallel=run.parallel) for run in runs),
+        (Configuration.of(run, query=schema.parse_query(query)).text() for run in runs),
         json_href=address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more}),
         calibrations=calibrations,
         find=find,
@@ -164,7 +164,7 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
     """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
-    return replace(query, parallel=config_query(best[0].parallel)) if best else query
+    return Configuration.of(best[0], query=query).query if best else query
 
 
 def _compared_run(run: RunRecord) -> ComparedRun:
@@ -188,8 +188,8 @@ def _differences(queries: Sequence[Query], estimates: Sequence[Estimate | Infere
         if config is not None
     ]
     differences = _differing(configs) if len(configs) == len(queries) else []
-    mappings = [json.loads(configuration_text(query)) for query in queries]
-    rest = [formats.dotted({name: value for name, value in mapping.items() if name != "parallel"}) for mapping in mappings]
+    mappings = [schema.query_mapping(query) for query in queries]
+    rest = [formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *NO_PART)}) for mapping in mappings]
     return (*differences, *sorted(_differing(rest), key=lambda difference: difference.name))
 
 

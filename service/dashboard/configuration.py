@@ -12,14 +12,14 @@ from fastapi import Query as QueryParameter
 from hp_tool import anatomy
 from hp_tool.anatomy import Placement, Schedule, StageAnatomy
 from hp_tool.answers import EstimateAnswer, estimate_answer
-from hp_tool.catalog import cluster
+from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Intervals, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
+from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
-from hp_tool.training import config_query
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from service.api.bodies import read_query
@@ -39,7 +39,6 @@ from service.dashboard.page import (
     address,
     compare_href,
     configuration_href,
-    configuration_text,
     error_status,
     page_at,
 )
@@ -75,6 +74,8 @@ class ConfigurationView(View):
     heading: str
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
+    unchecked: tuple[str, ...]
+    """What no published run covers, which widens the intervals."""
     verdict: str
     verdict_note: str
     """Why it is tight; empty where there is no doubt."""
@@ -134,9 +135,14 @@ def configuration_page(query: Query, *, json_href: str, calibrations: Calibratio
     if configuration is None or not isinstance(estimate, Estimate):
         return page
     problem, config = configuration.problem, configuration.config
+    this = Configuration(query=query, parallel=config)
     # Without a layout that the stages have by themselves: the explorer changes their number.
     free = replace(query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout))
-    page = replace(page, explorer_href=explorer_href(free, config), compare_href=_compare_with_fastest_href(query))
+    page = replace(
+        page,
+        explorer_href=explorer_href(replace(this, query=free)),
+        compare_href=None if query.objective == "min_gpus" else compare_href(this),  # which alone ranks: it takes longer
+    )
     if estimate.time is None:
         return page
     return replace(
@@ -173,11 +179,10 @@ def _view(
     """`stages`: pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
     memory: Stack | None = None
+    assert estimate.parallel is not None
     if isinstance(estimate, InferenceEstimate):
         config = estimate.parallel
-        assert config is not None
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        details = formats.serving_details(config)
         metrics = serving_metrics(estimate)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
@@ -185,12 +190,12 @@ def _view(
         time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
-        assert estimate.parallel is not None
-        heading, details = formats.arithmetic(estimate.parallel), formats.details(estimate.parallel)
+        heading = formats.arithmetic(estimate.parallel)
         metrics = training_metrics(estimate, calibrated)
         memory = _memory(stages, estimate, calibrated or estimate) if stages else None
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
+    this = Configuration(query=query, parallel=estimate.parallel)
     mapping = schema.query_mapping(query)
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
     known = calibrated or estimate
@@ -199,14 +204,15 @@ def _view(
         kind=query.kind,
         subject=formats.subject(mapping),
         heading=heading,
-        details=details,
+        details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
+        unchecked=() if isinstance(known, InferenceEstimate) else tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
-        mends=() if known.feasible else tuple(_fix_row(query, fix, calibrated, calibrations) for fix in estimate.mends),
+        mends=() if known.feasible else tuple(_fix_row(this, fix, calibrated, calibrations) for fix in estimate.mends),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         memory=memory,
@@ -215,7 +221,7 @@ def _view(
         time=time,
         provenance=_provenance(estimate, calibrated),
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
-        href=configuration_href(query),
+        href=configuration_href(this),
     )
 
 
@@ -257,17 +263,17 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     )
 
 
-def _fix_row(query: Query, fix: Mend | ServingMend, calibrated: Estimate | None, calibrations: Calibrations | None) -> FixRow:
+def _fix_row(
+    this: Configuration, fix: Mend | ServingMend, calibrated: Estimate | None, calibrations: Calibrations | None
+) -> FixRow:
     """`calibrated`: what was asked for after calibration; the fix's figures are calibrated then, too."""
-    grown = query if fix.num_gpus == cluster(query.cluster).num_gpus else query.with_num_gpus(fix.num_gpus)
-    if isinstance(fix, Mend) and fix.training and query.training is not None:
-        grown = replace(grown, training=replace(query.training, **fix.training))  # type: ignore[arg-type]
+    fixed = Configuration.of(fix, query=this.query)
     if isinstance(fix, Mend) and calibrated is not None:
-        fix = _calibrated_fix(fix, replace(grown, parallel=config_query(fix.parallel)), calibrated, calibrations)
+        fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
     return FixRow(
         change=fix.change,
-        href=configuration_href(grown, parallel=fix.parallel),
-        compare_href=compare_href(configuration_text(query), configuration_text(grown, parallel=fix.parallel)),
+        href=configuration_href(fixed),
+        compare_href=compare_href(this, fixed),
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
     )
@@ -326,11 +332,6 @@ def _step(label: str, estimate: Estimate) -> BarSpec:
     assert estimate.time is not None
     interval = estimate.intervals.step_s if estimate.intervals else None
     return BarSpec(label=label, parts=estimate.time.parts_s, interval=interval)
-
-
-def _compare_with_fastest_href(query: Query) -> str | None:
-    """Only the page that compares looks for the fastest: ranking takes a hundred times as long as this page."""
-    return None if query.objective == "min_gpus" else address("/compare", {"first": configuration_text(query)})
 
 
 def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:

@@ -10,13 +10,14 @@ from fastapi import Query as QueryParameter
 
 from hp_tool import catalog, training
 from hp_tool.answers import estimate_answer
+from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
-from hp_tool.training import config_query
+from hp_tool.render.columns import unchecked
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
@@ -54,6 +55,8 @@ class FastRow(View):
     rank: int
     arithmetic: str
     details: str
+    unchecked: tuple[str, ...]
+    """What no published run covers, which widens its interval."""
     chosen: bool
     """The controls show this one."""
     step_s: float | None
@@ -130,21 +133,25 @@ def _answered(
     page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None, listed: bool
 ) -> ExplorerPage:
     workload = settings.workload()
-    unrestricted = resolve(schema.parse_query(workload), find=find)
+    free = schema.parse_query(workload)
+    unrestricted = resolve(free, find=find)
     predictor = None if calibrations is None else calibrations(resolve_training(unrestricted))
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
     parallel = settings.parallel()
     # A ranking takes ten times as long as a configuration's figures, which a page may show before.
     ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations) if listed or not parallel else Ranking()
-    if not parallel and (best := ranking.recommendations or ranking.nearest_misses):
-        parallel = schema.to_dict(config_query(best[0].parallel))
-    query = resolve(schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel}), find=find)
+    # Links use the query as typed, in which a registered name is still a name.
+    asked = schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel})
+    best = () if parallel else ranking.recommendations or ranking.nearest_misses
+    chosen = Configuration.of(best[0], query=free) if best else None
+    query = resolve(asked if chosen is None else chosen.query, find=find)
     configuration = resolve_configuration(query)
+    this = chosen or Configuration(query=asked, parallel=configuration.config)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
-    memory, time = _effects(query, config, settings, calibrations)
+    memory, time = _effects(this, query, settings, calibrations)
     rows = _best_by_layout(ranking.recommendations) or ranking.nearest_misses
-    shown = settings.at(config)
+    shown = settings.at(this)
     return replace(
         page,
         json_href=json_href(shown.href),
@@ -152,9 +159,9 @@ def _answered(
         controls=controls(shown, model=model, framework=framework, config=config),
         modules=tuple(dict.fromkeys((*modules(model, framework=framework), *shown.modules))),
         view=view,
-        configuration_href=configuration_href(query, parallel=config),
+        configuration_href=configuration_href(this),
         form_href=address("/searches/new", to_values(workload)),
-        fastest=tuple(_row(row, query, settings, config) for row in rows),
+        fastest=tuple(_row(row, Configuration.of(row, query=free), settings, this) for row in rows),
         nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
@@ -180,40 +187,43 @@ def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
     return list(first.values())[:MAX_ROWS]
 
 
-def _row(row: Recommendation, query: Query, settings: Settings, shown: ParallelConfig) -> FastRow:
+def _row(row: Recommendation, configuration: Configuration, settings: Settings, shown: Configuration) -> FastRow:
     estimate = row.calibrated_estimate or row.estimate
     return FastRow.of(
         row,
         estimate,
         arithmetic=formats.arithmetic(row.parallel),
-        details=formats.details(row.parallel),
-        chosen=row.parallel == shown,
+        details=formats.configuration_details(configuration),
+        unchecked=tuple(unchecked(estimate)),
+        chosen=(row.parallel, row.set) == (shown.parallel, shown.set),
         step_s=estimate.time.step_s if estimate.time else None,
         memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
         reasons=tuple(reason.message for reason in estimate.reasons),
-        href=settings.at(row.parallel).href,
-        configuration_href=configuration_href(query, parallel=row.parallel),
+        href=settings.at(configuration).href,
+        configuration_href=configuration_href(configuration),
     )
 
 
 def _effects(
-    query: Query, shown: ParallelConfig, settings: Settings, calibrations: Calibrations | None
+    this: Configuration, query: Query, settings: Settings, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
-    """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration."""
-    sizes, times = [], []
+    """Memory and time with sequence parallelism and recomputation switched on and off; None for an illegal configuration.
+    `query`: that of `this` with registered names looked up."""
+    sizes, times, shown = [], [], this.parallel
+    assert isinstance(shown, ParallelConfig)
     for label, sequence_parallel, recompute in EFFECTS:
         if sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # sequence parallelism divides work among tensor parallel ranks
         changed = replace(shown, sequence_parallel=sequence_parallel, recompute=recompute)
         try:
-            variant = replace(query, parallel=config_query(changed))
-            answer = estimate_answer(variant, with_fixes=False, with_query=False, calibrations=calibrations)
+            variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
+            answer = estimate_answer(variant.query, with_fixes=False, with_query=False, calibrations=calibrations)
         except HpToolError:
             continue  # not in this framework, or not with what else the query says
         estimate = answer.calibrated_estimate or answer.estimate
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
-        href = settings.at(changed).href
+        href = settings.at(replace(this, parallel=changed)).href
         limit = estimate.memory.capacity_bytes
         sizes.append(BarSpec(label=label, parts=estimate.memory.parts_bytes, limit=limit, href=href))
         times.append(BarSpec(label=label, parts=estimate.time.parts_s, href=href))

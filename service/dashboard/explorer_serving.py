@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
@@ -27,7 +28,6 @@ from service.dashboard.page import (
     Page,
     address,
     configuration_href,
-    configuration_text,
     json_href,
     page_at,
     read_form,
@@ -132,9 +132,9 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
     )
     if best is None:
         return page
-    whole = configuration_text(query, parallel=best.parallel)
-    view, _ = configuration_view(schema.parse_query(json.loads(whole)), calibrations=None)
-    return replace(page, view=view, configuration_href=configuration_href(query, parallel=best.parallel))
+    this = Configuration.of(best, query=query)
+    view, _ = configuration_view(this.query, calibrations=None)
+    return replace(page, view=view, configuration_href=configuration_href(this))
 
 
 def _query(values: Mapping[str, str], *, find: Find) -> Query:

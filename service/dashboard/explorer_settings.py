@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Request
 from fastapi import Query as QueryParameter
 
+from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
-from hp_tool.domain.query import Query
 from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
@@ -30,7 +30,7 @@ from service.dashboard.new_search_form import (
     to_query,
     to_values,
 )
-from service.dashboard.page import BLANK_IS_NONE, IRRELEVANT, address, read_form
+from service.dashboard.page import BLANK_IS_NONE, address, read_form
 
 MAX_SIZE = 64
 """Largest tensor, pipeline and context parallel size offered; the address accepts any."""
@@ -70,10 +70,16 @@ AXES = {
     "zero": "zero_stage",
 }
 """Controls that are an axis of a configuration as it is."""
-CHOSEN_TOO = ("parallel.context_parallel_communication", "parallel.hierarchical_context_parallel_sizes")
+CHOSEN_TOO = (
+    "parallel.context_parallel_communication",
+    "parallel.hierarchical_context_parallel_sizes",
+    "parallel.moe_token_dispatcher_type",
+    "parallel.data_parallel_shard_size",
+    "parallel.pipeline_schedule",
+)
 """Fields without a control that a ranking chooses where they are left open: a configuration's details keep them."""
 SET_ELSEWHERE = (
-    *("kind", "objective", "trainer", *IRRELEVANT, "parallel.data_parallel_size", "parallel.sequence_parallel"),
+    *("kind", "objective", "trainer", *NO_PART, "parallel.data_parallel_size", "parallel.sequence_parallel"),
     *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
 )
 """Paths of a query that its details leave out: controls set them, or they mean nothing here."""
@@ -183,8 +189,10 @@ class Settings:
             values["virtual_pipeline_parallel_size"] = None
         return {name: value for name, value in values.items() if value is not None}
 
-    def at(self, config: ParallelConfig) -> Settings:
-        """These settings with the controls at `config`."""
+    def at(self, configuration: Configuration) -> Settings:
+        """Return these settings with the controls at the configuration, and what a ranking put in beside `parallel`."""
+        config = configuration.parallel
+        assert isinstance(config, ParallelConfig)  # the explorer's queries train
         if isinstance(config.recompute, str):
             recompute: str = config.recompute
             modules: tuple[RecomputeModule, ...] = ()
@@ -194,8 +202,8 @@ class Settings:
         axes = {name: getattr(config, axis) for name, axis in AXES.items()}
         details = {path: one for path, text in self.details.items() if (one := _one_value(path, text, config)) is not None}
         chosen = {path: getattr(config, path.removeprefix("parallel.")) for path in CHOSEN_TOO}
-        if any(chosen.values()):
-            kept = {path: value for path, value in chosen.items() if value is not None}
+        if any(chosen.values()) or configuration.set:
+            kept = configuration.set | {path: value for path, value in chosen.items() if value}
             details = _details(schema.lay(to_query({"kind": "training", **details}), kept))
         sp: Literal["on", "off"] = "on" if config.sequence_parallel else "off"
         return replace(self, **axes, sp=sp, recompute=recompute, modules=modules, details=details)
@@ -216,8 +224,10 @@ def _one_value(path: str, text: str, config: ParallelConfig) -> str | None:
     return None if value is None else str(value)
 
 
-def explorer_href(query: Query, config: ParallelConfig) -> str | None:
-    """Explorer at this configuration; None if its controls cannot express the query's model or cluster."""
+def explorer_href(configuration: Configuration) -> str | None:
+    """Return the explorer's address at this configuration; None if its controls cannot express the query's model or cluster."""
+    query, config = configuration.query, configuration.parallel
+    assert isinstance(config, ParallelConfig)  # the explorer's queries train
     leaves = dotted(schema.query_mapping(replace(query, parallel=replace(query.parallel, recompute=None))))
     if any(not isinstance(leaves.get(WORKLOAD[name]), str | int) for name in ("model", "gpu", "num_gpus")):
         return None
@@ -228,7 +238,7 @@ def explorer_href(query: Query, config: ParallelConfig) -> str | None:
     if config.data_parallel_shard_size == 0:  # all replicas, as without it
         covered += ("parallel.data_parallel_shard_size",)
     rest = {path: value for path, value in leaves.items() if not any(f"{path}.".startswith(f"{each}.") for each in covered)}
-    return Settings(**values, details=_details(schema.lay({}, rest))).at(config).href
+    return Settings(**values, details=_details(schema.lay({}, rest))).at(configuration).href
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,22 +2,24 @@
 
 import re
 import shlex
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
+from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
-from hp_tool.domain.serving import Configuration
+from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
-from hp_tool.exchange import Exported, export, export_for
-from hp_tool.exchange.export import options
+from hp_tool.exchange import Exported, export_for
+from hp_tool.exchange.export import options, write
 from hp_tool.formats.names import SERVERS
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
-from service.dashboard.page import configuration_text
 
 COMMAND, FLAGS, YAML = "command", "flags", "yaml"
 """Formats beside those of other tools: what starts it in its framework's own tool, the flags of that alone, and the query."""
@@ -35,15 +37,15 @@ def export_text(
     """The best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or in another tool's format; with
     `rerank` the best that this tool can run, by predictions."""
     record = store.get_search(search_id=search_id)
-    parallel = store.get_run(search_id=search_id, run_id=run).parallel if run else _best(record)
+    query = schema.parse_query(record.query)
+    configuration = Configuration.of(store.get_run(search_id=search_id, run_id=run) if run else _best(record), query=query)
     text, headers = "", {}
     if format in (FLAGS, YAML):
-        text = _flags(record, parallel) if format == FLAGS else _yaml(record, parallel)
+        text = _flags(configuration) if format == FLAGS else _yaml(configuration)
     else:
-        result = {"query": record.query, "recommendations": [{"parallel": schema.to_dict(parallel)}]}
-        tool = _tool(schema.parse_query(record.query)) if format == COMMAND else format
+        tool = _tool(query) if format == COMMAND else format
         chosen = (
-            export_for(result=result, format=tool) if rerank else Exported(format=tool, text=export(result=result, format=tool))
+            export_for(result=record.query, format=tool) if rerank else Exported(format=tool, text=write(configuration, tool))
         )
         text, note = chosen.text, chosen.cost_in_words()
         headers = {"Export-Note": note} if note else {}
@@ -52,12 +54,20 @@ def export_text(
     return PlainTextResponse(text, headers=headers)
 
 
-def _best(record: SearchRecord) -> Configuration:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Best:
+    """What a search's record says is best so far."""
+
+    parallel: RunConfig
+    set: dict[str, Any]
+
+
+def _best(record: SearchRecord) -> _Best:
     rows = (record.result or {}).get("recommendations") or ()
-    parallel = rows[0]["parallel"] if rows else record.progress.get("best_parallel")
-    if parallel is None:
+    row: dict[str, Any] = rows[0] if rows else {"parallel": record.progress.get("best_parallel")}
+    if row["parallel"] is None:
         raise NotFoundError("the search has no best configuration yet", field="search_id")
-    return decode_configuration(parallel)
+    return _Best(parallel=decode_configuration(row["parallel"]), set=row.get("set", {}))
 
 
 def _tool(query: Query) -> str:
@@ -68,10 +78,9 @@ def _tool(query: Query) -> str:
     return engine if engine in SERVERS else SERVERS[0]
 
 
-def _flags(record: SearchRecord, parallel: Configuration) -> str:
+def _flags(configuration: Configuration) -> str:
     """Options of the tool in one line if they are flags, else a line each."""
-    query = schema.parse_query(record.query)
-    written = options(query, parallel, _tool(query))
+    written = options(configuration, _tool(configuration.query))
     if all(name.startswith("-") for name in written):
         return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
     return "\n".join(f"{name}={shlex.quote(value)}" for name, value in written.items())
@@ -82,7 +91,6 @@ def _quoted(value: str) -> str:
     return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 
-def _yaml(record: SearchRecord, parallel: Configuration) -> str:
+def _yaml(configuration: Configuration) -> str:
     """The query of this configuration alone, for `hp-tool estimate`."""
-    text = configuration_text(schema.parse_query(record.query), parallel=parallel)
-    return yaml.safe_dump(schema.parse_mapping(text), sort_keys=False)
+    return yaml.safe_dump(configuration.mapping(), sort_keys=False)

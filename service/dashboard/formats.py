@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.words import parallel_sizes
+from hp_tool.render.words import unchecked_words as unchecked_words
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
 
@@ -202,12 +204,27 @@ def details(parallel: ParallelConfig) -> str:
         parts.append(f"ZeRO {parallel.zero_stage}")
     if parallel.data_parallel_shard_size:
         parts.append(f"shard groups of {parallel.data_parallel_shard_size}")
+    if parallel.context_parallel_size > 1 and parallel.context_parallel_communication is not None:
+        levels = " x ".join(map(str, parallel.hierarchical_context_parallel_sizes or ()))
+        parts.append(f"context by {parallel.context_parallel_communication}{f' ({levels})' if levels else ''}")
     return ", ".join(parts)
 
 
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
     return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+
+
+def configuration_details(configuration: Configuration) -> str:
+    """The rest of a configuration, with what it offloads and what a ranking chose of the training."""
+    config, training = configuration.parallel, configuration.query.training
+    if isinstance(config, ServingConfig):
+        return serving_details(config)
+    more = {path: value for path, value in configuration.set.items() if path.startswith("training.")}
+    if training is not None and training.offload not in (None, "none"):
+        more["training.offload"] = training.offload
+    chosen = (f"{path.removeprefix('training.').replace('_', ' ')} {value}" for path, value in more.items())
+    return ", ".join((details(config), *chosen))
 
 
 def _significant(value: float) -> str:

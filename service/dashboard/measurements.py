@@ -10,11 +10,22 @@ from fastapi.responses import RedirectResponse
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import MeasurementRecord, MeasurementState
-from hp_tool.errors import HpToolError, InputError
+from hp_tool.errors import InputError
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
 from service.api.measurements import change_state
 from service.api.views import View
-from service.dashboard.page import BLANK_IS_NONE, Form, Page, Tone, address, configuration_href, done, next_href, page_at
+from service.dashboard.page import (
+    BLANK_IS_NONE,
+    Form,
+    Page,
+    Tone,
+    address,
+    configuration_href,
+    done,
+    next_href,
+    page_at,
+    stored_configuration,
+)
 from service.dashboard.trials import TONES, words
 
 MAX_ROWS = 50
@@ -162,7 +173,5 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
 
 
 def _configuration_href(record: MeasurementRecord) -> str | None:
-    try:
-        return configuration_href(record.query, parallel=record.parallel) if record.query else None
-    except HpToolError:
-        return None
+    configuration = stored_configuration(record.query, record)
+    return None if configuration is None else configuration_href(configuration)

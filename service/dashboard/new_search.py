@@ -14,8 +14,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
-from hp_tool import catalog
+from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
+from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.records import WorkerRecord
@@ -23,7 +24,9 @@ from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
 from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
@@ -31,7 +34,7 @@ from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, details, dotted, serving_details
+from service.dashboard.formats import arithmetic, configuration_details, details, dotted
 from service.dashboard.new_search_form import (
     FRAMEWORKS,
     RecipeChoice,
@@ -79,6 +82,8 @@ class PreviewRow(View):
     rank: int
     arithmetic: str
     details: str
+    unchecked: tuple[str, ...] = ()
+    """What no published run covers, which widens its interval."""
     href: str
     """Page of the configuration."""
     step_s: float | None = None
@@ -184,10 +189,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
     try:
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
-        answer = recommend_answer(
-            resolved, top=MAX_POINTS, calibrations=calibrations, pareto=None if resolved.kind == "inference" else "memory"
-        )
-        figure = _figure(resolved, answer)
+        answer = recommend_answer(resolved, top=MAX_POINTS, calibrations=calibrations)
+        figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
     # Links and commands use the query as typed, in which a registered name is still a name.
@@ -268,22 +271,23 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
 
 def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
     estimate: Estimate | InferenceEstimate
+    this = Configuration.of(row, query=query)
     if isinstance(row, ServingRecommendation):
         estimate, config, step_s = row.estimate, row.parallel, None
         heading = serving_arithmetic(config, replicas=row.estimate.replicas)
-        limits = serving_details(config)
         rate = row.estimate.output_tokens_per_second_per_gpu
     else:
         estimate = known = _estimate(row)
-        heading, limits = arithmetic(row.parallel), details(row.parallel)
+        heading = arithmetic(row.parallel)
         step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
     memory = estimate.memory
     return PreviewRow.of(
         row,
         estimate,
         arithmetic=heading,
-        details=limits,
-        href=configuration_href(query, parallel=row.parallel),
+        details=configuration_details(this),
+        unchecked=() if isinstance(row, ServingRecommendation) else tuple(unchecked(_estimate(row))),
+        href=configuration_href(this),
         step_s=step_s,
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
@@ -294,6 +298,16 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
 
 def _estimate(row: Recommendation) -> Estimate:
     return row.calibrated_estimate or row.estimate
+
+
+def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
+    """The front of step time and memory; empty for serving, and where looking at every configuration costs too much."""
+    if query.kind == "inference":
+        return ()
+    try:
+        return training.pareto_front(query=query, against="memory", calibrations=calibrations)
+    except HpToolError:
+        return ()
 
 
 def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from starlette.status import HTTP_200_OK, HTTP_303_SEE_OTHER, HTTP_422_UNPROCESSABLE_CONTENT
 
+from hp_tool.configuration import Configuration, Row
 from hp_tool.domain import records
-from hp_tool.domain.query import Query
-from hp_tool.domain.serving import Configuration
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from service.api.bodies import read_body
 from service.dashboard import formats, plotly
@@ -43,8 +41,6 @@ MAX_FIELDS = 100
 """Of a form."""
 MAX_QUERY = 20_000
 """Characters of a query in an address."""
-IRRELEVANT = ("search", "id")
-"""Fields of a query that do not describe its configuration."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
     ("Searches", "/"),
@@ -209,21 +205,19 @@ def json_href(href: str) -> str:
     return f"{path}.json{question_mark}{parameters}"
 
 
-def configuration_href(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
-    """Page of a query's configuration, or of `parallel` in its place."""
-    return address("/configurations", {"query": configuration_text(query, parallel=parallel)})
+def configuration_href(configuration: Configuration) -> str:
+    """Return the address of the configuration's page."""
+    return address("/configurations", {"query": configuration.text()})
 
 
-def compare_href(first: str, second: str) -> str:
-    """Page that compares two configurations, each given as `configuration_text`."""
-    return address("/compare", {"first": first, "second": second})
+def compare_href(first: Configuration, second: Configuration | None = None) -> str:
+    """Return the address of the page that compares two configurations, or one with the one to try of its query."""
+    return address("/compare", {"first": first.text(), "second": second and second.text()})
 
 
-def configuration_text(query: Query | Mapping[str, Any], *, parallel: Configuration | None = None) -> str:
-    """Query of one configuration, as compact JSON."""
-    mapping = schema.query_mapping(query) if isinstance(query, Query) else dict(query)
-    if parallel is not None:
-        values = schema.to_dict(parallel)
-        mapping["parallel"] = {name: value for name, value in values.items() if value is not None}
-    kept = {name: value for name, value in mapping.items() if name not in IRRELEVANT}
-    return json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
+def stored_configuration(query: Mapping[str, Any] | None, row: Row) -> Configuration | None:
+    """Return the configuration of a row of a stored query; None where that is of another version and cannot be read."""
+    try:
+        return Configuration.of(row, query=schema.parse_query(query)) if query else None
+    except HpToolError:
+        return None

@@ -11,12 +11,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool.anatomy import Schedule
+from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.exchange import TRAINING
 from hp_tool.formats.engines import ENGINES
+from hp_tool.queries import schema
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
 from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget
@@ -26,7 +28,7 @@ from service.dashboard.best import AxisEffect, Best, best_of_search, effects, ex
 from service.dashboard.formats import subject
 from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now
-from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at
+from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -142,7 +144,8 @@ def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     """Redirect to the page of a run's configuration."""
     query = store.get_search(search_id=search_id).query
     run = store.get_run(search_id=search_id, run_id=run_id)
-    return RedirectResponse(configuration_href(query, parallel=run.parallel), status_code=303)
+    configuration = Configuration.of(run, query=schema.parse_query(query))
+    return RedirectResponse(configuration_href(configuration), status_code=303)
 
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
@@ -172,6 +175,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     account = view.progress | (view.summary or {})
     export_formats = ENGINES if trials.serves(view.query) else TRAINING
     best = best_of_search(record, store)
+    configuration = best and stored_configuration(view.query, best)
     schedule, bubble_fraction = (None, None) if best is None or not view.state.ended else executed(view.query, best.parallel)
     return SearchPage.of(
         view,
@@ -182,7 +186,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
-        best_href=configuration_href(view.query, parallel=best.parallel) if best else None,
+        best_href=configuration and configuration_href(configuration),
         export_formats=tuple(export_formats),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),

@@ -10,7 +10,7 @@ from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.query import Targets
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
-from hp_tool.domain.serving import Configuration, ServingConfig
+from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
@@ -261,7 +261,7 @@ def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, 
     return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
 
 
-def axis_value(parallel: Configuration, name: str) -> AxisValue:
+def axis_value(parallel: RunConfig, name: str) -> AxisValue:
     """The value of one of AXES or SERVING_AXES, as tables show it."""
     value = getattr(parallel, name)
     if name == "recompute":
@@ -274,7 +274,7 @@ def serves(query: JsonObject) -> bool:
     return query.get("kind") == "inference"
 
 
-def words(config: Configuration) -> tuple[str, str]:
+def words(config: RunConfig) -> tuple[str, str]:
     """(arithmetic, details) of a configuration."""
     if not isinstance(config, ServingConfig):
         return formats.arithmetic(config), formats.details(config)
@@ -312,7 +312,7 @@ def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     )
 
 
-def predicted_costs(query: JsonObject, configs: Sequence[Configuration]) -> ServingCosts:
+def predicted_costs(query: JsonObject, configs: Sequence[RunConfig]) -> ServingCosts:
     """The cost model's predictions of serving configurations under a stored query's load.
 
     Raises HpToolError, for example for a query of another version with names that no longer exist.

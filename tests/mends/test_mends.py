@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, Recompute
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend
@@ -54,13 +55,8 @@ def days(**change: Any) -> float:
 
 
 def mended(asked: Query, mend: Mend) -> Query:
-    """The query with the mend taken over."""
-    cluster = asked.cluster
-    assert not isinstance(cluster, str)
-    parallel = replace(config_query(mend.parallel), pipeline_schedule=asked.parallel.pipeline_schedule)
-    assert asked.training is not None
-    training = replace(asked.training, **(mend.training or {}))  # type: ignore[arg-type]
-    return replace(asked, parallel=parallel, training=training, cluster=replace(cluster, num_gpus=mend.num_gpus))
+    """The query with the mend taken over, as its text asks it."""
+    return parse_query(Configuration.of(mend, query=asked).text())
 
 
 def check(asked: Query) -> Estimate:
@@ -70,8 +66,8 @@ def check(asked: Query) -> Estimate:
         assert found.mends == ()
         return found
     assert len(found.mends) <= MAX_FIXES
-    same = [mend for mend in found.mends if mend.num_gpus == asked.cluster.num_gpus and mend.training is None]  # type: ignore[union-attr]
-    narrower = [mend for mend in found.mends if mend.training is not None]
+    same = [mend for mend in found.mends if not mend.set]
+    narrower = [mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)]
     assert list(found.mends[: len(same) + len(narrower)]) == same + narrower and len(narrower) <= 1
     assert len(found.mends) - len(same) - len(narrower) <= 1
     assert [mend.step_s for mend in same] == sorted(mend.step_s for mend in same)
@@ -181,9 +177,14 @@ def test_what_keeps_the_layout_is_told_too(training: dict[str, Any], change: dic
     assert memory is not None
     headroom = 1.0 - 0.95 * 0.99 * memory.total_bytes / memory.capacity_bytes
     found = check(query(training=training, constraints={"memory_headroom_fraction": headroom}))
-    (mend,) = [mend for mend in found.mends if mend.training is not None]
+    (mend,) = [mend for mend in found.mends if any(path.startswith("training.") for path in mend.set)]
     ((key, value),) = change.items()
-    assert mend.training == change and mend.changed == () and mend.change.endswith(f"-> {value}") and key in mend.change
+    assert (
+        mend.set == {f"training.{key}": value}
+        and mend.changed == ()
+        and mend.change.endswith(f"-> {value}")
+        and key in mend.change
+    )
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from hp_tool import serving
+from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingMend
 from hp_tool.queries import schema
@@ -29,10 +29,7 @@ AXES = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"
 
 def again(asked: Query, mend: ServingMend) -> InferenceEstimate:
     """The estimate of a mended query."""
-    assert not isinstance(asked.cluster, str)
-    parallel = schema.parse_query({**schema.query_mapping(asked), "parallel": schema.to_dict(mend.parallel)}).parallel
-    cluster = dataclasses.replace(asked.cluster, num_gpus=mend.num_gpus)
-    return serving.estimate(query=dataclasses.replace(asked, parallel=parallel, cluster=cluster))
+    return serving.estimate(query=schema.parse_query(Configuration.of(mend, query=asked).text()))
 
 
 @pytest.mark.parametrize("case", CASES)

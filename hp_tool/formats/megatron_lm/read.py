@@ -175,7 +175,7 @@ class _Run(Arguments):
         capacity = self.on("moe-expert-capacity-factor") and not self.on("disable-moe-token-dropping")
         narrow = self.on("grad-reduce-in-bf16") or (aware and self.text("main-grads-dtype", "fp32") == "bf16")
         attention = self.attention()
-        unfused = attention == "unfused" and self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
+        unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
         offload, fraction = self.offload()
         return {
             "sequence_length": self.number("seq-length"),

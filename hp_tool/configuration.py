@@ -1,0 +1,114 @@
+"""One configuration: a query with every chosen value put in, and what that resolves to. Every door takes it from here."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.errors import InputError
+from hp_tool.queries import schema
+from hp_tool.training.evaluate import config_query
+
+NUM_GPUS = "cluster.num_gpus"
+NO_PART = ("search", "id")
+"""Fields of a query that do not describe its configuration."""
+
+
+class Row(Protocol):
+    """A row of a ranking, a fix, a run of a search. It may have `set`: values of the query beside `parallel`, by path."""
+
+    @property
+    def parallel(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A query of one configuration. What it leaves to a recipe or a default stays open in it and resolves again."""
+
+    query: Query
+    """As it was asked, with each chosen value put in."""
+    parallel: RunConfig
+    """What its `parallel` resolves to."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values that a ranking or a fix put in beside `parallel`, by path."""
+
+    @staticmethod
+    def of(row: Row, *, query: Query) -> Configuration:
+        """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of a run of its search."""
+        values: dict[str, Any] = dict(getattr(row, "set", {}))
+        for path, value in values.items():
+            query = _with(query, path, value)
+        return Configuration(query=replace(query, parallel=config_query(row.parallel)), parallel=row.parallel, set=values)
+
+    @staticmethod
+    def read(result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]) -> Configuration:
+        """Return the configuration of the recommendation of this rank in the JSON of an answer, or of the one it estimates.
+
+        Raises InputError where the answer lacks its query or has no such row.
+        """
+        query = result.get("query")
+        if not isinstance(query, dict):
+            raise InputError(
+                "the result does not hold its query; export what estimate, recommend or tune print with --json",
+                field="query",
+                code="missing_field",
+            )
+        row = _row(result, rank)
+        values = row["set"] if "set" in row else _chosen_earlier(row, query)
+        if not isinstance(values, dict):
+            raise InputError("set must be a mapping of paths of the query to values", field="set")
+        inside = {path: value for path, value in values.items() if path != NUM_GPUS}
+        typed = parse(schema.lay(copy.deepcopy(query), inside))
+        if NUM_GPUS in values:
+            typed = typed.with_num_gpus(schema.parse(ClusterQuery, {"num_gpus": values[NUM_GPUS]}).num_gpus)
+        config = schema.parse(ServingConfig if typed.kind == "inference" else ParallelConfig, row.get("parallel") or {})
+        return Configuration(query=replace(typed, parallel=config_query(config)), parallel=config, set=values)
+
+    def mapping(self) -> dict[str, Any]:
+        """Return the query as JSON-ready values: valid input for every door."""
+        return {name: value for name, value in schema.query_mapping(self.query).items() if name not in NO_PART}
+
+    def text(self) -> str:
+        """Return the query as compact JSON. Parsed and resolved again it gives the same figures and intervals."""
+        return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
+
+
+def _with(query: Query, path: str, value: Any) -> Query:
+    """The query with the value at a path of two names."""
+    if path == NUM_GPUS:
+        return query.with_num_gpus(value)
+    name, _, key = path.partition(".")
+    values: dict[str, Any] = {name: replace(getattr(query, name), **{key: value})}
+    return replace(query, **values)
+
+
+def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The recommendation of this rank in an answer, or the one that it estimates."""
+    rows = result.get("recommendations")
+    if rows is None and isinstance(result.get("estimate"), dict):
+        rows = [result["estimate"]]
+    if not isinstance(rows, list) or not 1 <= rank <= len(rows) or not isinstance(rows[rank - 1], dict):
+        count = len(rows) if isinstance(rows, list) else 0
+        raise InputError(f"the result has {count} configurations; rank {rank} is not among them", field="rank")
+    row: dict[str, Any] = rows[rank - 1]
+    return row
+
+
+def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ranking of an earlier version, whose rows have no `set`, says among its assumptions that it chose."""
+    estimate, training = row.get("estimate") or row, query.get("training")
+    provenance = estimate.get("provenance") if isinstance(estimate, dict) else None
+    assumed = provenance.get("assumed") if isinstance(provenance, dict) else None
+    if not isinstance(assumed, dict) or not isinstance(training, dict):
+        return {}
+    chosen = {f"training.{name}" for name, value in training.items() if isinstance(value, list)}
+    if assumed.get("training.offload") in ("optimizer", "activations") and not {"offload", "recipe"} & training.keys():
+        chosen.add("training.offload")
+    return {path: assumed[path] for path in sorted(chosen) if path in assumed}

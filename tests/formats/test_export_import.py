@@ -1,0 +1,117 @@
+"""What is exported is what was predicted: each row of a ranking, written in a tool's words, read again and predicted, takes the
+same time and memory; or it is refused, naming the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool import serving, training
+from hp_tool.configuration import Configuration
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.errors import HpToolError, InputError, UnsupportedError
+from hp_tool.exchange import read_configuration
+from hp_tool.exchange.export import write
+from hp_tool.formats.reading import ImportRefusedError
+from hp_tool.queries import schema
+from tests.formats import drawn
+
+READERS = {"slurm": "megatron-lm"}
+"""Formats whose files are read as another's."""
+UNSAID = (
+    "model", "cluster", "constraints", "targets", "training.framework_version", "training.total_tokens",
+    "training.expert_imbalance", "training.recipe",
+    *(f"inference.{name}" for name in (
+        "input_length", "output_length", "concurrency", "request_rate_per_second", "prefix_cache_hit_rate", "expert_imbalance",
+    )),
+)  # fmt: skip
+"""What no file says: the model's shape behind its name, the devices, what is wanted of the answer, the release that is
+installed, and the load."""
+IN_THE_SCRIPT = {"accelerate": ("training.attention",), "deepspeed": ("training.attention",), "verl": ("training.attention",)}
+"""What a tool leaves to the training script, which the file does not start."""
+UNREAD = {"verl": "uneven stages are not read from it"}
+"""What a tool can be told and its reader refuses by name."""
+FEW, MANY = 6, 120
+"""Rankings drawn of each format."""
+
+
+def imported(text: str, *, format: str, configuration: Configuration) -> dict[str, Any]:
+    """The file read again, with what it cannot say; what the reader finds missing is given from the row as well."""
+    known = drawn.leaves(configuration.mapping())
+    given = {path: known[path] for path in (*UNSAID, *IN_THE_SCRIPT.get(format, ())) if path in known}
+    try:
+        return read_configuration(text, format=READERS.get(format, format), overrides=given).query
+    except ImportRefusedError as error:
+        if error.reading.refused:
+            raise
+        given |= {each.field: known[each.field] for each in error.reading.missing if each.field in known}
+        return read_configuration(text, format=READERS.get(format, format), overrides=given).query
+
+
+def figures(estimate: Estimate | InferenceEstimate) -> dict[str, float]:
+    assert estimate.memory is not None
+    if isinstance(estimate, Estimate):
+        assert estimate.time is not None
+        return {"step_s": estimate.time.step_s, "memory_bytes": estimate.memory.total_bytes}
+    latencies = {"ttft_s": estimate.ttft_s or 0.0, "tpot_s": estimate.tpot_s or 0.0}
+    return latencies | {"memory_bytes": estimate.memory.total_bytes}
+
+
+def check(query: dict[str, Any], *, format: str) -> int:
+    """How many rows were written; each of them comes back the same."""
+    asked = schema.parse_query(query)
+    room = serving if asked.kind == "inference" else training
+    try:
+        rows = room.recommend(query=asked, top=3).recommendations
+    except (InputError, UnsupportedError):
+        return 0  # no such training under this framework, which says so
+    written = 0
+    for row in rows:
+        configuration = Configuration.of(row, query=asked)
+        try:
+            text = write(configuration, format)
+        except HpToolError as refused:
+            assert isinstance(refused, UnsupportedError | InputError) and refused.message
+            continue
+        try:
+            again = schema.parse_query(imported(text, format=format, configuration=configuration))
+        except ImportRefusedError as refused:
+            assert UNREAD.get(format, "no reason") in refused.message
+            continue
+        after = room.estimate(query=again, with_fixes=False)
+        ours, theirs = drawn.leaves(configuration.mapping()), drawn.leaves(schema.query_mapping(again))
+        differing = {
+            path: (ours.get(path), theirs.get(path))
+            for path in sorted(ours.keys() | theirs.keys())
+            if ours.get(path) != theirs.get(path) and not isinstance(ours.get(path, theirs.get(path)), dict)
+        }
+        assert after.memory is not None, (after.reasons, differing, text)
+        assert figures(after) == pytest.approx(figures(row.estimate), rel=1e-9), (differing, text)
+        written += 1
+    return written
+
+
+@pytest.mark.parametrize("format", drawn.TOOLS)
+def test_a_training_that_is_exported_comes_back_as_it_was_predicted(format: str) -> None:
+    assert sum(check(drawn.training(seed, format=format), format=format) for seed in range(FEW))
+
+
+@pytest.mark.parametrize("format", drawn.ENGINES)
+def test_a_deployment_that_is_exported_comes_back_as_it_was_predicted(format: str) -> None:
+    assert sum(check(drawn.serving(seed, format=format), format=format) for seed in range(FEW))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(FEW, MANY))
+@pytest.mark.parametrize("format", drawn.TOOLS)
+def test_many_trainings_that_are_exported_come_back(format: str, seed: int) -> None:
+    check(drawn.training(seed, format=format), format=format)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(FEW, MANY))
+@pytest.mark.parametrize("format", drawn.ENGINES)
+def test_many_deployments_that_are_exported_come_back(format: str, seed: int) -> None:
+    check(drawn.serving(seed, format=format), format=format)
