@@ -91,16 +91,12 @@ def test_a_few_dense_layers_save_their_turn_alone_while_other_stages_have_expert
     """Stages without dense layers go on setting the pace: what is saved is in the bubble, once for all micro-batches."""
     if schedule in ("zbv", "dualpipe-v") and layers % (2 * stages):
         pytest.skip("a V has two chunks a stage")
-    model = shape(name, num_hidden_layers=layers, num_nextn_predict_layers=0)
+    model = shape(name, num_hidden_layers=layers, num_nextn_predict_layers=0, vocab_size=1024)  # ends that set no pace
     question = {"stages": stages, "pipeline_schedule": schedule}
     without, usual = (answer(model | {"first_k_dense_replace": dense}, **question).time for dense in (0, 3))
-    for part in ("expert_parallel", "attention"):
-        assert usual.parts_s[part] == pytest.approx(without.parts_s[part], rel=1e-9)
-    ends = (
-        without.parts_s["compute"] - usual.parts_s["compute"]
-    )  # on a folded pipeline's slowest rank, which dense layers relieve
-    assert 0.0 <= ends <= (0.25 * without.parts_s["compute"] if schedule else 1e-9)
-    assert 0.0 <= without.step_s - usual.step_s <= without.parts_s["pipeline_bubble"] + ends
+    for part in ("compute", "expert_parallel", "attention"):
+        assert usual.parts_s[part] == pytest.approx(without.parts_s[part], rel=0.03)
+    assert 0.0 <= without.step_s - usual.step_s <= without.parts_s["pipeline_bubble"] + 0.03 * without.step_s
 
 
 LAID_OUT = [
