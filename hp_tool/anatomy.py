@@ -7,6 +7,7 @@ from typing import Literal
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.dense_layers import dense_on_stage, has_both_kinds
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents, whole_pipeline
@@ -20,8 +21,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_layout import chunk_layers
 from hp_tool.training.problem import TrainingProblem
 
-_Contents = tuple[float, float, tuple[bool, bool], TrainingCase]
-"""Layers before, layers, whether embedding and output layer stand there, and the case on the stage's device."""
+_Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
+"""Layers before, layers, dense ones among them where others have experts (None: by the layers before), whether embedding and
+output layer stand there, and the case on the stage's device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +69,11 @@ def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pi
         yield whole_pipeline(problem, candidate), problem
     else:
         contents = _of_two_kinds(problem, candidate, p) if problem.cluster.kinds else _contents(problem, candidate, p)
-        for rank, (before, count, (first, last), case) in enumerate(contents):
+        for rank, (before, count, dense, (first, last), case) in enumerate(contents):
             part = pipeline_part(
-                model, candidate, first_rank=rank, layers_before=before, stages=1, layers=count, embedding=first, output=last
-            )
+                model, candidate, first_rank=rank, layers_before=before, stages=1, layers=count, dense=dense, embedding=first,
+                output=last,
+            )  # fmt: skip
             yield part, case
 
 
@@ -92,8 +95,15 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         elif candidate.pipeline_schedule == DUALPIPE:
             counts = [0.5 * (count + mirrored) for count, mirrored in zip(counts, reversed(counts), strict=True)]
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
+    dense: Sequence[float | None] = [None] * p
+    if has_both_kinds(problem.model):
+        late = framework.late_layers
+        leading = [float(dense_on_stage(rank, problem.model, candidate, late=late)) for rank in range(p)]
+        if candidate.pipeline_schedule == DUALPIPE:
+            leading = [0.5 * (count + mirrored) for count, mirrored in zip(leading, reversed(leading), strict=True)]
+        dense = leading
     for rank, count in enumerate(counts):
-        yield sum(counts[:rank]), max(count, NO_LAYERS), ends[rank], problem
+        yield sum(counts[:rank]), max(count, NO_LAYERS), dense[rank], ends[rank], problem
 
 
 def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
@@ -105,7 +115,7 @@ def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> It
     for rank in range(p):
         kind = int(rank >= first)
         before = min(rank, first) * layers[0] + max(rank - first, 0) * layers[1]
-        yield before, layers[kind], (rank == 0, rank == p - 1), kinds[kind]
+        yield before, layers[kind], None, (rank == 0, rank == p - 1), kinds[kind]
 
 
 def _anatomy(rank: int, part: Pipeline, case: TrainingCase, candidate: Candidates, problem: TrainingProblem) -> StageAnatomy:
@@ -195,12 +205,9 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     # To show how it fills, runs and drains.
     enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
     drawn = min(m, enough.get(name, p + 4))
-    layer = model_layers(
-        case=problem,
-        candidates=candidate,
-        pipeline=whole_pipeline(problem, candidate),
-        micro_batches=all_micro_batches,
-    ).time
+    pipeline = whole_pipeline(problem, candidate)
+    layers = model_layers(case=problem, candidates=candidate, pipeline=pipeline, micro_batches=all_micro_batches)
+    layer = layers.mean_time(pipeline)
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":
         orders = execution.interleaved(p=p, v=v, m=drawn)

@@ -17,9 +17,9 @@ from benchmarks.accuracy.heldout import Case
 from hp_tool import documents
 from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, sustained, usual_clocks
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import below_16_bits, is_narrow
-from hp_tool.cost.step_time import without_host
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec

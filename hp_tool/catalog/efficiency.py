@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
+from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
-from hp_tool.cost.step_time import without_host
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +32,7 @@ from hp_tool.cost.parameters import (
     rank_matrices,
     special_parameters,
 )
-from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
 from hp_tool.cost.roofline import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.zero import Sharding, StateTimes, sharding
@@ -86,29 +87,26 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     run, whole = _runs(c, micro_batches) if workload.gradient_reduction == "run" else (1, 0.0)
     pieces = 1.0 + (c.zero_stage >= 2) * pipeline.critical.count  # layers, and the ends of the model
     stages, times = _divided(
-        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=division, pieces=pieces,
-        whole=whole,
+        _shared_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size, sharding=division,
+        pieces=pieces, whole=whole,
     )  # fmt: skip
     expert_division = division
     if model.num_experts:
         expert_division = sharding(c, group=with_mirrored_stage(c, expert_group(c, "dp", cluster=cluster), cluster=cluster))
         expert_stages, expert_times = _divided(
-            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, size=size, sharding=expert_division, pieces=pieces,
-            whole=whole,
+            _expert_bytes(case, c, pipeline, size), case=case, candidates=c, pipeline=pipeline, size=size,
+            sharding=expert_division, pieces=pieces, whole=whole,
         )  # fmt: skip
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
         times = times + expert_times
     if workload.optimizer == "muon":
-        largest = replace(
-            pipeline.critical, count=maximum(_largest([end.layers.count for end in pipeline.ends]), pipeline.critical.count)
-        )
         muon = muon_seconds(
-            case=case, candidates=c, division=division, expert_division=expert_division, layers=largest,
-            matrices=_largest(stage_matrices(case, c, pipeline)[:2]),
+            case=case, candidates=c, division=division, expert_division=expert_division, stages=_largest_stages(c, pipeline),
+            matrices=_largest(stage_matrices(case, c, pipeline), pipeline, c),
         )  # fmt: skip
         times = replace(times, update_s=times.update_s + muon)
     if workload.offload == "optimizer":
-        stages, times = _offloaded(stages, times, case=case, size=size)
+        stages, times = _offloaded(stages, times, case=case, candidates=c, pipeline=pipeline, size=size)
     return StateCosts(
         stages=tuple(stages),
         gathered_layer=_gathered_bytes(model, c, size),
@@ -249,6 +247,7 @@ def _divided(
     *,
     case: TrainingCase,
     candidates: Candidates,
+    pipeline: Pipeline,
     size: BytesPerParameter,
     sharding: Sharding,
     pieces: Floats,
@@ -282,7 +281,7 @@ def _divided(
         for stage in stages
     ]
     weights, gradients, optimizer, sent, sent_always = (
-        _largest([getattr(stage, name) for stage in stages[:2]])
+        _largest([getattr(stage, name) for stage in stages], pipeline, candidates)
         for name in ("trained_weights", "gradients", "optimizer", "communicated_trained", "communicated_weights")
     )
     data = group_ring(machine=case, group=sharding.shard_group)
@@ -313,18 +312,39 @@ def _divided(
     )
 
 
-def _largest(columns: Sequence[Floats]) -> Floats:
-    first, *others = columns
-    return maximum(first, others[0]) if others else first
+def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates) -> Floats:
+    """The largest of a quantity of each stage: of both ends, and with layers of two kinds of the stages between them."""
+    ends = len(pipeline.ends)
+    largest = functools.reduce(maximum, columns[:ends])
+    if pipeline.dense is not None and len(columns) > ends:
+        between = pipeline.between(candidates)
+        largest = functools.reduce(maximum, (where(between, column, 0.0) for column in columns[ends:]), largest)
+    return largest
+
+
+def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
+    """As many layers as the largest stage has, of the kinds on the stage with fewest dense ones, and on the one with most."""
+    count = maximum(functools.reduce(maximum, [end.layers.count for end in pipeline.ends]), pipeline.critical.count)
+    largest = [replace(pipeline.critical, count=count)]
+    if pipeline.dense is not None:
+        most = maximum(maximum(pipeline.dense.first, pipeline.dense.last), pipeline.dense.between * pipeline.dense.most)
+        largest.append(StageLayers(count=count, expert_share=1.0 - minimum(most / pipeline.critical.count, 1.0)))
+    return largest
 
 
 def _offloaded(
-    stages: Sequence[StageStates], times: StateTimes, *, case: TrainingCase, size: BytesPerParameter
+    stages: Sequence[StageStates],
+    times: StateTimes,
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    pipeline: Pipeline,
+    size: BytesPerParameter,
 ) -> tuple[list[StageStates], StateTimes]:
     """The states with the share f of the optimizer on the host (see `optimizer.offloaded_update`)."""
     share = case.workload.offloaded_share
     moved = [share * (stage.optimizer / size.optimizer) for stage in stages]
-    update = offloaded_update(_largest(moved[:2]), workload=case.workload, gpu=case.cluster.gpu, size=size)
+    update = offloaded_update(_largest(moved, pipeline, candidates), workload=case.workload, gpu=case.cluster.gpu, size=size)
     kept = [
         replace(stage, optimizer=(1.0 - share) * stage.optimizer, host=parameters * update.host_bytes_per_parameter)
         for stage, parameters in zip(stages, moved, strict=True)

@@ -1,6 +1,7 @@
 """Optimizers: bytes per parameter, Muon's update, and offloading to the host."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
@@ -163,18 +164,22 @@ def muon_seconds(
     candidates: Candidates,
     division: Sharding,
     expert_division: Sharding,
-    layers: StageLayers,
+    stages: Sequence[StageLayers],
     matrices: Floats,
 ) -> Floats:
     """Seconds that Muon adds to the optimizer step: the orthogonalisation, and exchanges of the sharded momenta.
 
     ZeRO 2 and 3 leave every rank a shard of every matrix: two exchanges gather 16-bit momenta and return updates (arXiv
     2502.16982 algorithm 1; those of experts, whose groups are small, are not counted). With ZeRO 0 every rank processes all
-    matrices. `layers` and `matrices` (their entries) are those of the largest stage.
+    matrices. `stages` are those among which the slowest is, `matrices` the entries of the largest stage's.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (where(zero >= 1, one.shards, 1.0) for one in (division, expert_division))
-    seconds = orthogonalize_seconds(case=case, candidates=candidates, layers=layers, shards=shards, expert_shards=expert_shards)
+    each = [
+        orthogonalize_seconds(case=case, candidates=candidates, layers=layers, shards=shards, expert_shards=expert_shards)
+        for layers in stages
+    ]
+    seconds = functools.reduce(maximum, each)
     if not anywhere(zero >= 2):
         return seconds
     wire = 2.0 * 2.0 * matrices / division.shards * (1.0 - 1.0 / division.shards)

@@ -13,6 +13,7 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, Floats, Ints, Numbers, ceil, floor, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.dense_layers import DenseLayers, has_both_kinds
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part
 from hp_tool.cost.step_time import TIME_PARTS, micro_batches, transfer_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
@@ -196,8 +197,12 @@ class StageKind(NamedTuple):
             output=self.output,
             extra_layers=self.extra_layers,
         )
-        critical = StageLayers(count=maximum(count, NO_LAYERS), expert_share=share)
-        return Pipeline(stages=(stage,), critical=critical, part=1, embedding=self.embedding, output=self.output)
+        critical, dense = StageLayers(count=maximum(count, NO_LAYERS), expert_share=share), self.dense_layers
+        kinds = DenseLayers(first=dense, last=dense, most=dense, fewest=dense, between=False, total=dense)
+        return Pipeline(
+            stages=(stage,), critical=critical, dense=kinds if has_both_kinds(model) else None, part=1,
+            embedding=self.embedding, output=self.output,
+        )  # fmt: skip
 
 
 def laid_out_costs(

@@ -9,6 +9,7 @@ import numpy as np
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.dense_layers import DenseLayers, dense_layers, dense_on_stage, fullest_ranks, has_both_kinds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
@@ -62,15 +63,20 @@ class PipelineStage:
 class Pipeline:
     """Representative stages of each candidate's pipeline, or of a part of it.
 
-    All stages except the ends hold equally many layers. The leading dense layers of a mixture of experts are on the first.
+    All stages except the ends hold equally many layers.
     """
 
     stages: tuple[PipelineStage, ...]
     """The first stage and the one with the output layer (the same one if the part is one stage). If these hold less, also the
     fullest between them: the second, which keeps a micro-batch fewer than the first but may hold a layer more (Llama 3.1 405B
-    at TP 8 and PP 16 needs 6 % more memory there), and the last but one."""
+    at TP 8 and PP 16 needs 6 % more memory there), and the last but one; of layers of two kinds those of
+    `dense_layers.fullest_ranks`."""
     critical: StageLayers
-    """Layers of the slowest stage: one between the ends, if there is one."""
+    """Layers of the slowest stage: one between the ends, if there is one; of layers of two kinds, the full stage with fewest
+    dense layers."""
+    dense: DenseLayers | None = None
+    """Where a model's dense layers lie if others have experts, on which the slowest stage depends; None for layers of one
+    kind."""
     fewer_first: Floats | Ints = 0
     """Layers that the first stage has fewer than that."""
     fewer_last: Floats | Ints = 0
@@ -117,32 +123,48 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     # Multi-token prediction goes with the output layer, which ZB-V has on its first rank.
     on_v = depths * c.is_v if depths else 0
     counts = each - fewer_first + ((p == 1) * depths + on_v), each - fewer_last + (depths - on_v)
-    shares: tuple[Floats, Floats] = (0.0, 0.0)
-    critical = StageLayers(count=each)
-    if model.num_experts:
-        dense = model.total_layers - model.moe_layers
-        on_first = minimum(dense, each - fewer_first)
-        on_last = maximum(dense - (model.total_layers - each + fewer_last), 0.0)
-        shares = 1.0 - on_first / maximum(counts[0], NO_LAYERS), 1.0 - on_last / maximum(counts[1], NO_LAYERS)
-        # A stage between the ends holds the fewest of the leading dense layers.
-        least = maximum(1.0 - maximum(dense - (each - fewer_first), 0.0) / each, 0.0)
-        critical = StageLayers(count=each, expert_share=where(p > 2, least, maximum(*shares)))
-    first, last = (StageLayers(count=count, expert_share=share) for count, share in zip(counts, shares, strict=True))
+    dense = dense_layers(model, c, late=framework.late_layers) if has_both_kinds(model) else None
+    first, last = (
+        _of_kinds(model, count, dense=leading)
+        for count, leading in zip(counts, (dense.first, dense.last) if dense else (0, 0), strict=True)
+    )
+    fewest = 0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
     stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
-    lighter = (fewer_first > 0) | (first.expert_share < critical.expert_share)
-    if anywhere(lighter & (p > 2) & (c.pipeline_schedule != ZBV)):
-        count = maximum(p - 2, 1)
-        between = pipeline_part(
-            model, c, first_rank=1, layers_before=each - fewer_first, stages=count, layers=each, embedding=0, output=0
-        )
-        stages = (*stages, *between.stages)
+    if anywhere(((fewer_first > 0) | (dense is not None)) & (p > 2) & (c.pipeline_schedule != ZBV)):
+        stages = (*stages, *_between_ends(model, c, each, late=framework.late_layers))
     return Pipeline(
         stages=stages,
-        critical=critical,
+        critical=_of_kinds(model, each, dense=fewest),
+        dense=dense,
         fewer_first=fewer_first,
         fewer_last=fewer_last,
         fewer=fewer,
         depths=depths,
+    )
+
+
+def _between_ends(model: ModelSpec, c: Candidates, each: Floats, *, late: bool) -> tuple[PipelineStage, ...]:
+    """The fullest stages between the ends, with `each` layers."""
+    p = c.pipeline_parallel_size
+    if not has_both_kinds(model):
+        middle = maximum(p - 2, 1)
+        return pipeline_part(model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each).stages
+
+    def layers(rank: Ints | Floats) -> StageLayers:
+        return _of_kinds(model, each, dense=dense_on_stage(rank, model, c, late=late))
+
+    return tuple(
+        PipelineStage(
+            rank=rank,
+            layers=layers(rank),
+            mirrored=_mirrored(c, layers(p - 1 - rank)) if c.names_schedules else None,
+            chunk_layers=each / c.virtual_pipeline_parallel_size,
+            embedding=0,
+            embedding_copies=0,
+            output=0,
+            extra_layers=0,
+        )
+        for rank in fullest_ranks(model, c, late=late)
     )
 
 
@@ -154,18 +176,29 @@ def pipeline_part(
     layers_before: Floats,
     stages: Ints | Floats,
     layers: Floats,
-    embedding: bool | int,
-    output: bool | int,
+    dense: Floats | None = None,
+    embedding: bool | int = 0,
+    output: bool | int = 0,
 ) -> Pipeline:
     """Neighbouring stages of a pipeline, with `layers` layers each.
 
-    `embedding` and `output` tell whether the part begins and ends the model.
+    `dense` of them have no experts; None: the leading ones of the model after `layers_before` others. `embedding` and `output`
+    tell whether the part begins and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
+    kinds = None
+    if has_both_kinds(model):
+        left = maximum(model.num_hidden_layers - model.moe_layers - layers_before, 0)
+        on_first, on_last = (minimum(maximum(left - place * layers, 0), layers) for place in (0, stages - 1))
+        if dense is not None:
+            on_first = on_last = left = dense
+        kinds = DenseLayers(
+            first=on_first, last=on_last, most=on_first, fewest=on_last, between=False, total=minimum(left, stages * layers)
+        )
     first, last = (
-        _stage_layers(model, layers, before=layers_before + place * layers, extra=extra)
-        for place, extra in ((0, alone * depths), (stages - 1, depths))
+        _of_kinds(model, layers + extra, dense=leading)
+        for extra, leading in zip((alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True)
     )
     return Pipeline(
         stages=_ends(
@@ -177,6 +210,7 @@ def pipeline_part(
             output=(alone * output, output),
         ),
         critical=StageLayers(count=layers, expert_share=last.expert_share),
+        dense=kinds,
         part=stages,
         embedding=embedding,
         output=output,
@@ -191,13 +225,13 @@ def _mirrored(c: Candidates, layers: StageLayers) -> StageLayers | None:
     return StageLayers(count=(c.pipeline_schedule == DUALPIPE) * layers.count, expert_share=layers.expert_share)
 
 
-def _stage_layers(model: ModelSpec, layers: Floats, *, before: Floats, extra: Floats | Ints = 0) -> StageLayers:
-    """The layers of a stage: `layers` after `before` others, and `extra` for multi-token prediction."""
-    count = layers + extra
+def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
+    """`count` layers, those of multi-token prediction included, of which `dense` have no experts though others of the model
+    have.
+    """
     if not model.num_experts:
         return StageLayers(count=count)
-    leading = minimum(maximum(model.num_hidden_layers - model.moe_layers - before, 0), layers)
-    return StageLayers(count=count, expert_share=1.0 - leading / count)
+    return StageLayers(count=count, expert_share=1.0 - dense / maximum(count, NO_LAYERS))
 
 
 def _whole_ends(

@@ -109,7 +109,7 @@ def training_costs(
     parts = time_parts(
         case=case,
         candidates=candidates,
-        layer=layers.time,
+        layers=layers.times,
         pipeline=pipeline,
         head=layers.head,
         states=states.times,
@@ -144,9 +144,14 @@ class ModelLayers:
     """A layer without experts; in an encoder-decoder model the mean layer."""
     sparse: LayerBytes | None
     """A layer with experts; None for models without."""
-    time: LayerTime
-    """The mean layer of the critical stage."""
+    times: tuple[LayerTime, ...]
+    """The mean layer of a stage; of a model with layers of two kinds a dense one and one with experts."""
     head: HeadTime
+
+    def mean_time(self, pipeline: Pipeline) -> LayerTime:
+        """The mean layer of the critical stage."""
+        dense, *sparse = self.times
+        return _mix(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
         """The mean layer of each representative stage."""
@@ -163,7 +168,7 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
         return ModelLayers(
             dense=_spread(mean_layer_bytes(case=case, candidates=unique), inverse),
             sparse=None,
-            time=_spread(mean_layer_time(case=case, candidates=unique), inverse),
+            times=(_spread(mean_layer_time(case=case, candidates=unique), inverse),),
             head=_spread(both_heads(case=case, candidates=unique), inverse),
         )
     s = shapes(case=case, candidates=unique)
@@ -173,18 +178,21 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
         time = layer_time(case=case, candidates=unique, moe=moe, split_backward=split, merged=merged, s=s)
         return _spread(time, inverse)
 
-    times, sparse = layer(), None
+    times: tuple[LayerTime, ...] = (layer(),)
+    sparse = None
     if model.num_experts:
         sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
         sparse_times = layer(moe=True)
         if workload.merges_passes or candidates.merges_passes:
             share = merged_share(candidates, micro_batches=micro_batches, asked=workload.merges_passes)
             sparse_times = _mix(sparse_times, layer(moe=True, merged=True), share)
-        times = _mix(times, sparse_times, pipeline.critical.expert_share)
+        times = (*times, sparse_times)
+        if pipeline.dense is None:
+            times = (_mix(*times, pipeline.critical.expert_share),)
     return ModelLayers(
         dense=_spread(layer_bytes(case=case, candidates=unique, s=s), inverse),
         sparse=sparse,
-        time=times,
+        times=times,
         head=_spread(head_time(case=case, candidates=unique, s=s), inverse),
     )
 

@@ -10,8 +10,8 @@ import pytest
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.host import launches
 from hp_tool.cost.lora import added_launches
-from hp_tool.cost.step_time import launches
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query

@@ -1,0 +1,272 @@
+"""The critical stage: one micro-batch through the layers and the model's ends on the slowest stage, and on all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.block import LayerTime
+from hp_tool.cost.candidates import DUALPIPE, Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.dense_layers import DenseLayers
+from hp_tool.cost.embedding_and_head import HeadTime
+from hp_tool.cost.host import host_waits
+from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
+from hp_tool.cost.schedules.bubble import share_of_ends, split_bubble_share
+from hp_tool.domain.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """Seconds of one micro-batch through the layers of a stage; shape (n,)."""
+
+    compute: Floats
+    """Without attention cores."""
+    attention: Floats
+    recompute: Floats
+    tensor: Floats
+    context: Floats
+    expert: Floats
+    forward: Floats
+    """The forward pass's share of these six."""
+    total: Floats
+    """The sum of the six."""
+    weight_gradient: Floats
+    """Part of `compute` that split backward passes put off."""
+    host_waits: Floats
+    """Seconds that the device additionally waits for its host, in both passes."""
+    occupied_forward: Floats
+    """`forward` with its waits."""
+    occupied: Floats
+    """`total` with its waits: how long the stage is busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalStage:
+    """Seconds of one micro-batch; shape (n,)."""
+
+    stage: StageTime
+    """Layers of the slowest stage."""
+    ends: Floats
+    """Seconds that embedding and output layer add to it."""
+    ends_communication: Floats
+    """Part of `ends`: the output layer's tensor-parallel collectives."""
+    bubble: Floats
+    """Seconds of the other stages, divided by v; for a part of the pipeline, of all its stages."""
+
+
+def critical_stage(
+    *, case: TrainingCase, candidates: Candidates, layers: Sequence[LayerTime], pipeline: Pipeline, head: HeadTime
+) -> CriticalStage:
+    """The slowest stage's seconds. `layers` are the mean layer of the full stages, or of a model with layers of two kinds a
+    dense one and one with experts.
+
+    The bubble is the time that the other stages take for one micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b),
+    arXiv 2104.04473 section 2.2; `schedules.bubble` has the share that remains if the backward pass is split.
+    """
+    c = candidates
+    if pipeline.dense is None:
+        (layer,) = layers
+        stage = stage_time(
+            case=case, candidates=c, layer=layer, layers=pipeline.critical.count, expert_share=pipeline.critical.expert_share
+        )
+        slowest = _with_ends(model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline)
+    else:
+        slowest = _slowest(case=case, candidates=c, kinds=layers, head=head, pipeline=pipeline, leading=pipeline.dense)
+    bubble: Floats = slowest.others / c.virtual_pipeline_parallel_size
+    if c.names_schedules:
+        stage = slowest.stage
+        share = split_bubble_share(c, forward=stage.forward, whole=stage.total, weight_gradient=stage.weight_gradient)
+        bubble = where(c.splits_backward, where(c.is_folded, slowest.folded_others, slowest.others) * share, bubble)
+    return CriticalStage(stage=slowest.stage, ends=slowest.ends, ends_communication=slowest.ends_communication, bubble=bubble)
+
+
+def stage_time(
+    *, case: TrainingCase, candidates: Candidates, layer: LayerTime, layers: Floats, expert_share: Floats
+) -> StageTime:
+    """Seconds of `layers` layers of a full stage, each the mean `layer`."""
+    forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
+    whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
+    attention = layers * (layer.attention + layer.attention_backward)
+    compute = layers * (layer.forward + layer.backward) - attention
+    recompute = layers * recomputed_seconds(candidates, layer=layer, forward=forward_layer, whole=whole)
+    tensor = layers * (layer.tensor + layer.tensor_backward)
+    context = layers * (layer.context + layer.context_backward)
+    expert = layers * (layer.expert + layer.expert_backward)
+    total = compute + attention + recompute + tensor + context + expert
+    forward = layers * forward_layer
+    waits: Floats = 0.0
+    occupied, occupied_forward = total, forward
+    if case.profile.framework.host_launch_s:
+        # A pass takes at least as long as its host; communication continues meanwhile.
+        in_forward, in_backward = host_waits(
+            case=case,
+            candidates=candidates,
+            layers=layers,
+            moe_fraction=expert_share,
+            recomputed_fraction=whole,
+            forward_s=forward,
+            backward_s=total - forward,
+        )
+        waits = in_forward + in_backward
+        occupied, occupied_forward = total + waits, forward + in_forward
+    return StageTime(
+        compute=compute,
+        attention=attention,
+        recompute=recompute,
+        tensor=tensor,
+        context=context,
+        expert=expert,
+        forward=forward,
+        total=total,
+        weight_gradient=layers * layer.weight_gradient,
+        host_waits=waits,
+        occupied_forward=occupied_forward,
+        occupied=occupied,
+    )
+
+
+class _Slowest(NamedTuple):
+    """The slowest stage, and what the others take for one micro-batch."""
+
+    stage: StageTime
+    ends: Floats
+    ends_communication: Floats
+    others: Floats
+    folded_others: Floats
+    """The same if each rank holds a stage of either half: they hold equally much, ends included."""
+
+
+# Layers of one kind: stages differ by their number, and by the ends.
+
+
+def _with_ends(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stage: StageTime, pipeline: Pipeline) -> _Slowest:
+    """A full stage, and what embedding and output layer add to the first and last stage.
+
+    The longer end is critical, as far as it exceeds the layers that an uneven end leaves out; in a folded pipeline the rank
+    with both ends is, as far as it exceeds what both leave out. Multi-token prediction: each depth is one more layer and one
+    more pass through the output layer.
+    """
+    c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
+    layer_s = stage.occupied / pipeline.critical.count
+    collectives = (1.0 + depths) * head.output_communication
+    embedding, output = head.embedding, (1.0 + depths) * (head.output + head.output_communication)
+    if pipeline.depths:
+        output = output + pipeline.depths / pipeline.critical.count * stage.total
+    if pipeline.part is not None:
+        embedding, output = pipeline.embedding * embedding, pipeline.output * output
+    both = embedding + output
+    longer = maximum(embedding - pipeline.fewer_first * layer_s, output - pipeline.fewer_last * layer_s)
+    critical = where(p > 1.0, maximum(longer, 0.0), both)
+    communication = where(output >= embedding, minimum(critical, collectives), 0.0)
+    if c.names_schedules:
+        folded, share = c.is_folded, share_of_ends(c)
+        left_out = (pipeline.fewer_first - (1.0 - share) * (pipeline.fewer_first - pipeline.fewer_last)) * layer_s
+        critical = where(folded, maximum(share * both - left_out, 0.0), critical)
+        communication = where(folded, share * collectives, communication)
+    if pipeline.part is not None:
+        others: Floats = pipeline.part * stage.occupied + both
+    else:
+        others = (p - 1.0) * stage.occupied + both - pipeline.fewer * layer_s - critical
+    return _Slowest(stage, critical, communication, others, (p - 1.0) * stage.occupied)
+
+
+# Layers of two kinds: which stage is slowest depends on which kind is.
+
+
+class _Contents(NamedTuple):
+    """Contents of one stage."""
+
+    layers: Floats
+    """With those of multi-token prediction, which have experts."""
+    dense: Floats
+    embedding: Floats
+    """Share of the micro-batches that it looks up."""
+    output: Floats
+    exists: Bools | Floats | Ints
+
+
+def _slowest(
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    kinds: Sequence[LayerTime],
+    head: HeadTime,
+    pipeline: Pipeline,
+    leading: DenseLayers,
+) -> _Slowest:
+    """The slowest stage of those with most and with fewest dense layers, and of both ends.
+
+    A stage takes as long as its layers, each the time of its kind on a full stage, and the ends of the model on it. Once for a
+    micro-batch, all stages take the sum over all layers.
+    """
+    c, p, depths = candidates, candidates.pipeline_parallel_size, case.model.num_nextn_predict_layers
+    each = pipeline.critical.count
+    dense, experts = (
+        stage_time(case=case, candidates=c, layer=layer, layers=each, expert_share=share)
+        for layer, share in zip(kinds, (0.0, 1.0), strict=True)
+    )
+    embedding = pipeline.embedding * head.embedding
+    collectives = pipeline.output * (1.0 + depths) * head.output_communication
+    output = pipeline.output * (1.0 + depths) * head.output + collectives
+
+    def layers_s(layers: Floats, dense_layers: Floats) -> Floats:
+        return ((layers - dense_layers) * experts.occupied + dense_layers * dense.occupied) / each
+
+    def seconds(contents: _Contents) -> Floats:
+        ends = contents.embedding * embedding + contents.output * output
+        return layers_s(contents.layers, contents.dense) + ends
+
+    first, *others = _contents(c, pipeline, leading, depths=pipeline.depths * pipeline.output)
+    slowest, slowest_s = first, seconds(first)
+    for contents in others:
+        if not anywhere(contents.exists):
+            continue
+        each_s = seconds(contents)
+        longer = contents.exists & (each_s > slowest_s)
+        slowest = _Contents(*(where(longer, one, other) for one, other in zip(contents, slowest, strict=True)))
+        slowest_s = where(longer, each_s, slowest_s)
+    with_experts, without = (slowest.layers - slowest.dense) / each, slowest.dense / each
+    stage = StageTime(
+        **{f.name: with_experts * getattr(experts, f.name) + without * getattr(dense, f.name) for f in fields(StageTime)}
+    )
+    of_part = pipeline.part is not None
+    all_layers = pipeline.part * each if pipeline.part is not None else p * each - pipeline.fewer
+    all_s = layers_s(all_layers + pipeline.depths * pipeline.output, leading.total) + embedding + output
+    return _Slowest(
+        stage,
+        slowest.embedding * embedding + slowest.output * output,
+        slowest.output * collectives,
+        all_s if of_part else all_s - slowest_s,
+        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers,
+    )
+
+
+def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats) -> Sequence[_Contents]:
+    """Both ends, and full stages with fewest and with most dense layers. `depths` layers of multi-token prediction go with the
+    output layer.
+
+    A V's first rank has both ends; DualPipe's ranks hold two stages each, of which they run half of the micro-batches.
+    """
+    each = pipeline.critical.count
+    counts = each - pipeline.fewer_first, each - pipeline.fewer_last
+    of_dense = leading.first, leading.last
+    here: Floats = 1.0
+    output_first: Floats = 1.0 * ((c.pipeline_parallel_size if pipeline.part is None else pipeline.part) == 1)
+    if c.names_schedules and pipeline.part is None:
+        dual = (c.pipeline_schedule == DUALPIPE) & (c.pipeline_parallel_size > 1)
+        counts, of_dense = (
+            (where(dual, 0.5 * (one + other), one), where(dual, 0.5 * (one + other), other))
+            for one, other in (counts, of_dense)
+        )
+        here = where(dual, 0.5, 1.0)
+        output_first = where(dual, 0.5, where(c.is_v, 1.0, output_first))
+    return (
+        _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first, True),
+        _Contents(counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first, True),
+        _Contents(each, leading.fewest, 0.0, 0.0, leading.between),
+        _Contents(each, leading.most, 0.0, 0.0, leading.between),
+    )

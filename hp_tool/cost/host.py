@@ -1,0 +1,126 @@
+"""Waits for the host: a device runs no kernel before it is launched, and blocking messages hold stages up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hp_tool.cost import attention, mlp, moe
+from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
+from hp_tool.cost.block import Kernels
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.lora import added_launches
+from hp_tool.domain.efficiency import FrameworkEfficiency
+
+
+def _launches(second: Kernels) -> Kernels:
+    """All kernels of a layer of attention and this second block: two matmuls per block, each with two more in the backward
+    pass, and attention's core.
+    """
+    return Kernels(
+        forward=attention.KERNELS.forward + second.forward + 2 * 2 + 1,
+        backward=attention.KERNELS.backward + second.backward + 2 * 4 + 1,
+    )
+
+
+_DENSE, _EXPERTS = _launches(mlp.KERNELS), _launches(moe.KERNELS)
+_COLLECTIVES = Kernels(forward=4.0, backward=6.0)
+"""Of the two tensor-parallel regions of a layer, as with sequence parallelism."""
+DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
+"""Kernels of a dense layer on one rank, both passes."""
+
+
+def without_host(framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None) -> FrameworkEfficiency:
+    """The constants with recorded CUDA graphs: no device waits for its host.
+
+    Graphs of single `modules` leave out the experts' own kernels, whose shapes follow the tokens; without attention's also most
+    other launches, but not the preparation of the dispatch.
+    """
+    if modules is not None and "attn" not in modules:
+        prepared = "moe_preprocess" in modules
+        return dataclasses.replace(framework, expert_overhead_s=0.0 if prepared else framework.expert_overhead_s)
+    return dataclasses.replace(
+        framework, host_launch_s=0.0, host_tensor_stall_s=0.0, host_pipeline_stall_s=0.0, expert_overhead_s=0.0,
+        expert_launch_s=0.0 if modules is None else framework.expert_launch_s,
+    )  # fmt: skip
+
+
+def launches(
+    layers: Floats,
+    *,
+    tensor_parallel_size: Ints,
+    moe_fraction: Floats = 0.0,
+    recomputed_fraction: Floats = 0.0,
+    added: tuple[float, float] = (0.0, 0.0),
+) -> tuple[Floats, Floats]:
+    """(forward, backward) kernels and collectives that one micro-batch launches on `layers` layers.
+
+    The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole, which launches the
+    forward pass again; `added` are a layer's further kernels by pass.
+    """
+    spread = tensor_parallel_size > 1
+
+    def of_layer(dense: float, experts: float, collectives: float) -> Floats:
+        return dense + (experts - dense) * moe_fraction + collectives * spread
+
+    forward = layers * (added[0] + of_layer(_DENSE.forward, _EXPERTS.forward, _COLLECTIVES.forward))
+    backward = layers * (added[1] + of_layer(_DENSE.backward, _EXPERTS.backward, _COLLECTIVES.backward))
+    return forward, backward + recomputed_fraction * forward
+
+
+def host_waits(
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    layers: Floats,
+    moe_fraction: Floats,
+    recomputed_fraction: Floats,
+    forward_s: Floats,
+    backward_s: Floats,
+) -> tuple[Floats, Floats]:
+    """(forward, backward) seconds per micro-batch that a device waits for its host: max(0, launches x seconds each - pass).
+
+    A launch takes `host_launch_s` whatever its kernel's size, so large kernels hide it. Stalls of a layer, spread over its
+    launches, are added for each of the t ranks of a tensor-parallel group, whose collectives wait for the slowest rank, if
+    hosts also serve a network: the group itself, or the pipeline, on several nodes. Launching the embedding, the output layer
+    and the loss is not counted.
+    """
+    cluster = case.cluster
+    framework = case.profile.framework
+    t, domain = candidates.tensor_parallel_size, cluster.nvlink_domain_size
+    stall = framework.host_tensor_stall_s * (t > domain)
+    if cluster.num_gpus > domain:
+        stall = stall + framework.host_pipeline_stall_s * (candidates.pipeline_parallel_size > 1)
+    each = framework.host_launch_s + t * stall / DENSE_LAUNCHES
+    forward, backward = launches(
+        layers,
+        tensor_parallel_size=t,
+        moe_fraction=moe_fraction,
+        recomputed_fraction=recomputed_fraction,
+        added=_added_launches(case, candidates),
+    )
+    return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
+
+
+def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[float, float]:
+    """(forward, backward) kernels of a layer that other workloads do not launch."""
+    workload = case.workload
+    forward, backward = (0.0, 0.0) if workload.lora is None else added_launches(case.model, workload.lora, candidates)
+    if workload.kernel_fusion:
+        return forward, backward
+    core = float(workload.attention == "unfused")
+    return forward + 6.0 + 6.0 * core, backward + 5.0 * core
+
+
+def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
+    """(seconds per micro-batch, seconds per step) by which blocking messages between stages stall in large jobs.
+
+    A stage between two others receives and sends in each direction, four messages per micro-batch; with two stages it is two.
+    Filling and draining the pipeline adds two for each further stage.
+    """
+    cluster = case.cluster
+    framework = case.profile.framework
+    if not framework.message_stall_s or cluster.num_gpus <= framework.message_stall_nodes * cluster.gpus_per_node:
+        return 0.0, 0.0
+    others = candidates.pipeline_parallel_size - 1
+    return 2.0 * framework.message_stall_s * minimum(others, 2), 2.0 * framework.message_stall_s * others
