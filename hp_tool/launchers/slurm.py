@@ -47,7 +47,7 @@ class SlurmLauncher:
         return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {said}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
+        return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
 
     def describe(self, plan: LaunchPlan) -> str:
         return slurm_script.render(self._options, plan=plan)

@@ -107,7 +107,7 @@ def test_the_plan_is_torchrun_on_the_loopback_device(tmp_path: Path) -> None:
     planned = launcher.plan(_request(), job_name="search-1.run-1.token-3")
     assert planned == launcher.plan(_request(), job_name="search-1.run-1.token-3")
     assert planned.command[1:] == (
-        *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"),
+        *("rendezvous.py", "--nnodes=1", "--nproc-per-node=2"),
         *("-m", "hp_tool.profiler", "request.json", "result.json"),
     )
     assert planned.environment["OMP_NUM_THREADS"] == "1"
