@@ -17,7 +17,7 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create
-from hp_tool.launchers.jobs import read_json
+from hp_tool.launchers.readback import read_json
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 
 
