@@ -13,7 +13,7 @@ from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.launchers import jobs
+from hp_tool.launchers import jobs, readback
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
 from hp_tool.launchers.slurm import SlurmLauncher
