@@ -63,6 +63,12 @@ class LauncherError(HpToolError):
     code = "launcher_failed"
 
 
+class EngineAwayError(LauncherError):
+    """The cluster engine does not answer, or asks to try again later: nobody's fault, and waited for."""
+
+    code = "engine_away"
+
+
 class RefusedError(LauncherError):
     """The site takes no such job (partition, account, QOS, image): another configuration would fare no better."""
 

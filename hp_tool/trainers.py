@@ -69,7 +69,7 @@ SPECIAL = (*(f"flags:{name}" for name in FLAGS), *(f"file:{name}" for name in FI
 MAX_ARGUMENTS = 1000
 MAX_CHARACTERS = 32_768
 """Limit of one argument or variable; the kernel's is 131,072."""
-RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch")
+RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch", "rendezvous.py")
 _FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}

@@ -24,7 +24,7 @@ from service.dashboard import pages
 from service.error_pages import ErrorPages
 from service.keys import Keyring
 from service.metrics import Metrics
-from service.protocol import PatientProtocol
+from service.protocol import bounded
 from service.request_limits import RequestLimits
 from service.request_log import RequestLog
 from service.routes import AGENTS_PATH
@@ -107,7 +107,8 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "server_header": False,
         "timeout_graceful_shutdown": 5,
         "limit_concurrency": int(settings.max_connections),
-        "http": PatientProtocol,
+        "http": bounded(settings),
+        "h11_max_incomplete_event_size": settings.max_header_kib * 1024,
         # Every worker would be a process with its own pool; the work is short, so one process and threads do.
         "workers": 1,
     }

@@ -23,6 +23,8 @@ AMOUNTS = {
     "max_requests_at_once": "HP_MAX_REQUESTS_AT_ONCE",
     "max_waiting_at_once": "HP_MAX_WAITING_AT_ONCE",
     "max_connections": "HP_MAX_CONNECTIONS",
+    "max_connections_per_address": "HP_MAX_CONNECTIONS_PER_ADDRESS",
+    "max_header_kib": "HP_MAX_HEADER_KIB",
     "max_combinations": "HP_MAX_COMBINATIONS_PER_REQUEST",
     "max_cpu_s": "HP_MAX_CPU_SECONDS_PER_REQUEST",
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
@@ -92,6 +94,10 @@ class Settings:
     """Event streams and requests that wait for a search, of one stored key."""
     max_connections: int = 1000
     """Connections of all clients; a further one is answered 503."""
+    max_connections_per_address: int | None = None
+    """Connections of one address, of IPv6 one /64; None: half of max_connections, so that nobody shuts the others out."""
+    max_header_kib: int = 64
+    """KiB of one request's target and headers, before anything else of it is looked at."""
     max_wait_s: float = 60.0
     """Longest that `wait_s` may hold a request open."""
     poll_s: float = 0.5
@@ -110,6 +116,12 @@ class Settings:
                 raise InputError(f"{name} is {amount}; it must be a number above 0", field=name)
         if not 0 <= self.port < 65536:
             raise InputError(f"port {self.port} is not between 0 and 65535", field="port")
+
+    @property
+    def connections_per_address(self) -> int:
+        """How many connections one address may have."""
+        own = self.max_connections_per_address
+        return max(self.max_connections // 2, 1) if own is None else own
 
     @property
     def is_loopback(self) -> bool:

@@ -136,7 +136,7 @@ class Worker:
 
 def _log_waiting(kind: str, payload: JsonObject) -> None:
     if kind == "waiting":
-        log.warning("waiting for the runs folder: %s", payload["waiting_for"])
+        log.warning("waiting: %s", payload["waiting_for"])
     elif kind == "pending":
         starts_at = payload.get("starts_at")
         log.info("run %s waits: %s%s", payload["number"], payload.get("reason"), f", until {starts_at}" if starts_at else "")

@@ -3,38 +3,44 @@ one Measurement with the numbers, or the root cause of the failure."""
 
 import contextlib
 import errno
-import json
+import itertools
 import os
 import re
 import shutil
 import signal
-import stat
 import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hp_tool.domain.fields import Strict, checked
+from hp_tool.domain.fields import Devices, Strict, checked
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, JobResult, Measurement, WallSeconds, interquartile_range
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.steps import RUN, read_steps
 from hp_tool.errors import InputError
+from hp_tool.launchers import readback
+from hp_tool.launchers.readback import DamagedError
 
 REQUEST = "request.json"
 REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 PLAN_JSON = TypeAdapter(LaunchPlan)
 RESULT = "result.json"
 LOG = "job.log"
+JOB = "job.json"
+DAMAGED = "the job damaged its own folder"
+"""Cause of a run that cannot be read back."""
+MOST_REPORTS = 64
+"""Failed ranks whose reports are read, the first ones."""
+MOST_NAMES = 100_000
+"""Files of a folder among which reports are looked for."""
 MAX_OUTPUT_BYTES = 16 * 2**20
 """How much of the end of a log is read: thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
-MAX_FILE_BYTES = 4 * 2**20
-"""Limit of a file that is read whole: a result has a few thousand steps."""
 _MEASUREMENT_JSON = TypeAdapter(Measurement)
 _RESULT_JSON = TypeAdapter(JobResult)
 # Errors of a rank that failed only because another had: not the root cause if there is a better one.
@@ -77,7 +83,7 @@ def default_root() -> Path:
 def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
     """Create `folder` with all its files in one step, which a power cut does not undo; an existing one is left alone.
 
-    Raises InputError for a bad file name.
+    Raises InputError for a bad file name, and DamagedError where something else has the folder's name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
@@ -93,7 +99,9 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
             os.fsync(parent)
         finally:
             os.close(parent)
-    except OSError:
+    except OSError as error:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise DamagedError(f"{folder} is no folder: a job put something else in its place") from error
         if not folder.is_dir():
             raise
     finally:
@@ -101,71 +109,15 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
 
 
 def mark(folder: Path, name: str) -> None:
-    """Create the empty file `name` in `folder`, and the folder if it does not exist."""
-    create_folder(folder, files={name: ""})
-    (folder / name).touch()
-
-
-def read_file(path: Path) -> bytes:
-    """The bytes of a file that a job may have written, and may have written anything to: a link, a pipe that nobody fills, more
-    than there is memory for.
-
-    Raises ValueError for what is no plain file of at most MAX_FILE_BYTES, and OSError for one that cannot be read.
-    """
-    with _opened(path) as file:
-        found = file.read(MAX_FILE_BYTES + 1)
-    if len(found) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES // 2**20} MiB")
-    return found
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise ValueError("it is no plain file") from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError("it is no plain file")
-    return os.fdopen(descriptor, "rb")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None if it is missing, incomplete or no plain file. Raises OSError if it cannot be read."""
-    try:
-        value = json.loads(read_file(path))
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write `value` as `write_text` does."""
-    write_text(path, json.dumps(value))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` atomically: a reader sees all of it or nothing."""
-    temporary = path.with_name(f"~{path.name}")
-    temporary.write_text(text)
-    temporary.replace(path)
-
-
-def log_tail(folder: Path, *, name: str = LOG, size_bytes: int = 4096) -> str:
-    """The end of the job's log, or of another plain file in its folder; empty if there is none."""
-    try:
-        with _opened(folder / name) as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
-            return log.read(size_bytes).decode(errors="replace")
-    except (OSError, ValueError):
-        return ""
+    """Create the empty file `name` in `folder`, and the folder if it does not exist. Raises DamagedError, and OSError."""
+    if not readback.is_there(folder):
+        create_folder(folder, files={name: ""})
+    readback.touch(folder, name)
 
 
 def output(folder: Path, *, name: str | None = None) -> str:
     """The end of a job's log, or of the file `name` that it left in its folder; empty if it does not exist."""
-    return log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)
+    return readback.log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)
 
 
 def plan_json(plan: LaunchPlan) -> str:
@@ -183,7 +135,7 @@ class Ending(Strict):
     """How a job ended, by the engine or the supervisor."""
 
     reason: str
-    """exited, timeout, cancelled, terminated, failed_to_start or lost."""
+    """exited, timeout, cancelled, terminated, failed_to_start, log_too_long, damaged or lost."""
     exit_code: ExitCode | None = None
     wall_s: WallSeconds | None = None
     oom_kills: int = 0
@@ -192,6 +144,28 @@ class Ending(Strict):
 
 
 _ENDING = TypeAdapter(Ending)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What of a submitted job its folder tells; the job may have rewritten it."""
+
+    num_gpus: Devices
+    timeout_s: WallSeconds
+    returns: tuple[str, ...] = ()
+
+
+_SUBMITTED = TypeAdapter(Submitted)
+
+
+def submitted(folder: Path) -> Submitted | None:
+    """Return what was submitted in `folder`; None where the job's file is missing or says something else."""
+    return readback.read_as(_SUBMITTED, folder / JOB)
+
+
+def spoilt(trouble: str, *, ending: Ending, log_tail: str) -> Measurement:
+    """Return the measurement of a job that damaged its folder so much that no more is known of it."""
+    return Measurement(status="crashed", cause=f"{DAMAGED}: {trouble}", wall_s=ending.wall_s, log_tail=log_tail or None)
 
 
 def recorded(ended: Mapping[str, Any]) -> Ending:
@@ -206,7 +180,7 @@ def recorded(ended: Mapping[str, Any]) -> Ending:
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
     """The job's own result if it is complete, whatever the exit code; else the steps that it finished before it was cut off;
     else why there is none, and the end of the log."""
-    tail = log_tail(folder)
+    tail = readback.log_tail(folder, name=LOG)
     try:
         result = _read_measurement(folder / RESULT)
     except ValueError as error:
@@ -230,7 +204,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
 
 def brought(folder: Path) -> bool:
     """Whether the job left a result, or steps that it had measured by the time it was ended."""
-    return read_json(folder / RESULT) is not None or kept_steps(output(folder)) is not None
+    return readback.read_json(folder / RESULT) is not None or kept_steps(output(folder)) is not None
 
 
 def kept_steps(log: str) -> Measurement | None:
@@ -259,7 +233,7 @@ def kept_steps(log: str) -> Measurement | None:
 def _read_measurement(path: Path) -> Measurement | None:
     """What a rank wrote of its run; None: nothing, or its end is missing. Raises ValueError for what no run is like."""
     try:
-        text = read_file(path)
+        text = readback.read_file(path)
     except OSError:
         return None
     try:
@@ -269,7 +243,22 @@ def _read_measurement(path: Path) -> Measurement | None:
         if first["type"] == "json_invalid" and "recursion" not in first["msg"]:
             return None
         raise ValueError(_why(error)) from None
+    check_hosts(result)
     return result if result.rivals else result.own
+
+
+def check_hosts(measurement: Measurement) -> None:
+    """Raise ValueError for a node in a job's result that is no host name: site's commands name them."""
+    hardware = measurement.hardware
+    named = {
+        "suspects": measurement.suspects,
+        "hardware.hosts": () if hardware is None else hardware.hosts,
+        "devices.host": [device.host for device in measurement.devices],
+    }
+    for field, hosts in named.items():
+        for host in hosts:
+            if not readback.is_host_name(host):
+                raise ValueError(f"{field}: {host[:80]!r} is no host name")
 
 
 def _why(error: ValidationError) -> str:
@@ -281,7 +270,7 @@ def _why(error: ValidationError) -> str:
 def _torn(folder: Path, ending: Ending) -> Measurement | None:
     """Preempted, if the job succeeded but its result was cut off: that says nothing about the configuration."""
     path = folder / RESULT
-    if ending.exit_code != 0 or not path.exists() or read_json(path) is not None:
+    if ending.exit_code != 0 or not readback.is_there(path) or readback.read_json(path) is not None:
         return None
     return Measurement(status="preempted", cause=f"{RESULT} is cut off")
 
@@ -289,14 +278,27 @@ def _torn(folder: Path, ending: Ending) -> Measurement | None:
 def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
     """The report of the rank that failed first by itself; ranks write theirs as result.rank<r>.json. `killed`: one was ended by
     signal 9, which explains why others lost their connections."""
-    stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
-    paths = sorted(folder.glob(f"{stem}.rank*{suffix}"), key=lambda path: path.stat().st_mtime_ns)
     reports = []
-    for path in paths:
+    for path in _reports(folder):
         with contextlib.suppress(ValueError):
             reports.append(_read_measurement(path))
     cause = min(filter(None, reports), key=_order_of_evidence, default=None)
     return None if killed and cause is not None and _order_of_evidence(cause) == _LOST_CONNECTION else cause
+
+
+def _reports(folder: Path) -> list[Path]:
+    """The plain files with ranks' reports, the earliest first."""
+    stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
+    try:
+        with os.scandir(folder) as entries:
+            some = itertools.islice(entries, MOST_NAMES)
+            ranks = [each for each in some if each.name.startswith(f"{stem}.rank") and each.name.endswith(suffix)]
+        written = [
+            (each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in ranks if each.is_file(follow_symlinks=False)
+        ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for _, name in sorted(written)[:MOST_REPORTS]]
 
 
 def _order_of_evidence(report: Measurement) -> int:
@@ -321,6 +323,10 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
         case "terminated" | "lost":
             cause = ending.error or "the machine was shut down or the job's supervisor killed"
             return Measurement(status="preempted", cause=cause)
+        case "damaged":
+            return Measurement(status="crashed", cause=f"{DAMAGED}: {ending.error}")
+        case "log_too_long":
+            return Measurement(status="crashed", cause=ending.error or "its log grew beyond the limit")
         case "failed_to_start":
             return Measurement(status="crashed", cause=ending.error or "the job could not be started", refused=True)
     if ending.exit_code and (not_filled := _NOT_FILLED.search(tail)):

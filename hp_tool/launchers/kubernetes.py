@@ -8,6 +8,7 @@ taken, and the log.
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
-from hp_tool.errors import LauncherError
+from hp_tool.errors import EngineAwayError, LauncherError
 from hp_tool.launchers import jobs, torchrun
 from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.kubernetes_manifest import (
@@ -35,6 +36,8 @@ from hp_tool.launchers.kubernetes_pods import Object, never_starts, pod_ending, 
 from hp_tool.launchers.options import KubernetesOptions
 from hp_tool.launchers.streamed import StreamedLauncher
 
+_PASSING = re.compile(r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again")
+"""Answers of an API server that is away, restarts or has too much to do."""
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
 WALL_S = "hp-tool/wall-s"
@@ -218,8 +221,9 @@ class KubernetesLauncher(StreamedLauncher):
             raise LauncherError(f"{options.kubectl} cannot be run: {error}") from error
         if done.returncode != 0 and (negative is None or done.stdout.strip() != negative):
             message = " ".join(done.stderr.split())[:500]
-            if "Unable to connect" in message or "connection" in message:
+            if _PASSING.search(message):
                 self._set_away(True)
+                raise EngineAwayError(f"kubectl {arguments[0]}: {message}")
             raise LauncherError(f"kubectl {arguments[0]}: {message or done.returncode}")
         self._set_away(False)
         return done.stdout

@@ -1,6 +1,7 @@
 """Jobs on this host: a folder and a supervisor process each, no daemon, no state in memory; and the devices that it can give
 them, detected without importing torch."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,11 +22,16 @@ from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError, LauncherError
-from hp_tool.launchers import jobs, supervisor, torchrun
+from hp_tool.launchers import jobs, readback, supervisor, torchrun
 from hp_tool.launchers.jobs import measure, recorded
+from hp_tool.launchers.readback import DamagedError
 
-_STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED}
+_STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}
 _MARK = "HP_JOB_FOLDER"  # in the environment of every job process, to find those whose supervisor was killed
+_STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
+_LOG_VARIABLE = "HP_JOB_LOG_MIB"
+_END_LIMIT_S = 10.0
+"""How long the supervisor of a damaged folder may take to end its job."""
 _START_LIMIT_S = 30.0
 _CANCEL_LIMIT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
@@ -85,43 +91,57 @@ class LocalLauncher:
             "timeout_s": plan.timeout_s,
             "num_gpus": plan.num_gpus,
             "devices_lock": str(self._root / self.lock),
+            "max_log_bytes": most_log_bytes(),
         }
-        jobs.create_folder(folder, files={**plan.files, "job.json": json.dumps(job)})
-        if not (folder / "started.json").exists() and not (folder / "cancel").exists():
+        jobs.create_folder(folder, files={**plan.files, jobs.JOB: json.dumps(job)})
+        if not readback.is_there(folder / _STARTED) and not readback.is_there(folder / _CANCEL):
             self._start(folder, environment=self.environment(plan))
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
         """None for a folder whose job never started: submit() starts it."""
-        return job_name if (self._folder(job_name) / "started.json").exists() else None
+        return job_name if readback.is_there(self._folder(job_name) / _STARTED) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._state(self._folder(handle)) for handle in handles}
 
     def cancel(self, job_name: str) -> None:
-        """Write the mark, then check for a started job; a supervisor does the reverse, so one of them sees the other."""
+        """Write the mark, then check for a started job; a supervisor does the reverse, so one of them sees the other.
+
+        A job that damaged its folder so that no mark can be laid there is ended by its processes.
+        """
         folder = self._folder(job_name)
-        jobs.mark(folder, "cancel")
+        try:
+            jobs.mark(folder, _CANCEL)
+        except DamagedError:
+            _end_processes(folder)
         deadline = time.monotonic() + _CANCEL_LIMIT_S
         while self._state(folder).is_open:
             if time.monotonic() > deadline:
                 raise LauncherError(f"job {job_name} did not end within {_CANCEL_LIMIT_S:g} s")
             time.sleep(0.02)
+        if jobs.submitted(folder) is None or not readback.is_there(folder / _STARTED):
+            _await_processes(folder)  # its folder does not tell: it sees the mark by itself
 
     def open_jobs(self) -> list[str]:
-        started = (path.parent for path in self._root.glob("*/started.json"))
-        return [each.name for each in started if not (each / "ended.json").exists() and _is_locked(each / "lock")]
+        started = (path.parent for path in self._root.glob(f"*/{_STARTED}"))
+        return [each.name for each in started if _is_locked(each / "lock")]
 
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
-        job, state = jobs.read_json(folder / "job.json"), self._state(folder)
-        if job is None:
+        if not readback.is_there(folder / jobs.JOB):
             raise LauncherError(f"no job {handle} under {self._root}")
+        if folder.is_symlink():
+            return jobs.spoilt("a link is in its place", ending=jobs.Ending(reason="damaged"), log_tail="")
+        job, state = jobs.submitted(folder), self._state(folder)
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
-        hardware = self.part(num_gpus=job["num_gpus"])
-        ended = jobs.read_json(folder / "ended.json")
-        return measure(folder, ending=recorded(ended or {}), timeout_s=job["timeout_s"], hardware=hardware)
+        ending, damage = _ending(folder), _damage_to(folder)
+        if damage is not None and ending.reason in ("lost", "terminated"):
+            ending = replace(ending, reason="damaged", error=damage)
+        if job is None:
+            return jobs.spoilt(f"{jobs.JOB} is not what was submitted", ending=ending, log_tail=jobs.output(folder)[-4096:])
+        return measure(folder, ending=ending, timeout_s=job.timeout_s, hardware=self.part(num_gpus=job.num_gpus))
 
     def output(self, handle: str, *, name: str | None = None) -> str:
         return jobs.output(self._folder(handle), name=name)
@@ -155,43 +175,93 @@ class LocalLauncher:
             except subprocess.TimeoutExpired:
                 raise LauncherError(f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s") from None
         deadline = time.monotonic() + _START_LIMIT_S
-        while not (folder / "started.json").exists():  # immediate, unless two callers raced
+        while not readback.is_there(folder / _STARTED):  # immediate, unless two callers raced
             if done.returncode != 0 or time.monotonic() > deadline:
                 raise LauncherError(f"the supervisor of {folder.name} did not start; see {folder / 'supervisor.log'}")
             time.sleep(0.02)
 
     def _state(self, folder: Path) -> JobState:
-        if not (folder / "started.json").exists():
-            return JobState.CANCELLED if (folder / "cancel").exists() else JobState.LOST
-        alive = _is_locked(folder / "lock")
-        ended = jobs.read_json(folder / "ended.json")  # read after the lock, because it is written before the lock is released
-        if ended is not None:
-            state = _STATES.get(str(ended.get("reason")), JobState.FINISHED)
-            return JobState.FINISHED if state is JobState.PREEMPTED and jobs.brought(folder) else state
-        if alive:
-            return JobState.RUNNING if (folder / "running.json").exists() else JobState.QUEUED
-        _end_stragglers(folder)
-        return JobState.FINISHED if jobs.brought(folder) else JobState.LOST
+        if folder.is_symlink():  # to another's, perhaps
+            _end_processes(folder)
+            return JobState.FINISHED
+        if not readback.is_there(folder / _STARTED):
+            return JobState.CANCELLED if readback.is_there(folder / _CANCEL) else JobState.LOST
+        if _is_locked(folder / "lock"):  # what else the folder says is not its supervisor's word
+            return JobState.RUNNING if readback.is_there(folder / "running.json") else JobState.QUEUED
+        damage = _damage_to(folder)
+        if damage is not None or readback.read_json(folder / _ENDED) is None:
+            _end_processes(folder)
+        ending = _ending(folder)
+        state = _STATES.get(ending.reason, JobState.FINISHED)
+        if state.is_open or state in (JobState.PREEMPTED, JobState.LOST):
+            return JobState.FINISHED if damage is not None or jobs.brought(folder) else state
+        return state
+
+
+def most_log_bytes() -> int:
+    """Return how long a job's log may grow: HP_JOB_LOG_MIB, by default 1024 MiB. Raises InputError for no such number."""
+    text = os.environ.get(_LOG_VARIABLE, "1024")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise InputError(
+            f"{_LOG_VARIABLE} is {text[:40]!r}; give a whole number of MiB from 1 to {1 << 20}", field=_LOG_VARIABLE
+        )
+    return int(text) * 2**20
+
+
+def _ending(folder: Path) -> jobs.Ending:
+    """How the job ended, by its supervisor's record."""
+    return recorded(readback.read_json(folder / _ENDED) or {})
+
+
+def _damage_to(folder: Path) -> str | None:
+    """What a job that was started did to the files by which it is watched."""
+    return readback.wrong(folder, needed=(_STARTED, "lock", jobs.JOB), allowed=(_ENDED,))
 
 
 def _is_locked(path: Path) -> bool:
     """Whether a supervisor holds the lock; the kernel releases it when the process ends, in whatever way."""
-    with path.open() as lock:
-        try:
+    try:
+        with readback.opened(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the job took it away
+        return False
     return False
 
 
-def _end_stragglers(folder: Path) -> None:
-    """Kill the processes of a killed supervisor. psutil checks the start time, so a recycled pid is never hit."""
+def _processes(folder: Path) -> list[psutil.Process]:
+    """The job's supervisor and its processes, by a mark in their environment."""
+    marked = []
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == str(folder):
-                process.kill()
-        except (psutil.Error, OSError):  # ended meanwhile, or another user's
-            continue
+        with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(_MARK) == str(folder):
+                marked.append(process)
+    return marked
+
+
+def _end_processes(folder: Path) -> None:
+    """End the supervisor, which ends all below it, and kill what is left. psutil checks the start time, so a recycled pid is
+    never hit."""
+    limit_s = 0.0
+    for process in _processes(folder):
+        with contextlib.suppress(psutil.Error):
+            if supervisor.__file__ in process.cmdline():
+                process.terminate()
+                limit_s = _END_LIMIT_S
+    _await_processes(folder, limit_s=limit_s)
+
+
+def _await_processes(folder: Path, *, limit_s: float = _END_LIMIT_S) -> None:
+    """Wait until none of the job's processes is left, and kill those that stay."""
+    deadline = time.monotonic() + limit_s
+    while left := _processes(folder):
+        if time.monotonic() >= deadline:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            return
+        time.sleep(0.05)
 
 
 def detect(*, cpu_only: bool = False) -> Hardware:

@@ -91,6 +91,10 @@ class ClusterOptions(Strict):
     """Additional environment variables of jobs."""
     python: Word | None = "python3"
     """The nodes' (or the image's) interpreter, with hp_tool, torch and megatron-core (Ray, several nodes: and ray)."""
+    bind_rendezvous: bool = False
+    """Jobs on several nodes: let the first node listen only on the address that its peers are given (Slurm: its host's name;
+    Kubernetes: its pod's; Ray: its node's), which must be its address in the job's own network. By default PyTorch listens on
+    every interface. On one node jobs always meet on the loopback device."""
     poll_s: Seconds = 5.0
     """Minimum interval between queries for the states of all jobs."""
     patience_s: Seconds = 900.0

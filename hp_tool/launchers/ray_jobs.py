@@ -2,6 +2,7 @@
 (`ray_nodes`) reserves the devices first and runs a supervisor on each."""
 
 import logging
+import re
 import shlex
 import socket
 import tempfile
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.requests import RunRequest
-from hp_tool.errors import LauncherError, MissingExtraError
+from hp_tool.errors import EngineAwayError, LauncherError, MissingExtraError
 from hp_tool.launchers import jobs, streamed, torchrun
 from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.options import RayOptions
@@ -30,6 +31,8 @@ _STATES = {
 _OWN_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
 """Error types of a job that ran: its own output says how it went."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
+_PASSING = re.compile(r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable", re.IGNORECASE)
+"""Answers of a head that has no agent yet, restarts, or stands behind a proxy that says so."""
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
 _STOP_LIMIT_S = 20.0
@@ -168,6 +171,8 @@ class RayLauncher(streamed.StreamedLauncher):
     def _texts(self, handle: str) -> Iterable[str]:
         try:
             text = self._ask(lambda client: client.get_job_logs(handle))
+        except EngineAwayError:  # a log that is not there yet explains nothing
+            raise
         except LauncherError:  # the node that kept it is gone
             text = ""
         return streamed.split_nodes(text[-jobs.MAX_OUTPUT_BYTES :])
@@ -183,13 +188,16 @@ class RayLauncher(streamed.StreamedLauncher):
         return JobSubmissionClient(self._options.address)
 
     def _ask(self, query: Callable[[Any], T]) -> T:
-        """The answer of Ray's client. Raises LauncherError with Ray's message, or if it does not answer."""
+        """The answer of Ray's client. Raises LauncherError with Ray's message, and EngineAwayError if it does not answer or
+        asks to try again."""
         try:
             answer = query(self._client)
         except (RuntimeError, ValueError, OSError) as error:  # requests' errors are OSErrors
-            if isinstance(error, OSError):
+            message = f"Ray at {self._options.address}: {' '.join(str(error).split())[-500:]}"
+            if isinstance(error, OSError) or _PASSING.search(message):
                 self._set_away(True)
-            raise LauncherError(f"Ray at {self._options.address}: {' '.join(str(error).split())[-500:]}") from error
+                raise EngineAwayError(message) from error
+            raise LauncherError(message) from error
         self._set_away(False)
         return answer
 

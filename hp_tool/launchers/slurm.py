@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,10 @@ from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import LauncherError
-from hp_tool.launchers import jobs, slurm_folder, slurm_script, torchrun
+from hp_tool.launchers import jobs, readback, slurm_folder, slurm_script, torchrun
 from hp_tool.launchers.jobs import measure
 from hp_tool.launchers.options import SlurmOptions
+from hp_tool.launchers.readback import DamagedError, is_there
 from hp_tool.launchers.slurm_controller import NEVER_STARTS, NODE_FAULTS, ControllerAway, Job, Site, controller, job_state
 from hp_tool.launchers.slurm_folder import ATTEMPTED, CANCEL, CLAIM, ENDED, JOB, REFUSED, SUBMITTED
 
@@ -47,7 +49,7 @@ class SlurmLauncher:
         return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {said}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        return torchrun.cluster_plan(request, job_name=job_name, options=self._options, multi_node=True)
+        return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
 
     def describe(self, plan: LaunchPlan) -> str:
         return slurm_script.render(self._options, plan=plan)
@@ -67,14 +69,14 @@ class SlurmLauncher:
         script = slurm_script.render(self._options, plan=plan)
         jobs.create_folder(folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)})
         with contextlib.suppress(ControllerAway):
-            if not self._rehearsed and not (folder / ATTEMPTED).exists():
+            if not self._rehearsed and not is_there(folder / ATTEMPTED):
                 self._controller.rehearse(script)
                 self._rehearsed = True
             self._submit(folder)
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
-        return job_name if (self._folder(job_name) / JOB).exists() else None
+        return job_name if is_there(self._folder(job_name) / JOB) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._look(self._folder(handle))[0] for handle in handles}
@@ -92,7 +94,8 @@ class SlurmLauncher:
         The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and the job when it starts.
         """
         folder = self._folder(job_name)
-        jobs.mark(folder, CANCEL)
+        with contextlib.suppress(DamagedError):  # it is ended by its id; what the job left there starts nothing
+            jobs.mark(folder, CANCEL)
         deadline = time.monotonic() + _CANCEL_PATIENCE_S
         while True:
             try:
@@ -111,18 +114,21 @@ class SlurmLauncher:
 
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
-        request = jobs.read_json(folder / JOB)
-        if request is None:
+        if not is_there(folder / JOB):
             raise LauncherError(f"no job {handle} under {self._root}")
+        request = jobs.submitted(folder)
         state, job = self._look(folder)
         if state.is_open:
             raise LauncherError(f"job {handle} is still {state}")
         if job is not None and job.state in ("COMPLETED", "FAILED"):
             slurm_folder.await_files(folder, options=self._options)
-        timeout_s, hardware = request["timeout_s"], self._options.hardware(num_gpus=request["num_gpus"])
+        timeout_s = 0.0 if request is None else request.timeout_s
+        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
+        if request is None:
+            return jobs.spoilt(f"{JOB} is not what was submitted", ending=ending, log_tail=jobs.output(folder)[-4096:])
+        hardware = self._options.hardware(num_gpus=request.num_gpus)
         if job is not None and (hosts := self._controller.hosts(job.nodes)):
             hardware = replace(hardware, hosts=hosts)
-        ending = slurm_folder.ending(folder, state=state, job=job, timeout_s=timeout_s)
         measurement = measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
         if job is not None and job.state in NODE_FAULTS:
             measurement = replace(measurement, suspects=hardware.hosts)
@@ -138,23 +144,23 @@ class SlurmLauncher:
 
     def _look(self, folder: Path) -> tuple[JobState, Job | None]:
         """The job's state, and Slurm's record of the job if it has one."""
-        cancelled = (folder / CANCEL).exists()
-        if not (folder / JOB).exists():
+        cancelled = is_there(folder / CANCEL)
+        if folder.is_symlink() or not is_there(folder / JOB):
             return JobState.CANCELLED if cancelled else JobState.LOST, None
         slurm_folder.bring_claim(folder, options=self._options)
         try:
-            if not (folder / SUBMITTED).exists() and not (folder / CLAIM).exists():
+            if not is_there(folder / SUBMITTED) and not is_there(folder / CLAIM):
                 if cancelled:
                     return JobState.CANCELLED, None
                 self._submit_again(folder)
-            if (folder / REFUSED).exists():
+            if is_there(folder / REFUSED):
                 return JobState.FINISHED, None
             job = self._job(folder)
             if job is None and self._controller.asked_at <= _handed_over(folder):  # the answer is older than the job
                 return slurm_folder.state(folder), None
             job = job or self._accounted(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
-                (folder / REFUSED).write_text(job.reason)
+                readback.write_text(folder / REFUSED, job.reason)
                 self._controller.cancel([job])
                 return JobState.FINISHED, job
         except ControllerAway:
@@ -165,46 +171,50 @@ class SlurmLauncher:
         state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
         if state is None or not state.is_open:
             slurm_folder.bring(folder, options=self._options)
-        if state is None and (folder / ENDED).exists():
+        if state is None and is_there(folder / ENDED):
             state = JobState.FINISHED
         elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
-        if state is JobState.FINISHED and cancelled and not any((folder / name).exists() for name in (ENDED, jobs.RESULT)):
+        if state is JobState.FINISHED and cancelled and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT)):
             state = JobState.CANCELLED  # the script saw the mark when it started, and did nothing
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.brought(folder):
             state = JobState.FINISHED  # it was done, or had measured something, before Slurm ended it
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """Submit a job that the controller could not accept before; a refusal now ends the job."""
+        """Submit a job that the controller could not accept before; a refusal now ends the job. One that runs took its marks
+        away by itself, and starts no second one."""
+        if self._job(folder) is not None:
+            return
         try:
             self._submit(folder)
-        except ControllerAway:
+        except (ControllerAway, DamagedError):
             raise
         except LauncherError as error:
-            (folder / REFUSED).write_text(error.message)
+            readback.write_text(folder / REFUSED, error.message)
 
     def _submit(self, folder: Path) -> None:
         """Submit the folder's job, unless the controller already has it or it is cancelled."""
-        with (folder / "submit.lock").open("w") as lock:
+        with readback.opened_lock(folder, "submit.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (folder / SUBMITTED).exists() or (folder / CANCEL).exists():
+            if is_there(folder / SUBMITTED) or is_there(folder / CANCEL):
                 return
             attempted = folder / ATTEMPTED
             job = None
-            if attempted.exists():
-                if time.time() - attempted.stat().st_mtime < self._options.poll_s:
+            if is_there(attempted):
+                if time.time() - attempted.lstat().st_mtime < self._options.poll_s:
                     raise ControllerAway("Slurm could not accept the job yet")
                 job = self._job(folder, fresh=True)
-            attempted.touch()
+            readback.touch(folder, ATTEMPTED)
+            os.utime(attempted, follow_symlinks=False)
             script = folder / slurm_script.SCRIPT
             job_id = (
                 job.id
                 if job
                 else self._controller.submit(script, environment=_environment(folder, inherit=self._options.inherit))
             )
-            jobs.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
-            if (folder / CANCEL).exists():  # perhaps by a process that checked before Slurm knew the job
+            readback.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
+            if is_there(folder / CANCEL):  # perhaps by a process that checked before Slurm knew the job
                 self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
@@ -215,17 +225,20 @@ class SlurmLauncher:
 
     def _accounted(self, folder: Path) -> Job | None:
         """The accounting's record of a job that left the queue; None if it believes the job to be open."""
-        submitted = jobs.read_json(folder / SUBMITTED)
-        job_id = slurm_folder.claimed_by(folder) or (submitted["job_id"] if submitted else None)
+        handed_over = slurm_folder.handed_over(folder)
+        job_id = slurm_folder.claimed_by(folder) or (handed_over.job_id if handed_over else None)
         job = self._controller.accounted(job_id) if job_id is not None else None
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 
 def _handed_over(folder: Path) -> float:
     """When Slurm had the job at the latest, by its own record or its claim, in seconds since 1970."""
-    submitted = jobs.read_json(folder / SUBMITTED)
-    written = float(submitted["time"]) if submitted else (folder / CLAIM).stat().st_mtime
-    return min(written, time.time())
+    submission = slurm_folder.handed_over(folder)
+    if submission is not None:
+        return min(submission.time, time.time())
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return min((folder / CLAIM).lstat().st_mtime, time.time())
+    return 0.0
 
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from hp_tool.domain.jobs import JobState
-from hp_tool.errors import LauncherError, RefusedError
+from hp_tool.errors import EngineAwayError, LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease: it must not lose its search while it waits for an answer."""
@@ -57,7 +57,7 @@ _CROWDED = re.compile(r"MaxSubmit|submit limit|maximum job count|Resource tempor
 _OVER = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
-class ControllerAway(LauncherError):  # noqa: N818 - a state of the cluster
+class ControllerAway(EngineAwayError):  # noqa: N818 - a state of the cluster
     """slurmctld does not answer. Running jobs go on, and its queue is on disk."""
 
 

@@ -30,15 +30,20 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
+from pydantic import TypeAdapter
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.errors import InputError
-from hp_tool.launchers import jobs, streamed, supervisor
+from hp_tool.launchers import jobs, readback, streamed, supervisor
 from hp_tool.launchers.jobs import Ending, recorded
 from hp_tool.launchers.options import Logs, SlurmOptions
+from hp_tool.launchers.readback import is_there
 from hp_tool.launchers.slurm_controller import Job, job_state
 
 JOB = "job.json"
@@ -74,17 +79,33 @@ _ON_NODE = (
 def claimed_by(folder: Path) -> int | None:
     """The id of the Slurm job that runs or ran in this folder."""
     try:
-        text = jobs.read_file(folder / CLAIM).decode().strip()
+        text = readback.read_file(folder / CLAIM).decode().strip()
     except (OSError, ValueError):
         return None
     return int(text) if text.isdecimal() else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What the controller was handed, and when (seconds since 1970)."""
+
+    job_id: Annotated[int, Interval(ge=0, le=1 << 53)]
+    time: Annotated[float, Interval(ge=0.0, le=1e12)]
+
+
+_SUBMISSION = TypeAdapter(Submission)
+
+
+def handed_over(folder: Path) -> Submission | None:
+    """Return the record of the submission; None where there is none, or the job wrote over it."""
+    return readback.read_as(_SUBMISSION, folder / SUBMITTED)
+
+
 def state(folder: Path) -> JobState:
     """The state of the job by its folder alone."""
-    if (folder / ENDED).exists():
-        return JobState.CANCELLED if (folder / CANCEL).exists() else JobState.FINISHED
-    return JobState.RUNNING if (folder / CLAIM).exists() else JobState.QUEUED
+    if is_there(folder / ENDED):
+        return JobState.CANCELLED if is_there(folder / CANCEL) else JobState.FINISHED
+    return JobState.RUNNING if is_there(folder / CLAIM) else JobState.QUEUED
 
 
 def await_files(folder: Path, *, options: SlurmOptions) -> None:
@@ -92,7 +113,10 @@ def await_files(folder: Path, *, options: SlurmOptions) -> None:
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
         bring(folder, options=options)
-        names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes a network file system look again
+        try:
+            names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes a network file system look again
+        except (FileNotFoundError, NotADirectoryError):  # the job's own doing
+            return
         if ENDED in names or jobs.RESULT in names:
             return
         time.sleep(0.2)
@@ -100,9 +124,11 @@ def await_files(folder: Path, *, options: SlurmOptions) -> None:
 
 def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
     """How a job ended: by Slurm's state if Slurm ended it, else by the job's own record."""
-    record = jobs.read_json(folder / ENDED)
-    wall_s = _wall_s(record) if record else job.elapsed_s if job else None
+    record = readback.read_json(folder / ENDED)
     slurm_state = job.state if job else ""
+    wall_s = _wall_s(record) if record else None
+    if job is not None and job.elapsed_s is not None and (wall_s is None or slurm_state not in ("COMPLETED", "FAILED")):
+        wall_s = job.elapsed_s  # where Slurm ended the job, a record of its end may be the job's own
     if wall_s is None:
         wall_s = _signs_of_life_s(folder)
     if state is JobState.CANCELLED:
@@ -111,20 +137,20 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="terminated", wall_s=wall_s, error=f"Slurm ended the job: {slurm_state}")
     if state is JobState.LOST:
         return Ending(reason="lost", wall_s=wall_s, error="Slurm no longer knows the job, and it left no record of its end")
-    if (folder / REFUSED).exists():
-        refusal = f"Slurm will not run the job: {jobs.log_tail(folder, name=REFUSED)}"
+    if is_there(folder / REFUSED):
+        refusal = f"Slurm will not run the job: {readback.log_tail(folder, name=REFUSED)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
         return Ending(reason="timeout", wall_s=wall_s)
-    slurm_log = jobs.log_tail(folder, name=SLURM_LOG)
+    slurm_log = readback.log_tail(folder, name=SLURM_LOG)
     if slurm_state == "OUT_OF_MEMORY" or _OUT_OF_MEMORY.search(slurm_log):
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _NOT_BEGUN.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
-    if record is None and (folder / CLAIM).exists():  # a script that took the job records its end, and Slurm did not end it
+    if record is None and is_there(folder / CLAIM):  # a script that took the job records its end, and Slurm did not end it
         error = "the batch script could not record its end: is the disk of the runs folder full?"
         return Ending(reason="terminated", wall_s=wall_s, error=error)
-    if record is None or not (folder / jobs.LOG).exists():
+    if record is None or not is_there(folder / jobs.LOG):
         error = f"the batch script ended before the job started: {jobs.last_line(slurm_log)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
     if "reason" in record:  # written by the supervisor, through the log
@@ -138,11 +164,11 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
 def _signs_of_life_s(folder: Path) -> float | None:
     """Seconds from the job's start to the last line of its log, where nobody kept its time; 0 of one that never started."""
     try:
-        began = (folder / CLAIM).stat().st_mtime
+        began = (folder / CLAIM).lstat().st_mtime
     except OSError:
         return 0.0
     log = folder / jobs.LOG
-    return max(log.stat().st_mtime - began, 0.0) if log.exists() else None
+    return max(log.lstat().st_mtime - began, 0.0) if is_there(log) else None
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
@@ -173,35 +199,35 @@ def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
 
 def bring_claim(folder: Path, *, options: SlurmOptions) -> None:
     """Write into the job's folder which Slurm job runs it, once one does."""
-    if options.logs is not None and not (folder / CLAIM).exists():
-        text = jobs.log_tail(Path(options.logs.seen_here), name=f"{folder.name}.{CLAIM}")
+    if options.logs is not None and not is_there(folder / CLAIM):
+        text = readback.log_tail(Path(options.logs.seen_here), name=f"{folder.name}.{CLAIM}")
         if text.strip().isdecimal():
-            (folder / CLAIM).write_text(text)
+            readback.write_text(folder / CLAIM, text)
 
 
 def bring(folder: Path, *, options: SlurmOptions) -> None:
     """Write into the job's folder what its logs contain by now; does nothing if the nodes share the folder."""
-    request = jobs.read_json(folder / JOB)
+    request = jobs.submitted(folder)
     if options.logs is None or request is None:
         return
     bring_claim(folder, options=options)
     far = Path(options.logs.seen_here)
-    texts = [_read(far, f"{folder.name}.{node}.log") for node in range(options.num_nodes(num_gpus=request["num_gpus"]))]
+    texts = [_read(far, f"{folder.name}.{node}.log") for node in range(options.num_nodes(num_gpus=request.num_gpus))]
     started = [streamed.parse(text) for text in texts if supervisor.MARK[0] in text]
     errors = [text for text in texts if supervisor.MARK[0] not in text]  # why a node could not start
-    jobs.write_text(folder / SLURM_LOG, "".join([*errors, _read(far, f"{folder.name}.{SLURM_LOG}")]))
-    if record := jobs.read_json(far / f"{folder.name}.{ENDED}"):
-        jobs.write_json(folder / ENDED, record)  # replaced below by the job's own record, which says more
+    readback.write_text(folder / SLURM_LOG, "".join([*errors, _read(far, f"{folder.name}.{SLURM_LOG}")]))
+    if record := readback.read_json(far / f"{folder.name}.{ENDED}"):
+        readback.write_json(folder / ENDED, record)  # replaced below by the job's own record, which says more
     if not started:
         return
     printed = streamed.join(started)
-    jobs.write_text(folder / jobs.LOG, printed.log)
+    readback.write_text(folder / jobs.LOG, printed.log)
     for name, text in printed.files.items():
-        if name == jobs.RESULT or name in request["returns"] or fnmatchcase(name, RANK_RESULTS):
-            jobs.write_text(folder / name, text)
+        if name == jobs.RESULT or name in request.returns or fnmatchcase(name, RANK_RESULTS):
+            readback.write_text(folder / name, text)
     if printed.ended is not None and streamed.own_ending(printed) is not None:
-        jobs.write_json(folder / ENDED, printed.ended)
+        readback.write_json(folder / ENDED, printed.ended)
 
 
 def _read(folder: Path, name: str) -> str:
-    return jobs.log_tail(folder, name=name, size_bytes=jobs.MAX_OUTPUT_BYTES)
+    return readback.log_tail(folder, name=name, size_bytes=jobs.MAX_OUTPUT_BYTES)

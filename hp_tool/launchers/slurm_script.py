@@ -6,7 +6,7 @@ import shlex
 import sys
 
 from hp_tool.domain.jobs import LaunchPlan
-from hp_tool.launchers import jobs
+from hp_tool.launchers import jobs, readback
 from hp_tool.launchers.options import Container, SlurmOptions
 from hp_tool.launchers.slurm_folder import CANCEL, CLAIM, ENDED, RANK_RESULTS, SLURM_LOG, path_of, step
 
@@ -102,6 +102,7 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
     wall_s = options.time_s if options.time_s is not None else plan.timeout_s + _GRACE_S + importing_s
     logs, job_name = options.logs, plan.job_name
     slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
+    excluded = [host for host in plan.excluded_hosts if readback.is_host_name(host)]
     named = {name: getattr(options, name) for name in ("account", "partition", "qos", "comment")}
     return [
         f"--job-name={jobs.check_name(plan.job_name)}",
@@ -111,7 +112,7 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         "--ntasks-per-node=1",
         *_devices(options, per_node=per_node),
         *_node_share(options),
-        *([f"--exclude={','.join(plan.excluded_hosts)}"] if plan.excluded_hosts else []),
+        *([f"--exclude={','.join(excluded)}"] if excluded else []),
         f"--time={math.ceil(wall_s / 60)}",
         "--requeue" if options.requeue else "--no-requeue",
         f"--output={slurm_log}",

@@ -1,6 +1,8 @@
 """Jobs whose folder nobody else sees: files travel with them; `supervisor --attached` prints results as marked lines."""
 
+import contextlib
 import json
+import math
 import re
 import tempfile
 import time
@@ -12,7 +14,7 @@ from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.errors import LauncherError
+from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import jobs, supervisor
 from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.options import ClusterOptions
@@ -155,14 +157,22 @@ def parse(text: str) -> Printed:
             log.append(text[position : match.start()])
         position = match.end()
         if "began" in record:
-            began, began_at = True, record["began"]
+            if not began:  # the supervisor's own; the job may print what it likes after it
+                began_at = _instant(record["began"])
+            began = True
         elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):
-            files[jobs.check_name(record["file"])] = record["text"]
+            with contextlib.suppress(InputError):  # no file's name
+                files[jobs.check_name(record["file"])] = record["text"]
         elif isinstance(record.get("ended"), dict):
             ended = record["ended"]
     if began and ended is None and not files:
         log.append(text[position:])
     return Printed(log="".join(log) if began else text, files=files, began=began_at, ended=ended, nodes=int(began))
+
+
+def _instant(value: object) -> float | None:
+    """Seconds since 1970; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def join(nodes: Sequence[Printed]) -> Printed:

@@ -17,6 +17,7 @@ its output: standard output gets the job's log, and then a marked line for each 
 import ctypes
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,10 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.05
+_LOG_TOO_LONG = "log_too_long"
 _SWEEP_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,23 +43,47 @@ MAX_REPORTS = 16
 """Reports of failed ranks to print, the first ones: later ones fail because of them."""
 
 
-def main(folder: Path) -> int:
-    """Detach and run the job of `folder`; return 0 at once if another supervisor has or had it."""
-    lock = (folder / "lock").open("w")
+def main(path: Path) -> int:
+    """Detach and run the job of the folder `path`; return 0 at once if another supervisor has or had it."""
+    folder = Folder(path)
+    lock = (path / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (folder / "started.json").touch(exist_ok=False)
+        (path / "started.json").touch(exist_ok=False)
     except (BlockingIOError, FileExistsError):
         return 0
     if os.fork():  # the child keeps the lock, and the caller need not reap it
         return 0
     os.setsid()
-    _write(folder / "started.json", {"pid": os.getpid(), "time": time.time()})
-    _write(folder / "ended.json", _run(folder))
+    folder.write("started.json", {"pid": os.getpid(), "time": time.time()})
+    folder.write("ended.json", _run(folder))
     return 0
 
 
-def _run(folder: Path, *, to_log: bool = True) -> dict[str, Any]:
+class Folder:
+    """The job's folder, whatever the job puts in its place or in that of our files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def write(self, name: str, value: dict[str, Any]) -> None:
+        """Write `value` atomically under `name`; what is there and is no file keeps another name."""
+        token = f"{time.time_ns():x}"
+        descriptor = os.open(f"~{name}.{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self._descriptor)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(value))
+        try:
+            self._rename(f"~{name}.{token}", name)
+        except OSError:  # a folder
+            self._rename(name, f"{name}.{token}")
+            self._rename(f"~{name}.{token}", name)
+
+    def _rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+
+def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
     """Run the job of `folder`, and return how it ended: the launcher must learn in any case that it is over."""
     try:
         return _Supervisor(folder, to_log=to_log).run()
@@ -72,10 +100,10 @@ def attached(source: Path) -> int:
         shutil.copyfile(source / name, work / name)
     os.environ.update(job["environment"])
     _print_marked({"began": time.time()})
-    ended = _run(work, to_log=False)
+    ended = _run(Folder(work), to_log=False)
     result, reports = work / "result.json", work.glob("result.rank*.json")
     has_result = result.exists()
-    results = (result, *sorted(reports, key=lambda path: path.stat().st_mtime_ns)[:MAX_REPORTS])
+    results = (result, *sorted(reports, key=lambda path: path.lstat().st_mtime_ns)[:MAX_REPORTS])
     whole = [path for path in results if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES]
     for path in (*whole, *(work / name for name in job["returns"])):
         if path.is_file():
@@ -96,10 +124,10 @@ def _end_of(path: Path) -> str:
 
 
 class _Supervisor:
-    def __init__(self, folder: Path, *, to_log: bool) -> None:
+    def __init__(self, folder: Folder, *, to_log: bool) -> None:
         """to_log: write the job's output to job.log instead of our own output."""
         self._folder, self._to_log = folder, to_log
-        self._job = json.loads((folder / "job.json").read_text())
+        self._job = json.loads((folder.path / "job.json").read_text())
         self._terminated = False
         signal.signal(signal.SIGTERM, self._on_terminate)
         _prctl(_PR_SET_CHILD_SUBREAPER)  # torchrun's ranks lead sessions of their own; orphans become our children
@@ -107,15 +135,20 @@ class _Supervisor:
     def run(self) -> dict[str, Any]:
         if "devices_lock" not in self._job:  # the engine assigns devices
             return self._run_job()
-        with Path(self._job["devices_lock"]).open("a") as devices:
+        private = partial(os.open, mode=0o600)  # who can open it can lock it, and nothing else would run here
+        with open(self._job["devices_lock"], "a", opener=private) as devices:
+            with suppress(PermissionError):  # another user's
+                os.fchmod(devices.fileno(), 0o600)
             reason = self._wait_for(devices)
             return {"reason": reason, "wall_s": 0.0} if reason is not None else self._run_job()
 
     def _run_job(self) -> dict[str, Any]:
         started, kills = time.monotonic(), _oom_kills()  # the wall clock may jump
-        _write(self._folder / "running.json", {"time": time.time()})
+        self._folder.write("running.json", {"time": time.time()})
         reason, exit_code = self._run_command()
         ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}
+        if reason == _LOG_TOO_LONG:
+            ended["error"] = f"its log grew beyond {self._job['max_log_bytes'] >> 20} MiB: let it print less"
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
@@ -133,27 +166,29 @@ class _Supervisor:
     def _run_command(self) -> tuple[str, int | None]:
         deadline = time.monotonic() + self._job["timeout_s"]
         try:
-            with (self._folder / "job.log").open("ab") if self._to_log else os.fdopen(os.dup(1), "ab") as log:
+            with (self._folder.path / "job.log").open("ab") if self._to_log else os.fdopen(os.dup(1), "ab") as log:
                 process = subprocess.Popen(
                     self._job["command"],
-                    cwd=self._folder,
+                    cwd=self._folder.path,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     preexec_fn=_die_with_supervisor,
                 )
-            while process.poll() is None:
-                reason = self._interruption() or ("timeout" if time.monotonic() > deadline else None)
-                if reason is not None:
-                    return reason, None
-                time.sleep(_POLL_S)
+                while process.poll() is None:
+                    reason = self._interruption() or ("timeout" if time.monotonic() > deadline else None)
+                    if self._to_log and os.fstat(log.fileno()).st_size > self._job.get("max_log_bytes", math.inf):
+                        reason = reason or _LOG_TOO_LONG
+                    if reason is not None:
+                        return reason, None
+                    time.sleep(_POLL_S)
             return "exited", process.returncode
         finally:
             _end_descendants()
 
     def _interruption(self) -> str | None:
-        if (self._folder / "cancel").exists():
+        if os.path.lexists(self._folder.path / "cancel"):
             return "cancelled"
         return "terminated" if self._terminated else None
 
@@ -207,12 +242,6 @@ def _oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(f"~{path.name}")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

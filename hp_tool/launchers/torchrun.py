@@ -19,13 +19,15 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH",
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
 """What is right on other hosts, too."""
+_RENDEZVOUS = "rendezvous.py"
+"""Of torchrun's agent with a store that listens on one address, laid into the job's folder."""
 _OF_THE_FRAMEWORK = "CUDA_DEVICE_MAX_CONNECTIONS"
 """The run sets it as its framework wants it, whatever this process runs with."""
 _NO_PROGRAM = Program(command=("-m", "hp_tool.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True)
 
 
-def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions, multi_node: bool = False) -> LaunchPlan:
-    """The plan of a job on a cluster. `multi_node`: let a job on one node find its first node as one on several does.
+def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions) -> LaunchPlan:
+    """Return the plan of a job on a cluster.
 
     Raises InputError if the request is for another device, or for more devices than one job may have.
     """
@@ -41,7 +43,7 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions,
         job_name=job_name,
         python=options.python,
         num_nodes=nodes,
-        multi_node=multi_node or nodes > 1,
+        bound=options.bind_rendezvous,
         operator=options.environment,
     )
 
@@ -59,23 +61,25 @@ def job_plan(
     job_name: str,
     python: str | None = None,
     num_nodes: int = 1,
-    multi_node: bool = False,
+    bound: bool = False,
     operator: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """The plan of a job whose command is run in its folder on every node by the nodes' interpreter (default: this one).
+    """Return the plan of a job whose command is run in its folder on every node by the nodes' interpreter (default: this one).
 
-    On one node processes meet at a free port of the loopback device. With `multi_node`, PET_MASTER_ADDR and PET_MASTER_PORT of
-    the environment name the first node, and PET_NODE_RANK this one.
+    On one node processes meet at a free port of the loopback device. On several, PET_MASTER_ADDR and PET_MASTER_PORT of the
+    environment name the first node, and PET_NODE_RANK this one; with `bound` the first one listens at that address alone.
     """
     program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
-    rendezvous = (f"--nnodes={num_nodes}",) if multi_node else ("--standalone", "--local-addr=127.0.0.1")
-    processes = f"--nproc-per-node={request.num_processes // num_nodes}"
-    torchrun = (python or sys.executable, "-m", "torch.distributed.run", *rendezvous, processes)
+    bound = program.torchrun and (bound or num_nodes == 1)
+    agent = (_RENDEZVOUS,) if bound else ("-m", "torch.distributed.run")
+    shape = (f"--nnodes={num_nodes}", f"--nproc-per-node={request.num_processes // num_nodes}")
+    torchrun = (python or sys.executable, *agent, *shape)
+    files = {_RENDEZVOUS: Path(__file__).with_name(_RENDEZVOUS).read_text()} if bound else {}
     return LaunchPlan(
         job_name=jobs.check_name(job_name),
         command=(*(torchrun if program.torchrun else ()), *program.command),
         environment=_environment(request, num_nodes) | dict(operator or {}) | dict(program.environment),
-        files={**program.files, jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
+        files={**program.files, **files, jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
         num_gpus=request.num_gpus,
         timeout_s=request.timeout_s,
         returns=program.returns,
@@ -87,8 +91,8 @@ def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # the catalogue's `cpu`: one process, one thread
-        if num_nodes == 1:
-            environment["GLOO_SOCKET_IFNAME"] = "lo"  # a host must not go through its network card to itself
+    if num_nodes == 1:  # nobody else has business there, and a host must not go through its network card to itself
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     package = Path(hp_tool.__file__).parents[1]
     if package not in (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("platlib"))):
         environment["PYTHONPATH"] = str(package)  # running from a checkout: the job's folder is elsewhere

@@ -14,7 +14,7 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
-from hp_tool.errors import ConflictError, InputError, LauncherError, LimitError, RefusedError
+from hp_tool.errors import ConflictError, EngineAwayError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import Outcome, open_runs, progress_of, with_budget
 from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
 from hp_tool.search.fidelity import WHOLE, extrapolated
@@ -28,8 +28,8 @@ FULL_POLL_S = 1.0
 MAX_ENGINE_FAILURES = 20
 """Polls in a row that the engine may leave unanswered."""
 FOLDER_PATIENCE_S = 300.0
-"""How long a coordinator waits for a runs folder that takes nothing, or for room on its cluster; then the search goes back to
-the queue: a worker on a sound host may take it, and this one may be the only one left to end the runs that fill the cluster."""
+"""How long a coordinator waits for a runs folder, an engine, or room on its cluster; then the search goes back to the queue:
+another host may be sound, and this search may be the only one that can end the runs that fill the cluster."""
 LONGEST_FOLDER_WAIT_S = 5.0
 Report = Callable[[str, JsonObject], None]
 
@@ -92,7 +92,7 @@ class Coordinator:
             while True:
                 try:
                     self._turn()
-                except OSError as error:
+                except (OSError, EngineAwayError) as error:
                     self._wait_out(error)
         except _Stop as stop:
             outcome = replace(stop.outcome, expected_gain_fraction=self._expected_gain)
@@ -127,11 +127,12 @@ class Coordinator:
         else:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
-    def _wait_out(self, error: OSError) -> None:
-        """Wait and report why before the next try: the runs folder is full, read-only or away."""
+    def _wait_out(self, error: OSError | EngineAwayError) -> None:
+        """Wait and report why before the next try: the runs folder is full, read-only or away, or the engine is."""
         now = self._clock()
         if self._waiting_for is None:
-            self._waiting_for, self._waiting_since = f"{error.strerror or error}: {error.filename}", now
+            what = f"{error.strerror or error}: {error.filename}" if isinstance(error, OSError) else error.message
+            self._waiting_for, self._waiting_since = what, now
             payload = {"waiting_for": self._waiting_for}
             self._progress(self._runs())
             self._store.append_event(lease=self._lease, kind="waiting", payload=payload)
@@ -198,6 +199,9 @@ class Coordinator:
             except RefusedError as error:
                 self._refuse(run, error.message)
                 return
+            except EngineAwayError:
+                if not waiting:  # else tried again once one of those has ended
+                    raise
             except LauncherError as error:
                 self._give_back(run, Measurement(status="crashed", cause=f"not submitted: {error.message}"))
                 return
@@ -388,9 +392,8 @@ class Coordinator:
 
     def _progress(self, runs: list[RunRecord]) -> None:
         progress = progress_of(runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain)
-        waiting = {} if self._waiting_for is None else {"waiting_for": self._waiting_for}
-        pending = {} if self._pending is None else {"pending": self._pending}
-        self._store.set_progress(lease=self._lease, progress=progress | waiting | pending)
+        beside = {"waiting_for": self._waiting_for, "pending": self._pending}
+        self._store.set_progress(lease=self._lease, progress=progress | {k: v for k, v in beside.items() if v is not None})
 
 
 def _about(run: RunRecord) -> JsonObject:

@@ -1,7 +1,8 @@
 """Where a search's runs go, how much of a registered cluster they may take, and the end of jobs that no live search owns."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Literal
 
@@ -12,7 +13,7 @@ from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, GpuSpec
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, RunRecord
-from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError, UnsupportedError
+from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError, StoreError, UnsupportedError
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.trainers import TrainerLauncher, trainer_of
@@ -163,7 +164,8 @@ class Sweeper:
         for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
             if run.job_name in open_jobs or not run.state.ended:
                 log.warning("job %s belongs to no live search: ended", run.job_name)
-                launcher.cancel(run.job_name)
+                with _apart(run):
+                    launcher.cancel(run.job_name)
             elif run.id in self._booked:
                 continue
             strays[run.id] = run
@@ -171,13 +173,27 @@ class Sweeper:
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
         """Book what the job took by its own account; False where it does not tell yet."""
-        try:
+        with _apart(run):
             handle = launcher.find(run.job_name)
-            measurement = None if handle is None else launcher.fetch(handle)
-        except LauncherError:
-            return False
-        wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
-        if wall_s or not run.state.ended:
-            self._store.book_stray(run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity))
-        self._booked.add(run.id)
-        return True
+            try:
+                measurement = None if handle is None else launcher.fetch(handle)
+            except LauncherError:  # it has not ended yet
+                return False
+            wall_s = 0.0 if measurement is None else measurement.wall_s or 0.0
+            if wall_s or not run.state.ended:
+                self._store.book_stray(run_id=run.id, gpu_seconds=wall_s * num_gpus(run.parallel, run.fidelity))
+            self._booked.add(run.id)
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def _apart(run: RunRecord) -> Iterator[None]:
+    """Leave what went wrong with one job for the next sweep: others are not to wait for it. A database that is away is no
+    job's matter."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (HpToolError, OSError) as error:
+        log.warning("cannot end or book job %s: %s", run.job_name, error)

@@ -116,6 +116,18 @@ def _allowed(request: Request) -> set[str]:
     return {method for each in own or routes for method in each.methods or ()}
 
 
+def plain_problem(status: int, *, code: str, detail: str) -> bytes:
+    """Return a whole HTTP/1.1 answer with a problem, for connections that are closed before there is a request."""
+    body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code).model_dump_json().encode()
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"Content-Type: {MEDIA_TYPE}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", "")).encode() + body
+
+
 def _response(
     status: int, *, code: str, detail: str, field: str | None, details: Mapping[str, Any] | None = None
 ) -> JSONResponse:

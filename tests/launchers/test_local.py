@@ -17,7 +17,7 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create
-from hp_tool.launchers.jobs import read_json
+from hp_tool.launchers.readback import read_json
 from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
 
 
@@ -107,7 +107,7 @@ def test_the_plan_is_torchrun_on_the_loopback_device(tmp_path: Path) -> None:
     planned = launcher.plan(_request(), job_name="search-1.run-1.token-3")
     assert planned == launcher.plan(_request(), job_name="search-1.run-1.token-3")
     assert planned.command[1:] == (
-        *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"),
+        *("rendezvous.py", "--nnodes=1", "--nproc-per-node=2"),
         *("-m", "hp_tool.profiler", "request.json", "result.json"),
     )
     assert planned.environment["OMP_NUM_THREADS"] == "1"

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from hp_tool.domain.measurement import KILLED, Hardware, Measurement
 from hp_tool.domain.steps import RUN, step_line
-from hp_tool.launchers.jobs import MAX_FILE_BYTES, Ending, log_tail, measure, read_json, recorded
+from hp_tool.launchers.jobs import Ending, measure, recorded
+from hp_tool.launchers.readback import MAX_FILE_BYTES, log_tail, read_json
 
 RANK_KILLED = "  traceback : Signal 9 (SIGKILL) received by PID 4711\n===="  # torchrun's summary
 

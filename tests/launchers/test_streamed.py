@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.domain.measurement import Hardware, Measurement
-from hp_tool.errors import InputError
 from hp_tool.launchers import streamed, supervisor
 from hp_tool.launchers.jobs import Ending
 from tests.launchers.contract import GOOD, plan
@@ -91,7 +90,17 @@ def test_nothing_that_is_printed_breaks_the_reader(text: str) -> None:
         streamed.parse(each)
 
 
-def test_a_name_that_leaves_the_folder_is_refused() -> None:
-    text = f'{supervisor.MARK[0]}{{"file": "../../etc/x", "text": ""}}{supervisor.MARK[1]}'
-    with pytest.raises(InputError, match="job name"):
-        streamed.parse(text)
+@pytest.mark.parametrize("name", ["../../etc/x", "..", "", "a b"])
+def test_a_name_that_leaves_the_folder_is_no_file(name: str) -> None:
+    begin, end = supervisor.MARK
+    printed = streamed.parse(
+        f'{begin}{json.dumps({"file": name, "text": ""})}{end}\n{begin}{{"ended": {{"reason": "exited"}}}}{end}'
+    )
+    assert printed.files == {} and printed.ended == {"reason": "exited"}
+
+
+def test_the_first_start_counts_whatever_the_job_prints_later() -> None:
+    begin, end = supervisor.MARK
+    later = [f'{begin}{{"began": {value}}}{end}\n' for value in ('"now"', "9e9", "[]")]
+    assert streamed.parse(f'{begin}{{"began": 5.0}}{end}\n' + "".join(later)).began == 5.0
+    assert streamed.parse(later[0]).began is None

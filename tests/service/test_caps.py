@@ -50,7 +50,7 @@ def test_a_body_that_never_comes_is_given_up(store: SqlStore, monkeypatch: pytes
 
 
 def test_connections_have_a_cap(store: SqlStore) -> None:
-    with served(create_app(Settings(max_connections=5), store=store)) as url:
+    with served(create_app(Settings(max_connections=5, max_connections_per_address=5), store=store)) as url:
         with ExitStack() as idle:
             for _ in range(5):
                 idle.enter_context(connected(url))
@@ -101,3 +101,66 @@ def test_a_refused_use_of_a_revoked_key_is_audited_once_a_minute(store: SqlStore
         assert statuses == {401}
         rows = httpx.get(f"{url}/v1/audit", headers=bearer(OPERATOR)).json()["items"]
     assert [(row["api_key_id"], row["owner"], row["outcome"]) for row in rows] == [(record.id, "ada", "401")]
+
+
+LIMIT = 64 * 1024
+ENDLESS = {
+    "one header": (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ", b"x" * 4096),
+    "many headers": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"X-Many: 1\r\n" * 400),
+    "a path": (b"GET /healthz?", b"x" * 4096),
+    "trailers": (
+        b"POST /v1/estimates HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+        b"X-Many: 1\r\n" * 400,
+    ),
+    "a trailer": (
+        b"POST /v1/estimates HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Long: ",
+        b"x" * 4096,
+    ),
+    "headers after a request": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nX-Long: ", b"x" * 4096),
+}
+
+
+@pytest.mark.parametrize("endless", ENDLESS)
+def test_headers_have_a_limit_whoever_sends_them(store: SqlStore, endless: str) -> None:
+    """The server hangs up long before it has taken what memory could hold."""
+    begin, more = ENDLESS[endless]
+    with served(create_app(Settings(api_key=OPERATOR), store=store)) as url, connected(url) as sender:
+        sender.sendall(begin)
+        sent = 0
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            while sent < 32 * 2**20:
+                sender.sendall(more)
+                sent += len(more)
+        assert sent < 16 * 2**20, "what lies in the sockets' own buffers is at most so much"
+
+
+def test_ordinary_headers_and_large_bodies_pass(store: SqlStore) -> None:
+    with served(create_app(Settings(api_key=OPERATOR), store=store)) as url, httpx.Client(base_url=url) as client:
+        cookies = {"Cookie": "c=" + "x" * 8000, **bearer(OPERATOR)}
+        for _ in range(3):  # over one connection
+            assert client.get("/v1/models", headers=cookies, params={"limit": 1}).status_code == 200
+            assert client.post("/v1/estimates", headers=cookies, content=b" " * 900_000 + b"{}").status_code == 422
+        too_long = client.get("/healthz", headers={"Cookie": "c=" + "x" * (LIMIT + 1)})
+    assert too_long.status_code == 431
+    assert too_long.json()["code"] == "headers_too_large" and "64 KiB" in too_long.json()["detail"]
+
+
+def test_one_address_does_not_shut_the_others_out(store: SqlStore) -> None:
+    """1010 idle connections of one address; default settings."""
+    with served(create_app(Settings(), store=store)) as url, ExitStack() as idle:
+        for _ in range(1010):
+            idle.enter_context(connected(url))
+        elsewhere = httpx.Client(base_url=url, transport=httpx.HTTPTransport(local_address="127.0.0.2"))
+        assert elsewhere.get("/healthz").status_code == 200
+
+
+def test_an_address_has_a_cap_of_its_own_and_is_told(store: SqlStore) -> None:
+    settings = Settings(max_connections_per_address=3)
+    with served(create_app(settings, store=store)) as url:
+        with ExitStack() as idle:
+            for _ in range(3):
+                idle.enter_context(connected(url))
+            wait_for(lambda: httpx.get(f"{url}/healthz").status_code == 503, timeout_s=10)
+            refused = httpx.get(f"{url}/healthz")
+            assert refused.json()["code"] == "too_many_connections" and "HP_MAX_CONNECTIONS_PER_ADDRESS" in refused.text
+        wait_for(lambda: httpx.get(f"{url}/healthz").status_code == 200, timeout_s=10)

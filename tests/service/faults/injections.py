@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from hp_tool.launchers.jobs import read_json
+from hp_tool.launchers.readback import read_json
 from tests.service.faults import false_clock
 from tests.service.faults.databases import Database, Postgres, until_it_answers
 from tests.service.faults.engines import Local

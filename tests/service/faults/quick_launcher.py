@@ -13,7 +13,7 @@ from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.domain.measurement import ProfileRequest
-from hp_tool.launchers import jobs
+from hp_tool.launchers import jobs, readback
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
 from hp_tool.launchers.slurm import SlurmLauncher
@@ -76,7 +76,7 @@ def _fall_asleep(place: str, *, job: str) -> None:
     """Stop this process, until SIGCONT, where the file `asleep` names this place; `sleeper` then tells who sleeps over what."""
     fault = home() / "faults" / "asleep"
     if fault.exists() and fault.read_text() == place and quick_job.taken(fault):
-        jobs.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
+        readback.write_json(fault.with_name("sleeper"), {"pid": os.getpid(), "job": job})
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -1,0 +1,82 @@
+"""torchrun whose store listens on one address only: sent with a job and started by file name; needs torch alone.
+
+torchrun's own stores listen on every interface, ask for no password, and `--standalone` unpickles what lies in them: whoever
+reaches the port runs code as the job. Here the first node opens the socket and hands it to the store. On one node that is the
+loopback device; on several, the address that PET_MASTER_ADDR names. The ranks join that store (TORCHELASTIC_USE_AGENT_STORE)
+and open none of their own; nothing in it is unpickled.
+"""
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+_BACKEND = "hp-tool"
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
+
+
+class Bound(RendezvousHandler):
+    """A rendezvous of a fixed number of nodes at a store on one address."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._nodes, self._run_id = parameters.max_nodes, parameters.run_id
+        self._timeout = timedelta(seconds=int(parameters.get("timeout") or 900))
+        one = self._nodes == 1
+        self._node = 0 if one else int(os.environ["PET_NODE_RANK"])
+        self._address = _LOOPBACK if one else os.environ["PET_MASTER_ADDR"]
+        self._port = 0 if one else int(os.environ["PET_MASTER_PORT"])
+        self._store: TCPStore | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = self._open()
+        where = RendezvousStoreInfo(self._address, self._port)
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
+
+    def _open(self) -> TCPStore:
+        """The store: on the first node with the server behind it, elsewhere a client's view."""
+        common: dict[str, Any] = {"world_size": self._nodes, "timeout": self._timeout}
+        if self._node != 0:
+            return TCPStore(self._address, self._port, is_master=False, **common)
+        family, _, _, _, address = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)[0]
+        server = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self._port = server.getsockname()[1]
+        return TCPStore(self._address, self._port, is_master=True, master_listen_fd=server.detach(), **common)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return _BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Leave the store open: nobody joins later."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    rendezvous_handler_registry.register(_BACKEND, Bound)
+    run.main([f"--rdzv-backend={_BACKEND}", *sys.argv[1:]])
