@@ -1,6 +1,7 @@
 """`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and this host work."""
 
 import json
+import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -22,19 +23,48 @@ db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy t
 
 
 @db.command()
-def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Upgrade the schema to the newest version; harmless if it is."""
+def upgrade(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upgrade a SQLite file although a worker is at work on it.")] = False,
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside itself first."""
     from hp_tool import store
+    from hp_tool.errors import ConflictError
     from hp_tool.learning.make import outdated_notice
-    from hp_tool.store import schema
+    from hp_tool.store import schema, upgrades
 
     url = store.database_url(database_url)
-    schema.upgrade(url)
-    state = {"database": store.masked(url), "current": schema.HEAD}
-    typer.echo(json.dumps(state) if as_json else f"{state['database']} has schema {schema.HEAD}")
+    try:
+        upgrades.upgrade(url, under_workers=yes)
+    except ConflictError as error:
+        if not sys.stdin.isatty():
+            raise ConflictError(f"{error.message}, or pass --yes", code=error.code) from None
+        typer.confirm(f"{error.message}. Upgrade all the same?", abort=True, err=True)
+        upgrades.upgrade(url, under_workers=True)
+    _echo_schema(store.masked(url), schema.HEAD, as_json=as_json)
     with closing(store.open_store(url)) as opened:
         if notice := outdated_notice(opened):
             typer.echo(notice, err=True)
+
+
+@db.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Schema version to go back to, as `hp-tool db current` of it says.")],
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the schema back to an older version, for an older hp-tool; refused where it would lose something, which is named."""
+    from hp_tool import store
+    from hp_tool.store import upgrades
+
+    url = store.database_url(database_url)
+    upgrades.downgrade(url, to=revision)
+    _echo_schema(store.masked(url), revision, as_json=as_json)
+
+
+def _echo_schema(place: str, revision: str, *, as_json: bool) -> None:
+    typer.echo(json.dumps({"database": place, "current": revision}) if as_json else f"{place} has schema {revision}")
 
 
 @db.command()

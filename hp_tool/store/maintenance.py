@@ -36,6 +36,7 @@ def backup(*, url: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)  # for its owner's eyes alone, as the database itself
     with opened(url) as engine, translated_errors(engine), closing(engine.raw_connection()) as connection:
         connection.cursor().execute("VACUUM INTO ?", (str(partial),))
     partial.rename(path)
