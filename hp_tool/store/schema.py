@@ -38,7 +38,7 @@ LOCK_TIMEOUT_S = 10.0
 
 def current(url: str) -> str | None:
     """The database's revision; None where there is no schema of ours, or no SQLite file."""
-    return _read(url, revision)
+    return read(url, revision)
 
 
 def revision(connection: sa.Connection) -> str | None:
@@ -133,10 +133,10 @@ def is_ours(name: str | None, kind: str, _: Any) -> bool:
 
 def probe(url: str) -> DatabaseState | None:
     """The state of the database at a URL; None for a SQLite file that is not there."""
-    return _read(url, state_of)
+    return read(url, state_of)
 
 
-def _read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
+def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
     """What `read` finds in the database; None for a SQLite file that is not there, which reading does not make.
 
     Raises StoreError where it does not answer, InputError for a URL that cannot be read.

@@ -8,15 +8,15 @@ from hp_tool.store.base import transaction
 from hp_tool.store.coordination import Coordination
 from hp_tool.store.engine import create_engine, masked
 from hp_tool.store.knowledge import Knowledge
-from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
+from hp_tool.store.retention import Forgetting
 from hp_tool.store.runs import Runs, Strays
 from hp_tool.store.searches import Searches
 from hp_tool.store.webhooks import Deliveries
 from hp_tool.store.workers import Workers
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Retention, Deliveries, Strays, Workers):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Forgetting, Deliveries, Strays, Workers):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:
