@@ -2,7 +2,7 @@
 few repeats of a configuration say what all of them do.
 
 First a database of that many measurements is calibrated, with every repeat that the newest measurements hold and with a few of
-each configuration: seconds and peak memory of a process of its own. Then, where the reference data is, calibrations learn from
+each configuration: processor seconds and peak memory of a process of its own. Then, where the reference data is, calibrations learn from
 random runs of each published set, each repeated with noise as a training reports it, and predict the rest of the set.
 """
 
@@ -29,6 +29,7 @@ from benchmarks.service import bulk
 from hp_tool import learning
 from hp_tool.calibration import Evidence, calibration
 from hp_tool.learning import evidence as stored
+from hp_tool.learning.make import prepare
 from hp_tool.store import open_store, schema
 
 TAUGHT, REPEATED, NOISE_LOG_SD = 10, 20, 0.03
@@ -42,16 +43,16 @@ def every_repeat() -> Any:
 
 
 def calibrate(url: str, *, every: bool) -> tuple[float, float]:
-    """Seconds of calibrating all clusters, and the process' peak memory in MiB."""
+    """Processor seconds of calibrating all clusters, and the process' peak memory in MiB."""
     with closing(open_store(url)) as store:
-        learning.calibrate(store=store, gpu="none")  # loads what it needs
-        begun = time.perf_counter()
+        prepare()
+        begun = time.process_time()
         if every:
             with every_repeat(), patch.object(stored, "MAX_REPEATS", None):
                 learning.calibrate(store=store)
         else:
             learning.calibrate(store=store)
-    return time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return time.process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def print_times(measurements: int) -> None:
@@ -64,7 +65,7 @@ def print_times(measurements: int) -> None:
         for name, every in (("every repeat", True), ("a few repeats", False)):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 seconds, mebibytes = pool.apply(calibrate, (url,), {"every": every})
-            print(f"  {name:14} {seconds:6.1f} s, {mebibytes:5.0f} MiB", flush=True)
+            print(f"  {name:14} {seconds:6.1f} processor seconds, {mebibytes:5.0f} MiB", flush=True)
 
 
 def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:

@@ -24,7 +24,7 @@ MEASUREMENT = tables.measurements
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
-WINDOW = 2000
+WINDOW = 1000
 """Measurements among which `repeats` looks: so that it takes no longer however many there are."""
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
