@@ -2,8 +2,8 @@
 few repeats of a configuration say what all of them do.
 
 First a database of that many measurements is calibrated, with every repeat that the newest measurements hold and with a few of
-each configuration: processor seconds and peak memory of a process of its own. Then, where the reference data is, calibrations learn from
-random runs of each published set, each repeated with noise as a training reports it, and predict the rest of the set.
+each configuration: processor seconds and peak memory of a process of its own. Then, where the reference data is, calibrations
+learn from random runs of each published set, each repeated with noise as a training reports it, and predict the others.
 """
 
 from __future__ import annotations
