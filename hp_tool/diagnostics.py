@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import HpToolError, InputError, MissingExtraError
+from hp_tool.units import SECONDS_PER_DAY, counted
 
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Launcher
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 LITTLE_DISK_BYTES = 2**30
 NO_DISK_BYTES = 16 * 2**20
 """Of a database's disk: its write-ahead log alone may take several MiB."""
+MANY = 10_000
+"""Ended searches or run folders that are worth a word where nothing ever deletes them."""
 CLOCK_TOLERANCE_S = 5.0
 """A sixth of a lease: below it no worker is wrongly taken for dead or alive, and keys expire on time."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
@@ -44,7 +47,7 @@ def examine(*, database_url: str | None = None) -> list[Check]:
     from hp_tool.launchers.jobs import default_root
 
     runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
-    return [*database(database_url), runs, *catalogue(), *profiler(), slurm(), *clusters()]
+    return [*database(database_url), runs, *kept(database_url), *catalogue(), *profiler(), slurm(), *clusters()]
 
 
 def database(url: str | None) -> Iterator[Check]:
@@ -63,6 +66,36 @@ def database(url: str | None) -> Iterator[Check]:
         yield from database_state(state)
         return
     yield folder_check("database", Path(parse_url(url).database or ""), holds=f"{place} will be made at its first use")
+
+
+def kept(url: str | None) -> Iterator[Check]:
+    """What ended searches have left behind, and what deletes it; nothing where the database has another version's schema."""
+    from hp_tool.launchers import folders
+    from hp_tool.store import database_url, schema
+    from hp_tool.store.retention import kept_in
+    from hp_tool.tuning.retention import in_words, retention_settings, run_roots
+
+    try:
+        url = database_url(url)
+        stored = schema.read(url, kept_in) if schema.current(url) == schema.HEAD else None
+        rules = retention_settings()
+    except HpToolError as error:
+        if isinstance(error, InputError):
+            yield Check("retention", "failed", error.message, f"correct {error.field}")
+        return
+    if stored is None:
+        return
+    places = [root / name for root in run_roots() for name in folders.job_folders(root)]
+    size_bytes = sum(map(folders.size_bytes, places))
+    oldest = f", the oldest {stored.oldest_s / SECONDS_PER_DAY:.0f} days" if stored.ended_searches else ""
+    searches = f"{stored.ended_searches:,} ended search{'' if stored.ended_searches == 1 else 'es'}{oldest}"
+    on_disk = f"{counted(len(places), 'run folder')} ({size_bytes / 2**20:.0f} MiB)"
+    detail = f"{searches}; {on_disk}; database {stored.database_bytes / 2**20:.0f} MiB; {in_words(rules)}"
+    if not rules and max(stored.ended_searches, len(places)) > MANY:
+        fix = "try `hp-tool db prune --searches-older-than 90 --dry-run`, or set HP_RETENTION_SEARCH_DAYS for workers"
+        yield Check("retention", "warning", detail, fix)
+    else:
+        yield Check("retention", "ok", detail)
 
 
 def database_state(state: DatabaseState) -> Iterator[Check]:

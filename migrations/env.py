@@ -30,6 +30,7 @@ def run(connection):
         render_item=render_item,
         render_as_batch=True,  # SQLite changes a table by rebuilding it
         transactional_ddl=True,  # both databases roll DDL back, SQLite once the driver leaves transactions to us
+        transaction_per_migration=True,  # the next one needs no lock that this one took
     )
     with context.begin_transaction():
         context.run_migrations()
@@ -39,5 +40,5 @@ given = context.config.attributes.get("connection")
 if given is not None:
     run(given)
 else:
-    with create_engine(database_url(), foreign_keys=False).begin() as own:
+    with create_engine(database_url(), foreign_keys=False).connect() as own:
         run(own)

@@ -66,14 +66,14 @@ def worker(
     ] = 1,
     retention_days: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            envvar="HP_RETENTION_DAYS",
-            help="Forget events, audit rows and ends of logs older than this; default never.",
-        ),
+        typer.Option(help="Delete events, audit rows and ends of logs older than this; default HP_RETENTION_DAYS, else never."),
     ] = None,
 ) -> None:
-    """Take queued searches from the database and run them. SIGTERM hands those under way back to the queue."""
+    """Take queued searches from the database and run them. SIGTERM hands those under way back to the queue.
+
+    HP_RETENTION_... say what it deletes once a day (see `hp-tool db prune`); by default nothing.
+    """
+    from hp_tool import tuning
     from service import logs
     from service.settings import log_settings
     from service.worker import work
@@ -85,7 +85,7 @@ def worker(
         lease_s=lease_s,
         per_cluster=searches_per_cluster,
         searches=searches,
-        retention_days=retention_days,
+        retention=tuning.retention_settings(days=retention_days),
     )
 
 

@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from hp_tool.domain.access import AccessStore
 from hp_tool.errors import HpToolError
+from hp_tool.launchers import folders
+from hp_tool.tuning.retention import run_roots
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,16 @@ class StoreCollector(Collector):
         yield GaugeMetricFamily("hp_searches_without_worker", abandoned, value=usage.expired_leases)
         yield CounterMetricFamily("hp_gpu_seconds", "Devices x seconds of all profile runs", value=usage.gpu_seconds)
         yield _by_label("hp_webhooks", "Webhooks of ended searches by state", "state", usage.webhooks)
+        yield from self._kept()
         yield from self._prediction_error()
+
+    def _kept(self) -> Iterator[Metric]:
+        kept = self._store.kept()
+        oldest = "How long ago the first search ended that is still stored; 0: none is"
+        yield GaugeMetricFamily("hp_ended_search_oldest_seconds", oldest, value=kept.oldest_s)
+        yield GaugeMetricFamily("hp_database_bytes", "Size of the database", value=kept.database_bytes)
+        number = sum(len(folders.job_folders(root)) for root in run_roots())
+        yield GaugeMetricFamily("hp_run_folders", "Folders of runs on the host of this process", value=number)
 
     def _prediction_error(self) -> Iterator[Metric]:
         errors, biases = {}, {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hp_tool import tuning
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
+from hp_tool.domain.retention import Retention
 from hp_tool.errors import HpToolError, StoreError
 from hp_tool.learning import Follower
 from hp_tool.tuning.lease import LEASE_S
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PRUNE_EVERY_S = 86_400.0
+NOTHING = Retention()
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
@@ -54,8 +56,10 @@ class Worker:
     """Searches that it runs at once."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
-    retention_days: float | None = None
-    """Age from which events, audit rows and ends of logs are deleted, once a day; None: never."""
+    database_url: str = ""
+    """Of the store, for Optuna's tables; only retention needs it."""
+    retention: Retention = NOTHING
+    """What is deleted once a day; by default nothing."""
     stopping: threading.Event
     """Once set, the worker hands its search back to the queue, with the job running, and returns."""
 
@@ -73,10 +77,10 @@ class Worker:
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set():
-            if chores and self.retention_days is not None and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
-                with surviving("forget what is old", log):
-                    pruned = self.store.prune(older_than_days=self.retention_days)
-                    log.info("forgot what is older than %g days: %s", self.retention_days, pruned)
+            if chores and self.retention and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
+                with surviving("delete what is old", log):
+                    pruned = tuning.prune(store=self.store, database_url=self.database_url, retention=self.retention)
+                    log.info("deleted what is old: %s", pruned)
                 pruned_at = time.monotonic()
             if chores and time.monotonic() - followed_at >= self.follow_every_s:
                 with surviving("learn from reported measurements", log):
@@ -167,7 +171,7 @@ def work(
     lease_s: float = LEASE_S,
     per_cluster: int | None = None,
     searches: int = 1,
-    retention_days: float | None = None,
+    retention: Retention = NOTHING,
 ) -> None:
     """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
     from hp_tool import store as stores
@@ -206,7 +210,8 @@ def work(
             lease_s=lease_s,
             per_cluster=per_cluster,
             searches=searches,
-            retention_days=retention_days,
+            database_url=url,
+            retention=retention,
             stopping=stopping,
         ).run()
     finally:

@@ -11,6 +11,7 @@ import numpy as np
 from hp_tool.calibration.evidence import Evidence
 from hp_tool.calibration.fitting import GPU_PRIOR, Prior
 from hp_tool.calibration.memory import MemoryFit, fit_memory
+from hp_tool.calibration.repeats import without_surplus
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 5
@@ -81,16 +82,18 @@ def _value(hint: Any, value: Any) -> Any:
 def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIOR) -> Calibration:
     """Fit everything that is fitted. No evidence gives the prior: predictions equal the cost model's exactly.
 
-    The order of the rows does not matter. The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    The order of the rows does not matter. Of many repeats of one configuration a few stand for all (see `repeats`). The default
+    prior is a GPU's; `prior_for(kind="cpu")` is wider.
     """
     from threadpoolctl import threadpool_limits
 
     evidence = Evidence.empty() if evidence is None else evidence
+    runs = without_surplus(evidence)
     # Thousands of small factorisations: on a busy machine BLAS threads that wait for each other take a hundred times longer.
     with threadpool_limits(limits=1, user_api="blas"):
         return Calibration(
             prior=prior,
-            step_time=fit_step_time(evidence=evidence, prior=prior),
-            memory=fit_memory(evidence=evidence, prior=prior),
+            step_time=fit_step_time(evidence=runs, prior=prior),
+            memory=fit_memory(evidence=runs, prior=prior),
             measurement_ids=tuple(sorted(evidence.measurement_ids)),
         )

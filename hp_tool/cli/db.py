@@ -1,6 +1,7 @@
 """`hp-tool db`: the database behind searches and measurements; `hp-tool doctor`: whether it and this host work."""
 
 import json
+import sys
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -18,23 +19,62 @@ UrlOption = Annotated[
     ),
 ]
 
+PRUNE_FLAGS = {
+    "days": "--older-than",
+    "search_days": "--searches-older-than",
+    "searches": "--keep-searches",
+    "folder_days": "--folders-older-than",
+    "folders": "--keep-folders",
+    "measurement_days": "--measurements-older-than",
+}
+"""Flags of `db prune`, by the field of Retention that each gives."""
+
 db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy the database.")
 
 
 @db.command()
-def upgrade(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Upgrade the schema to the newest version; harmless if it is."""
+def upgrade(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upgrade a SQLite file although a worker is at work on it.")] = False,
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside itself first."""
     from hp_tool import store
+    from hp_tool.errors import ConflictError
     from hp_tool.learning.make import outdated_notice
-    from hp_tool.store import schema
+    from hp_tool.store import schema, upgrades
 
     url = store.database_url(database_url)
-    schema.upgrade(url)
-    state = {"database": store.masked(url), "current": schema.HEAD}
-    typer.echo(json.dumps(state) if as_json else f"{state['database']} has schema {schema.HEAD}")
+    try:
+        upgrades.upgrade(url, under_workers=yes)
+    except ConflictError as error:
+        if not sys.stdin.isatty():
+            raise ConflictError(f"{error.message}, or pass --yes", code=error.code) from None
+        typer.confirm(f"{error.message}. Upgrade all the same?", abort=True, err=True)
+        upgrades.upgrade(url, under_workers=True)
+    _echo_schema(store.masked(url), schema.HEAD, as_json=as_json)
     with closing(store.open_store(url)) as opened:
         if notice := outdated_notice(opened):
             typer.echo(notice, err=True)
+
+
+@db.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Schema version to go back to, as `hp-tool db current` of it says.")],
+    database_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the schema back to an older version, for an older hp-tool; refused where it would lose something, which is named."""
+    from hp_tool import store
+    from hp_tool.store import upgrades
+
+    url = store.database_url(database_url)
+    upgrades.downgrade(url, to=revision)
+    _echo_schema(store.masked(url), revision, as_json=as_json)
+
+
+def _echo_schema(place: str, revision: str, *, as_json: bool) -> None:
+    typer.echo(json.dumps({"database": place, "current": revision}) if as_json else f"{place} has schema {revision}")
 
 
 @db.command()
@@ -79,16 +119,58 @@ def copy(
 
 @db.command()
 def prune(
-    older_than: Annotated[float, typer.Option(metavar="DAYS", min=1.0, help="Delete what is older than this.")],
+    older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Events, audit rows, idempotency keys, ends of logs older than this.")
+    ] = None,
+    searches_older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Searches that ended longer ago, with their runs and folders.")
+    ] = None,
+    keep_searches: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="All but so many ended searches, the newest ones.")
+    ] = None,
+    folders_older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Folders on this host of runs that ended longer ago.")
+    ] = None,
+    keep_folders: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="All but so many of these folders, the newest ones.")
+    ] = None,
+    measurements_older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Measurements, which otherwise stay whatever else goes.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and delete nothing.")] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old events, audit rows, idempotency keys, ends of logs and deleted measurements; everything else stays."""
-    from hp_tool.store import open_store
+    """Delete what is old: what the flags name, else what a worker's HP_RETENTION_... settings do. Nothing that ended within a
+    day goes, no folder of an unfinished run, and no calibration.
+    """
+    from hp_tool import store as stores
+    from hp_tool import tuning
+    from hp_tool.domain.retention import Retention
+    from hp_tool.errors import InputError
+    from hp_tool.tuning import retention
 
-    with closing(open_store(database_url)) as store:
-        deleted = store.prune(older_than_days=older_than)
-    typer.echo(json.dumps(deleted) if as_json else "deleted " + ", ".join(f"{n} {name}" for name, n in deleted.items()))
+    named = Retention(
+        days=older_than,
+        search_days=searches_older_than,
+        searches=keep_searches,
+        folder_days=folders_older_than,
+        folders=keep_folders,
+        measurement_days=measurements_older_than,
+    )
+    rules = retention.checked(named, names=PRUNE_FLAGS) if named else retention.retention_settings()
+    if not rules:
+        variables = ", ".join(retention.VARIABLES.values())
+        raise InputError(f"nothing says what is old: give {', '.join(PRUNE_FLAGS.values())}, or set {variables}")
+    url = stores.database_url(database_url)
+    with closing(stores.open_store(url)) as store:
+        counted = tuning.prune(store=store, database_url=url, retention=rules, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(counted))
+        return
+    done = "would delete" if dry_run else "deleted"
+    amounts = (f"{amount} {name.replace('_', ' ')}" for name, amount in counted.items())
+    typer.echo(f"{done} {', '.join(amounts)}")
 
 
 def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:

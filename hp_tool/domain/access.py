@@ -18,6 +18,7 @@ from hp_tool.domain.records import (
     SearchRecord,
     SearchState,
 )
+from hp_tool.domain.retention import EndedRun, Kept
 from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
@@ -142,10 +143,28 @@ class AccessStore(Store, Protocol):
     def audit(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[AuditRecord]:
         """Newest first."""
 
-    def prune(self, *, older_than_days: float) -> dict[str, int]:
+    def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
         """Forget what is older, in small steps: events of ended searches, audit rows, idempotency keys, ends of logs of failed
-        runs. Searches, runs, measurements and calibrations stay. How many of each.
+        runs, deleted measurements. Searches, runs, other measurements and calibrations stay. How many of each; `dry_run`: only
+        count them.
         """
+
+    def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
+        """Delete measurements of whatever state that are older; their number."""
+
+    def old_searches(self, *, older_than_days: float | None = None, keep: int | None = None) -> list[str]:
+        """Ids of searches that ended longer ago, or that are not among the `keep` that ended last; none that ended within a
+        day, or has an open run."""
+
+    def delete_searches(self, *, search_ids: Sequence[str]) -> int:
+        """Delete those of them that have ended, with their runs and events, in small steps; their number. Measurements stay,
+        without their search."""
+
+    def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
+        """Of these names, those of runs that ended, of searches that have too."""
+
+    def kept(self) -> Kept:
+        """Ended searches and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
         """Say that this worker is alive and what it can run; said anew every few seconds."""

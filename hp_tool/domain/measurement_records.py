@@ -112,6 +112,8 @@ class MeasurementQuery(Paging, total=False):
     search_id: str | None
     problem_digest: str | None
     digest: str | None
+    repeats: int | None
+    """Of one configuration of one problem with one outcome only so many, the newest; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,9 @@ from hp_tool.search.fidelity import num_gpus, reduced
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MAX_MEASUREMENTS = 200
-"""The newest ones; a few multipliers need no more."""
+"""A few multipliers need no more; ..."""
+MAX_REPEATS = 20
+"""... and of one configuration no more than this: what a training reports every hour leaves room for what else was measured."""
 
 
 Release = Callable[[MeasurementRecord], str | None]
@@ -54,9 +56,11 @@ def of_series(
 
 
 def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -> list[MeasurementRecord]:
-    """The newest measurements that may touch a calibration of this cluster and framework: everybody's, or an owner's own."""
+    """Return the newest measurements, a few of each configuration, that may touch a calibration of this cluster and framework:
+    everybody's, or an owner's own.
+    """
     asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
-    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items, owner=owner)
+    return teaching(store.measurements(limit=MAX_MEASUREMENTS, repeats=MAX_REPEATS, **asked).items, owner=owner)
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:

@@ -10,7 +10,8 @@ from typing import Any, get_args
 import numpy as np
 
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
-from hp_tool.calibration.evidence import FloatArray, IntArray
+from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.repeats import configurations
 from hp_tool.catalog import library
 from hp_tool.domain.measurement_records import MeasuredCluster, MeasurementQuery, MeasurementRecord
 from hp_tool.domain.ports import Store
@@ -193,7 +194,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
     runs = replace(evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan))  # memory is not asked for
-    groups = _configurations(runs)
+    groups = configurations(runs)
     if len(groups) < 2:
         return predicted
     for several in np.array_split(np.arange(len(groups)), min(FOLDS, len(groups))):
@@ -203,15 +204,6 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
         step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         predicted[timed[fold]] = step.median_s
     return predicted
-
-
-def _configurations(evidence: Evidence) -> list[IntArray]:
-    """Rows of each configuration, in the order of its first: those of which the model says the same in every part."""
-    columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
-    rows: dict[tuple[float, ...], list[int]] = {}
-    for row, key in enumerate(zip(*columns, strict=True)):
-        rows.setdefault(tuple(map(float, key)), []).append(row)
-    return [np.array(each) for each in rows.values()]
 
 
 def prepare() -> None:

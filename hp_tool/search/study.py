@@ -16,11 +16,12 @@ from hp_tool.search.sampler import ABANDONED, MEASUREMENT_ID, MEMORY_CONSTRAINT,
 RUN_ID = "run_id"
 CLAIMS_LOOKED_BACK = 3
 """Each claim removes the study before it; this many at most were left by claims that died first."""
+CLAIM = "-claim-"
 
 
 def study_name(search_id: str, *, claim: int) -> str:
     """The study's name: the search's id, and after it changed hands the number of the claim."""
-    return search_id if claim == 1 else f"{search_id}-claim-{claim}"
+    return search_id if claim == 1 else f"{search_id}{CLAIM}{claim}"
 
 
 class StudyProjection:

@@ -34,7 +34,12 @@ GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 SPENT = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == ID)
 READ_ONLY = "give this user the right to write the file and its folder, or use the primary server"
 FULL = "make room on the database's disk"
-FIXES = {"readonly database": READ_ONLY, "read-only transaction": READ_ONLY, "disk is full": FULL, "No space left": FULL}
+BUSY = "something uses the table for long, such as a dump: wait for its end, then do it again"
+FIXES = {
+    **dict.fromkeys(("readonly database", "read-only transaction"), READ_ONLY),
+    **dict.fromkeys(("disk is full", "No space left"), FULL),
+    "lock timeout": BUSY,
+}
 """What to do about an error of the driver, by words of it."""
 States = TypeVar("States", bound=StrEnum)
 

@@ -118,6 +118,8 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
     def begin(connection: sa.Connection) -> None:
         file.check()
         options = connection.get_execution_options()
+        if options.get("isolation_level") == "AUTOCOMMIT":
+            return
         if not options.get(WRITES, False):
             connection.exec_driver_sql("BEGIN")
             return

@@ -1,23 +1,16 @@
-"""Whole databases: a backup of one, a copy into another, and what of it may be forgotten."""
+"""Whole databases: a backup of one, a copy into another."""
 
 from contextlib import closing
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
-from hp_tool.store.base import ENDED, StoreBase, now, transaction, translated_errors, writing
+from hp_tool.store.base import transaction, translated_errors, writing
 from hp_tool.store.engine import masked, opened, parse_url
 
 BATCH_ROWS = 500
-PRUNED_ROWS = 1000
-"""Rows per transaction: nobody waits long for the write lock."""
-SECONDS_A_DAY = 86_400.0
-SHORTEST_DAYS = 1.0
-"""A client may still follow yesterday's search, or send a request of yesterday again."""
 
 
 def backup(*, url: str, path: Path) -> None:
@@ -36,6 +29,7 @@ def backup(*, url: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)  # for its owner's eyes alone, as the database itself
     with opened(url) as engine, translated_errors(engine), closing(engine.raw_connection()) as connection:
         connection.cursor().execute("VACUUM INTO ?", (str(partial),))
     partial.rename(path)
@@ -67,55 +61,3 @@ def _copy_table(read: sa.Connection, write: sa.Connection, table: sa.Table) -> i
         write.execute(sa.insert(table), [dict(row) for row in batch])
         copied += len(batch)
     return copied
-
-
-class Retention(StoreBase):
-    """The part of `AccessStore` that forgets."""
-
-    def prune(self, *, older_than_days: float) -> dict[str, int]:
-        if not SHORTEST_DAYS <= older_than_days <= 36_500:
-            raise InputError(f"{older_than_days:g} days; it must be from {SHORTEST_DAYS:g} to 36500", field="older_than_days")
-        with self._reading() as connection:
-            before = now(connection) - timedelta(seconds=older_than_days * SECONDS_A_DAY)
-        search, event = tables.searches.c, tables.events.c
-        of_old = sa.exists().where(search.id == event.search_id, search.state.in_(ENDED), search.finished_at < before)
-        used, gone = tables.idempotency_keys.c, tables.measurements
-        return {
-            "events": self._delete(tables.events, sa.tuple_(event.search_id, event.seq), of_old),
-            "audit": self._delete(tables.audit, tables.audit.c.id, tables.audit.c.created_at < before),
-            "idempotency_keys": self._delete(
-                tables.idempotency_keys, sa.tuple_(used.scope, used.owner, used.key), used.created_at < before
-            ),
-            "logs": self._cut_logs(before),
-            "measurements": self._delete(gone, gone.c.id, sa.and_(gone.c.state == "deleted", gone.c.created_at < before)),
-        }
-
-    def _delete(self, table: sa.Table, key: Any, old: sa.ColumnElement[bool]) -> int:
-        """Delete what is old, some rows at a time; how many there were."""
-        columns = list(table.primary_key.columns)
-        total = 0
-        while True:
-            with self._writing() as connection:
-                some = sa.select(*columns).where(old).limit(PRUNED_ROWS)
-                gone = connection.execute(sa.delete(table).where(key.in_(some))).rowcount
-            total += gone
-            if gone < PRUNED_ROWS:
-                return total
-
-    def _cut_logs(self, before: datetime) -> int:
-        """Take the ends of logs out of old measurements; status and cause stay."""
-        table, last, total = tables.measurements, "", 0
-        holds_log = table.c.measurement["log_tail"].as_string() != ""
-        while True:
-            with self._writing() as connection:
-                query = sa.select(table.c.id, table.c.measurement).where(
-                    table.c.status != "ok", table.c.created_at < before, table.c.id > last, holds_log
-                )
-                rows = connection.execute(query.order_by(table.c.id).limit(PRUNED_ROWS)).all()
-                for row in rows:
-                    cut = row.measurement | {"log_tail": None}
-                    connection.execute(sa.update(table).where(table.c.id == row.id).values(measurement=cut))
-            total += len(rows)
-            if len(rows) < PRUNED_ROWS:
-                return total
-            last = rows[-1].id

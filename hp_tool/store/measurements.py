@@ -24,6 +24,8 @@ MEASUREMENT = tables.measurements
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
+WINDOW = 1000
+"""Measurements among which `repeats` looks: so that it takes no longer however many there are."""
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
 
@@ -62,7 +64,7 @@ class Measurements(StoreBase):
     def measurements(
         self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
-        apart = {"teaches", *Paging.__annotations__}
+        apart = {"teaches", "repeats", *Paging.__annotations__}
         wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in apart}}
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         listed = sa.select(MEASUREMENT)
@@ -70,6 +72,9 @@ class Measurements(StoreBase):
             listed = listed.where(MEASUREMENT.c.state != "deleted")
         if (teaches := asked.get("teaches")) is not None:
             listed = listed.where(sa.or_(TRUSTED, MEASUREMENT.c.owner == teaches))
+        if (repeats := asked.get("repeats")) is not None:
+            wheres = [column == value for column, value in filters.items() if value is not None]
+            listed = listed.where(MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*wheres), repeats)))
         with self._reading() as connection:
             listing = Listing(table=MEASUREMENT, filters=filters, paging=asked)
             return listing.page(connection, limit=limit, record=_record, query=listed)
@@ -96,6 +101,18 @@ class Measurements(StoreBase):
         query = query.filter_by(cluster_key=cluster_key, framework=framework, state="accepted").order_by(MEASUREMENT.c.owner)
         with self._reading() as connection:
             return list(connection.scalars(query))
+
+
+def _newest_repeats(listed: sa.Select[Any], repeats: int) -> sa.Select[Any]:
+    """Ids of so many newest measurements of each configuration and outcome, among the newest WINDOW of those listed."""
+    newest = MEASUREMENT.c.created_at.desc(), MEASUREMENT.c.id.desc()
+    alike = "problem_digest", "digest", "status"
+    columns = [MEASUREMENT.c[name] for name in ("id", "created_at", *alike)]
+    window = listed.with_only_columns(*columns).order_by(*newest).limit(WINDOW).subquery().c
+    order = window.created_at.desc(), window.id.desc()
+    number = sa.func.row_number().over(partition_by=[window[name] for name in alike], order_by=order)
+    numbered = sa.select(window.id, number.label("number")).subquery().c
+    return sa.select(numbered.id).where(numbered.number <= repeats)
 
 
 def insert_measurement(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,8 @@ from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import StoreError
 from hp_tool.store import HEAD as HEAD
 from hp_tool.store import VERSION_TABLE as VERSION_TABLE
-from hp_tool.store.base import now, transaction, writing
-from hp_tool.store.engine import opened, parse_url
+from hp_tool.store.base import now, transaction, translated_errors
+from hp_tool.store.engine import LASTING, WRITES, opened, parse_url
 from hp_tool.store.tables import PREFIX
 from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UPGRADE_LOCK = 0x68705F746F6F6C
-"""PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""
+"""PostgreSQL advisory lock: one upgrade at a time."""
 OTHERS_LOCK = UPGRADE_LOCK + 1
+LOOK_S = 0.1
+LOCK_TIMEOUT_S = 10.0
+"""How long a migration waits for a table, which others then wait for too: less than a lease."""
 
 
 def current(url: str) -> str | None:
     """The database's revision; None where there is no schema of ours, or no SQLite file."""
-    return _read(url, revision)
+    return read(url, revision)
 
 
 def revision(connection: sa.Connection) -> str | None:
@@ -46,23 +50,30 @@ def revision(connection: sa.Connection) -> str | None:
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
-    """Bring a database to the newest (or a given) revision, in one transaction; harmless where it has it."""
-    _migrate(url, to=to, down=False)
+    """Bring a database to the newest (or a given) revision; harmless where it has it.
+
+    Each migration is a transaction, or several where it moves many rows: interrupted, it goes on where it was.
+    """
+    with alone(url, lock=UPGRADE_LOCK):
+        migrate(url, to=to)
 
 
 def downgrade(url: str, *, to: str) -> None:
     """Take a database back to an older revision (`base`: no tables of ours), losing what only the newer one holds."""
-    _migrate(url, to=to, down=True)
+    with alone(url, lock=UPGRADE_LOCK):
+        migrate(url, to=to, down=True)
 
 
 @contextmanager
-def alone(url: str) -> Iterator[None]:
-    """Wait until no other process is here with this database, for tables that are not ours."""
+def alone(url: str, *, lock: int = OTHERS_LOCK) -> Iterator[None]:
+    """Wait until no other process is here with this database, for tables that are not ours; `lock`: for ours."""
     with opened(url) as engine:
         if engine.dialect.name == "postgresql":
             # The session's lock, which ends with it: a transaction that stands still is given up.
             with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
-                connection.execute(sa.select(sa.func.pg_advisory_lock(OTHERS_LOCK)))
+                # A statement that waits would itself be waited for by CREATE INDEX CONCURRENTLY.
+                while not connection.execute(sa.select(sa.func.pg_try_advisory_lock(lock))).scalar_one():
+                    time.sleep(LOOK_S)
                 yield
             return
         # The folder's lock: while a transaction of ours held the file, nobody could write.
@@ -74,20 +85,29 @@ def alone(url: str) -> Iterator[None]:
             os.close(folder)
 
 
-def _migrate(url: str, *, to: str, down: bool) -> None:
+def migrate(url: str, *, to: str, down: bool = False) -> None:
+    """Run the migrations up or down to a revision. The caller is `alone` with UPGRADE_LOCK."""
     from alembic import command
     from alembic.util import CommandError
 
     try:
         # Without foreign keys: SQLite rebuilds tables to change them.
-        with opened(url, foreign_keys=False) as engine, writing(engine) as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(UPGRADE_LOCK)))
+        with opened(url, foreign_keys=False) as engine, translated_errors(engine), _changing(engine) as connection:
             config = alembic_config()
             config.attributes["connection"] = connection
             (command.downgrade if down else command.upgrade)(config, to)
     except CommandError as error:
         raise StoreError(f"{error}; the database may have been written by a newer hp-tool") from error
+
+
+@contextmanager
+def _changing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection on which each migration begins and ends its transactions."""
+    with engine.execution_options(**{WRITES: True, LASTING: True}).connect() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text(f"SET lock_timeout = {round(1000 * LOCK_TIMEOUT_S)}"))
+            connection.commit()
+        yield connection
 
 
 def alembic_config() -> Config:
@@ -113,10 +133,10 @@ def is_ours(name: str | None, kind: str, _: Any) -> bool:
 
 def probe(url: str) -> DatabaseState | None:
     """The state of the database at a URL; None for a SQLite file that is not there."""
-    return _read(url, state_of)
+    return read(url, state_of)
 
 
-def _read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
+def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
     """What `read` finds in the database; None for a SQLite file that is not there, which reading does not make.
 
     Raises StoreError where it does not answer, InputError for a URL that cannot be read.

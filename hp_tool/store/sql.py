@@ -1,22 +1,22 @@
 """The store on SQLAlchemy: its parts put together, and the door to it."""
 
 from hp_tool.domain.access import DatabaseState
-from hp_tool.errors import StoreError
+from hp_tool.errors import HpToolError, StoreError
 from hp_tool.store import database_url, schema
 from hp_tool.store.access import Access
 from hp_tool.store.base import transaction
 from hp_tool.store.coordination import Coordination
 from hp_tool.store.engine import create_engine, masked
 from hp_tool.store.knowledge import Knowledge
-from hp_tool.store.maintenance import Retention
 from hp_tool.store.measurements import Measurements
+from hp_tool.store.retention import Forgetting
 from hp_tool.store.runs import Runs, Strays
 from hp_tool.store.searches import Searches
 from hp_tool.store.webhooks import Deliveries
 from hp_tool.store.workers import Workers
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Retention, Deliveries, Strays, Workers):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Forgetting, Deliveries, Strays, Workers):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:
@@ -30,8 +30,9 @@ class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Re
 def open_store(url: str | None = None) -> SqlStore:
     """The store at a URL, by default `database_url()`; close() it in the end.
 
-    A SQLite file is created or upgraded on the way. PostgreSQL is shared by many hosts, so only `hp-tool db upgrade`
-    changes its schema; a StoreError says so.
+    A SQLite file is created or upgraded on the way; an older one is copied beside itself first, and left alone with a
+    ConflictError while a worker is at work on it. PostgreSQL is shared by many hosts, so only `hp-tool db upgrade` changes its
+    schema; a StoreError says so.
     """
     url = database_url(url)
     engine = create_engine(url)
@@ -39,7 +40,13 @@ def open_store(url: str | None = None) -> SqlStore:
         revision = schema.revision(connection)
     if revision != schema.HEAD:
         if engine.dialect.name == "sqlite":
-            schema.upgrade(url)
+            from hp_tool.store import upgrades  # with Alembic, which nobody else needs
+
+            try:
+                upgrades.upgrade(url)
+            except HpToolError:
+                engine.dispose()
+                raise
         else:
             state = "has no hp-tool schema" if revision is None else f"has schema {revision}, this version needs {schema.HEAD}"
             engine.dispose()

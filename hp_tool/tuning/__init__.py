@@ -3,6 +3,7 @@
 from hp_tool.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
 from hp_tool.tuning.offers import check_offered, offers, offers_in_words
 from hp_tool.tuning.result import SearchSummary, TuneResult
+from hp_tool.tuning.retention import prune, retention_settings
 from hp_tool.tuning.run import resolve_search, run_search, tune
 from hp_tool.tuning.study import study_storage
 
@@ -15,7 +16,9 @@ __all__ = [
     "daily_limits",
     "offers",
     "offers_in_words",
+    "prune",
     "resolve_search",
+    "retention_settings",
     "run_search",
     "study_storage",
     "tune",

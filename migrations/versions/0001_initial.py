@@ -7,6 +7,12 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {
+    "measurements": "SELECT count(*) FROM hp_measurements",
+    "searches": "SELECT count(*) FROM hp_searches",
+    "calibrations": "SELECT count(*) FROM hp_calibrations",
+    "registered models and clusters": "SELECT count(*) FROM hp_registrations",
+}
 
 
 def upgrade():

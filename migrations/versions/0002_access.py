@@ -7,6 +7,7 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {"API keys": "SELECT count(*) FROM hp_api_keys", "rows of the audit log": "SELECT count(*) FROM hp_audit"}
 
 
 def upgrade():

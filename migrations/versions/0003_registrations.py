@@ -7,6 +7,9 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {
+    "names registered by several owners": "SELECT count(*) - count(DISTINCT kind || '/' || name) FROM hp_registrations"
+}
 
 TABLE, KEY = "hp_registrations", "pk_hp_registrations"
 

@@ -7,6 +7,7 @@ revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {"webhooks": "SELECT count(*) FROM hp_webhooks"}
 
 
 def upgrade():

@@ -5,10 +5,13 @@ writes meanwhile is found by every filter but these two.
 import sqlalchemy as sa
 from alembic import op
 
+from hp_tool.store.moving import add_column, create_index, in_batches
+
 revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {}
 
 ASKED = {
     "sqlite": """
@@ -26,12 +29,21 @@ ASKED = {
 }
 
 
+SEARCH = sa.table("hp_searches", sa.column("id"), sa.column("kind"))
+
+
 def upgrade():
-    op.add_column("hp_searches", sa.Column("kind", sa.String(length=16), nullable=True))
-    op.add_column("hp_searches", sa.Column("model", sa.String(length=200), nullable=True))
-    op.execute(ASKED[op.get_bind().dialect.name])
+    add_column("hp_searches", sa.Column("kind", sa.String(length=16), nullable=True))
+    add_column("hp_searches", sa.Column("model", sa.String(length=200), nullable=True))
+    in_batches(sa.select(SEARCH.c.id).where(SEARCH.c.kind.is_(None)), key=SEARCH.c.id, change=fill)
     for name in ("kind", "model"):
-        op.create_index(f"ix_hp_searches_{name}_created_at_id", "hp_searches", [name, "created_at", "id"])
+        create_index(f"ix_hp_searches_{name}_created_at_id", "hp_searches", [name, "created_at", "id"])
+
+
+def fill(connection, rows):
+    these = sa.bindparam("ids", expanding=True)
+    statement = sa.text(f"{ASKED[connection.dialect.name]} WHERE id IN :ids").bindparams(these)
+    connection.execute(statement, {"ids": [row.id for row in rows]})
 
 
 def downgrade():

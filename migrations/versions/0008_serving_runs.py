@@ -9,14 +9,15 @@ import hashlib
 import json
 
 import sqlalchemy as sa
-from alembic import op
+
+from hp_tool.store.moving import in_batches
 
 revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {}
 
-BATCH_ROWS = 500
 FRAMEWORKS = ("megatron-core-serving", "vllm-serving")
 BATCHED_TOKENS = 8192
 """Of one forward pass: the default of every engine that was ever measured."""
@@ -39,57 +40,68 @@ def columns(name, *others):
 SEARCH = columns("hp_searches", "query", "progress", "result")
 RUN = columns("hp_runs", "parallel", "fidelity", "predicted")
 MEASUREMENT = columns("hp_measurements", "query", "parallel", "predicted", "measurement")
-STEP_S = sa.table("hp_measurements", sa.column("id"), sa.column("step_s"))
+MEASUREMENT.append_column(sa.column("step_s"))
 SERVES = SEARCH.c.query["kind"].as_string() == "inference"
 
 
 def upgrade():
     runs = sa.select(RUN.c.id, RUN.c.parallel, RUN.c.fidelity, RUN.c.predicted, SEARCH.c.query)
-    for row in rows(runs.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id).where(SERVES), RUN):
-        config = deployment(row.parallel, query=row.query, predicted=row.predicted)
-        change(RUN, row.id, parallel=config, digest=serving_digest(config, row.fidelity))
-    for row in rows(sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), MEASUREMENT):
-        config = deployment(row.parallel, query=row.query, predicted=row.predicted)
-        digest = serving_digest(config, row.measurement["fidelity"])
-        change(MEASUREMENT, row.id, parallel=config, digest=digest, measurement=with_load(row.measurement, config, row.query))
-        change(STEP_S, row.id, step_s=None)
-    for row in rows(sa.select(SEARCH.c.id, SEARCH.c.query, SEARCH.c.progress, SEARCH.c.result).where(SERVES), SEARCH):
-        best = op.get_bind().execute(sa.select(RUN.c.parallel).where(RUN.c.id == row.progress.get("best_run_id"))).scalar()
-        progress = row.progress | {"best_parallel": best} if best else row.progress
-        result = changed_result(row.result, lambda measurement, config, query=row.query: with_load(measurement, config, query))
-        change(SEARCH, row.id, progress=progress, result=result)
+    each(RUN, runs.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id).where(SERVES), upgraded_run)
+    each(MEASUREMENT, sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), upgraded_measurement)
+    each(SEARCH, sa.select(SEARCH.c.id, SEARCH.c.query, SEARCH.c.progress, SEARCH.c.result).where(SERVES), upgraded_search)
 
 
 def downgrade():
     runs = sa.select(RUN.c.id, RUN.c.parallel, RUN.c.fidelity).join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
-    for row in rows(runs.where(SERVES), RUN):
-        change(RUN, row.id, parallel=replica(row.parallel), digest=replica_digest(row.parallel, row.fidelity))
-    for row in rows(sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), MEASUREMENT):
-        measurement = with_step(row.measurement)
-        digest = replica_digest(row.parallel, row.measurement["fidelity"])
-        change(MEASUREMENT, row.id, parallel=replica(row.parallel), digest=digest, measurement=measurement)
-        change(STEP_S, row.id, step_s=measurement["step_s"])
-    for row in rows(sa.select(SEARCH.c.id, SEARCH.c.progress, SEARCH.c.result).where(SERVES), SEARCH):
-        best = row.progress.get("best_parallel")
-        progress = row.progress | {"best_parallel": replica(best)} if best else row.progress
-        change(
-            SEARCH, row.id, progress=progress, result=changed_result(row.result, lambda measurement, _: with_step(measurement))
-        )
+    each(RUN, runs.where(SERVES), downgraded_run)
+    each(MEASUREMENT, sa.select(MEASUREMENT).where(MEASUREMENT.c.framework.in_(FRAMEWORKS)), downgraded_measurement)
+    each(SEARCH, sa.select(SEARCH.c.id, SEARCH.c.progress, SEARCH.c.result).where(SERVES), downgraded_search)
 
 
-def rows(query, table):
-    """The rows of a query, read some at a time."""
-    last = ""
-    while True:
-        batch = op.get_bind().execute(query.where(table.c.id > last).order_by(table.c.id).limit(BATCH_ROWS)).all()
-        yield from batch
-        if len(batch) < BATCH_ROWS:
-            return
-        last = batch[-1].id
+def each(table, query, changed):
+    """Change the rows of a query by what `changed(connection, row)` returns."""
+
+    def change(connection, rows):
+        for row in rows:
+            connection.execute(sa.update(table).where(table.c.id == row.id).values(changed(connection, row)))
+
+    in_batches(query, key=table.c.id, change=change)
 
 
-def change(table, row_id, **values):
-    op.get_bind().execute(sa.update(table).where(table.c.id == row_id).values(values))
+def upgraded_run(connection, row):
+    config = deployment(row.parallel, query=row.query, predicted=row.predicted)
+    return {"parallel": config, "digest": serving_digest(config, row.fidelity)}
+
+
+def upgraded_measurement(connection, row):
+    config = deployment(row.parallel, query=row.query, predicted=row.predicted)
+    digest = serving_digest(config, row.measurement["fidelity"])
+    measurement = with_load(row.measurement, config, row.query)
+    return {"parallel": config, "digest": digest, "measurement": measurement, "step_s": None}
+
+
+def upgraded_search(connection, row):
+    best = connection.execute(sa.select(RUN.c.parallel).where(RUN.c.id == row.progress.get("best_run_id"))).scalar()
+    progress = row.progress | {"best_parallel": best} if best else row.progress
+    result = changed_result(row.result, lambda measurement, config: with_load(measurement, config, row.query))
+    return {"progress": progress, "result": result}
+
+
+def downgraded_run(connection, row):
+    return {"parallel": replica(row.parallel), "digest": replica_digest(row.parallel, row.fidelity)}
+
+
+def downgraded_measurement(connection, row):
+    measurement = with_step(row.measurement)
+    digest = replica_digest(row.parallel, row.measurement["fidelity"])
+    changes = {"parallel": replica(row.parallel), "digest": digest, "measurement": measurement}
+    return changes | {"step_s": measurement["step_s"]}
+
+
+def downgraded_search(connection, row):
+    best = row.progress.get("best_parallel")
+    progress = row.progress | {"best_parallel": replica(best)} if best else row.progress
+    return {"progress": progress, "result": changed_result(row.result, lambda measurement, _: with_step(measurement))}
 
 
 def deployment(parallel, *, query, predicted):

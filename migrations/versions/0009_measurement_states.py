@@ -10,12 +10,16 @@ import re
 import sqlalchemy as sa
 from alembic import op
 
+from hp_tool.store.moving import add_column, create_index, in_batches, update_in_batches
+
 revision = "0009"
 down_revision = "0008"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {
+    "measurements that were held, excluded or deleted": "SELECT count(*) FROM hp_measurements WHERE state <> 'accepted'"
+}
 
-BATCH_ROWS = 500
 MEASURED_CLUSTERS = "ix_hp_measurements_cluster_key_gpu_framework"
 KEY = re.compile(r"^(?P<gpu>[^/]+)/node(?P<node>\d+)/nvlink(?P<domain>\d+)/")
 EIGHT = (8, None)
@@ -46,21 +50,21 @@ MEASUREMENT = sa.table(
 
 
 def upgrade():
-    op.add_column("hp_measurements", sa.Column("state", sa.String(16), nullable=False, server_default="accepted"))
-    op.create_index("ix_hp_measurements_state_created_at_id", "hp_measurements", ["state", "created_at", "id"])
-    op.drop_index(MEASURED_CLUSTERS, "hp_measurements")
-    op.create_index(MEASURED_CLUSTERS + "_state", "hp_measurements", ["cluster_key", "gpu", "framework", "state"])
-    op.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.trust < 0.5).values(state="excluded"))
-    last = ""
-    while True:
-        query = sa.select(MEASUREMENT.c.id, MEASUREMENT.c.cluster_key, MEASUREMENT.c.query).where(MEASUREMENT.c.id > last)
-        batch = op.get_bind().execute(query.order_by(MEASUREMENT.c.id).limit(BATCH_ROWS)).all()
-        for row in batch:
-            if (key := whole_key(row.cluster_key, row.query.get("cluster"))) != row.cluster_key:
-                op.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == row.id).values(cluster_key=key))
-        if len(batch) < BATCH_ROWS:
-            return
-        last = batch[-1].id
+    add_column("hp_measurements", sa.Column("state", sa.String(16), nullable=False, server_default="accepted"))
+    create_index("ix_hp_measurements_state_created_at_id", "hp_measurements", ["state", "created_at", "id"])
+    create_index(MEASURED_CLUSTERS + "_state", "hp_measurements", ["cluster_key", "gpu", "framework", "state"])
+    op.drop_index(MEASURED_CLUSTERS, "hp_measurements", if_exists=True)
+    update_in_batches(MEASUREMENT, where=MEASUREMENT.c.trust < 0.5, values={"state": "excluded"})
+    keys = sa.select(MEASUREMENT.c.id, MEASUREMENT.c.cluster_key, MEASUREMENT.c.query)
+    in_batches(keys, key=MEASUREMENT.c.id, change=complete_keys)
+
+
+def complete_keys(connection, rows):
+    keys = {row.id: whole_key(row.cluster_key, row.query.get("cluster")) for row in rows}
+    changed = [{"changed": row.id, "whole": keys[row.id]} for row in rows if keys[row.id] != row.cluster_key]
+    if changed:
+        this = MEASUREMENT.c.id == sa.bindparam("changed")
+        connection.execute(sa.update(MEASUREMENT).where(this).values(cluster_key=sa.bindparam("whole")), changed)
 
 
 def downgrade():

@@ -7,6 +7,7 @@ revision = "0010"
 down_revision = "0009"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {"runs with the engine's account of them": "SELECT count(*) FROM hp_runs WHERE account IS NOT NULL"}
 
 
 def upgrade():

@@ -7,6 +7,7 @@ revision = "0011"
 down_revision = "0010"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {"names, tags and notes of searches": "SELECT count(*) FROM hp_searches WHERE label IS NOT NULL"}
 
 
 def upgrade():

@@ -8,17 +8,22 @@ one of any owner.
 import sqlalchemy as sa
 from alembic import op
 
+from hp_tool.store.moving import update_in_batches
+
 revision = "0012"
 down_revision = "0011"
 branch_labels = None
 depends_on = None
+LOST_BY_DOWNGRADE = {"calibrations of owners": "SELECT count(*) FROM hp_calibrations WHERE owner <> ''"}
 
 TABLE, VERSION = "hp_calibrations", "uq_hp_calibrations_version"
 SERIES = ("cluster_key", "framework", "model_family")
+MEASUREMENT = sa.table("hp_measurements", *(sa.column(name) for name in ("id", "trust", "state")))
 
 
 def upgrade():
-    op.execute("UPDATE hp_measurements SET trust = 1.0 WHERE trust < 0.5 AND state = 'accepted'")  # once excluded by 0009
+    taught = sa.and_(MEASUREMENT.c.trust < 0.5, MEASUREMENT.c.state == "accepted")  # once excluded by 0009
+    update_in_batches(MEASUREMENT, where=taught, values={"trust": 1.0})
     with op.batch_alter_table(TABLE) as table:
         table.add_column(sa.Column("owner", sa.String(200), nullable=False, server_default=""))
         table.drop_constraint(VERSION, type_="unique")
@@ -27,7 +32,8 @@ def upgrade():
 
 def downgrade():
     op.execute("DELETE FROM hp_calibrations WHERE owner <> ''")
-    op.execute("UPDATE hp_measurements SET state = 'excluded' WHERE trust < 0.5 AND state = 'accepted'")
+    untrusted = sa.and_(MEASUREMENT.c.trust < 0.5, MEASUREMENT.c.state == "accepted")
+    update_in_batches(MEASUREMENT, where=untrusted, values={"state": "excluded"})
     with op.batch_alter_table(TABLE) as table:
         table.drop_constraint(VERSION, type_="unique")
         table.create_unique_constraint(VERSION, [*SERIES, "version"])

@@ -103,6 +103,21 @@ def test_reports_from_a_file_correct_estimates_of_other_models_and_sizes_on_that
     assert [(each["new"], each["record"]["version"]) for each in third["calibrations"]] == [(True, 2)]
 
 
+def test_a_training_that_reports_all_the_time_does_not_crowd_others_out(hp_tool, tmp_path):
+    file = tmp_path / "measured.jsonl"
+    hourly = report(OTHER_MODEL["parallel"], query=OTHER_MODEL)
+    step_s = hourly["measurement"]["step_s"]
+    reports = [hourly | {"measurement": hourly["measurement"] | {"step_s": step_s * (1 + 1e-5 * n)}} for n in range(300)]
+    file.write_text(lines() + "".join(json.dumps(each) + "\n" for each in reports))
+    made = json.loads(hp_tool("calibrate", "--measurements", str(file), "--json").stdout)
+    assert made["measurements_stored"] == len(CONFIGURATIONS) + len(reports)
+    (calibration,) = made["calibrations"]
+    assert calibration["models"] == ["llama-3-70b", "llama-3-8b"]
+    assert calibration["accuracy"]["measurements"] < 100  # a few of the three hundred say what all do
+    answer = estimate(hp_tool, OTHER_MODEL)
+    assert answer["calibrated_estimate"]["time"]["step_s"] == pytest.approx(step_s, rel=0.03)
+
+
 def test_lines_are_stored_or_refused_one_by_one(hp_tool, tmp_path):
     told = [report(parallel) for parallel in CONFIGURATIONS]
     step_s = [each["measurement"]["step_s"] for each in told]

@@ -13,7 +13,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.records import SearchState
 from hp_tool.errors import InputError
-from hp_tool.store import SqlStore, base, maintenance
+from hp_tool.store import SqlStore, base, retention
 
 FAILED = Measurement(status="crashed", cause="rank 3", log_tail="the end of the log")
 
@@ -35,7 +35,7 @@ def test_what_is_old_goes_and_what_was_found_stays(
     store: SqlStore, new_measurement: Callable[..., NewMeasurement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, queued = fill(store, new_measurement)
-    monkeypatch.setattr(maintenance, "PRUNED_ROWS", 2)
+    monkeypatch.setattr(retention, "PRUNED_ROWS", 2)
     deleted = store.add_measurement(measurement=new_measurement()).id
     store.set_measurement_state(measurement_id=deleted, state="deleted")
     nothing = {"events": 0, "audit": 0, "idempotency_keys": 0, "logs": 0, "measurements": 0}
@@ -44,7 +44,7 @@ def test_what_is_old_goes_and_what_was_found_stays(
     def in_two_days(connection: Any) -> datetime:
         return base.now(connection) + timedelta(days=2)
 
-    monkeypatch.setattr(maintenance, "now", in_two_days)
+    monkeypatch.setattr(retention, "now", in_two_days)
     assert store.prune(older_than_days=1.0) == {"events": 3, "audit": 3, "idempotency_keys": 1, "logs": 1, "measurements": 1}
     assert store.prune(older_than_days=1.0) == nothing
     assert store.events(search_id=ended) == []
