@@ -27,6 +27,17 @@ MEMORY_OVERHEAD = "overhead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRow:
+    """What a search knows of one configuration by the calibration and its own runs; each prediction has one row."""
+
+    step: StepPrediction
+    memory: MemoryPrediction
+    """Of what is allocated."""
+    ran: bool
+    """A whole run of it worked, so that it fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedPredictor:
     """Corrects costs and estimates by a calibration."""
 
@@ -56,15 +67,23 @@ class CalibratedPredictor:
         """
         return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[0]
 
-    def estimate(self, index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem) -> Estimate:
-        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`.
+    def estimate(
+        self,
+        index: int,
+        *,
+        costs: TrainingCosts,
+        candidates: Candidates,
+        problem: TrainingProblem,
+        known: KnownRow | None = None,
+    ) -> Estimate:
+        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`; `known`: with its own runs.
 
         Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
         unknown, and what no factor explains; memory outside the allocator adds no uncertainty.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
-        calibrated, step, allocated = self._calibrated(alone, candidates=one, problem=problem, residuals=True)
+        calibrated, step, allocated = self._calibrated(alone, candidates=one, problem=problem, residuals=True, known=known)
         estimate = estimate_row(0, case=problem, costs=calibrated, candidates=one)
         shortest_s, longest_s = (float(bound[0]) for bound in step.interval(confidence=CONFIDENCE))
         outside = alone.memory_parts[MEMORY_OVERHEAD]
@@ -88,7 +107,13 @@ class CalibratedPredictor:
         return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
 
     def _calibrated(
-        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool
+        self,
+        costs: TrainingCosts,
+        *,
+        candidates: Candidates,
+        problem: TrainingProblem,
+        residuals: bool,
+        known: KnownRow | None = None,
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
         """The costs with time parts scaled by their group's factor, and overheads as a part of their own; with what they are
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
@@ -98,8 +123,11 @@ class CalibratedPredictor:
         features = residual_features(case=asked, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
         times, fit = self.calibration.step_time, self.calibration.memory
-        step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
-        allocated = fit.predict(memory_bytes=before, features=features)
+        if known is None:
+            step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
+            allocated = fit.predict(memory_bytes=before, features=features)
+        else:
+            step, allocated = known.step, known.memory
         parts = times.calibrated_parts(parts_s=costs.parts, layer_passes=passes, step=step)
         shift = allocated.median_bytes / (fit.factor * before + fit.overhead_bytes)
         factor = fit.factor * shift

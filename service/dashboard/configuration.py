@@ -153,14 +153,20 @@ def configuration_view(
     configuration: ResolvedConfiguration | None = None,
     calibrations: Calibrations | None,
     with_fixes: bool = True,
+    known: Estimate | InferenceEstimate | None = None,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
     """Predictions for the query's one configuration, as pages show them, and the estimate behind them.
 
-    `configuration`: the training query's, if it was resolved earlier.
+    `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows of it, in place of what the
+    newest calibration says.
     """
     if configuration is None and query.kind == "training":
         configuration = resolve_configuration(query)
     answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    if isinstance(known, InferenceEstimate):
+        answer = replace(answer, estimate=known)
+    elif known is not None:
+        answer = replace(answer, calibrated_estimate=known)
     stages = (
         configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
     )
