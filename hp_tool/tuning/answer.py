@@ -13,7 +13,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
 from hp_tool.cost.legality_reasons import explain
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import Answer, Baseline, BaselineSource, Gain
+from hp_tool.domain.answer import Answer, Baseline, BaselineSource
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
@@ -103,8 +103,9 @@ def answer_of(
     low_s, high_s = (float(bound[0]) for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE))
     gain = None
     if baseline is not None:
-        gain = gain_of(step=known.step, row=row, baseline=(baseline.step_s, baseline.log_sd), against=baseline.source)
-        gain = Gain(against=gain.against, factor=1.0, interval=(1.0, 1.0)) if baseline.config == best.parallel else gain
+        own = float(known.step.median_s[row]), float(known.step.log_sd[row])
+        same = baseline.config == best.parallel
+        gain = gain_of(own, baseline=(baseline.step_s, baseline.log_sd), against=baseline.source, same=same)
     return Answer(
         parallel=best.parallel,
         step_s=estimate.time.step_s,

@@ -81,9 +81,11 @@ def own_runs(
     )
 
 
-def gain_of(*, step: StepPrediction, row: int, baseline: tuple[float, float], against: BaselineSource) -> Gain:
-    """How many times as fast a row is as the baseline, a (median seconds, log_sd), with the 90 % interval."""
-    factor, low, high = ratio(baseline, (float(step.median_s[row]), float(step.log_sd[row])), quantile=NORMAL_QUANTILE)
+def gain_of(best: tuple[float, float], *, baseline: tuple[float, float], against: BaselineSource, same: bool) -> Gain:
+    """How many times as fast the best is as the baseline, each (seconds, log_sd), with the 90 % interval; 1 if they are one."""
+    if same:
+        return Gain(against=against, factor=1.0, interval=(1.0, 1.0))
+    factor, low, high = ratio(baseline, best, quantile=NORMAL_QUANTILE)
     return Gain(against=against, factor=float(factor), interval=(float(low), float(high)))
 
 

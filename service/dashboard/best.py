@@ -26,6 +26,7 @@ class Latency:
 
     name: str
     measured_s: float | None
+    """What is known of it by its runs and the calibration, as the answer says it; None where it did not run."""
     predicted_s: float | None
     """By the cost model, before calibration."""
     target_s: float | None

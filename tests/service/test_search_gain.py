@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
 from hp_tool.tuning import tune
 from tests.tuning.cpu_engine import CpuEngine
+from tests.tuning.serving_engine import ServingEngine
 
 BETTER, NOT_BETTER = "Use this configuration", "No layout is clearly better than your first"
-QUANTILE = 1.6449
+ROOT = Path(__file__).parents[2]
 
 
 def measured(step_s: float) -> Measurement:
@@ -93,6 +95,49 @@ def test_choice_headline_gain_table_and_axes_agree(
     beside = http.get(f"/searches/{name}/compare.json", params={"a": first["run_id"], "b": other["run_id"]}).json()
     step = next(row for row in beside["rows"] if row["name"] == "Step time" and not row["measured"])
     assert step["values"] == [known[json.dumps(each["parallel"])]["time"]["step_s"] for each in (first, other)]
+
+
+class ErraticServer(ServingEngine):
+    """Its deployments take their own times, whatever the cost model says of them."""
+
+    def fetch(self, handle: str) -> Measurement:
+        run, own = super().fetch(handle), random.Random(schema.to_json(self.requests[handle].parallel))
+        times, slower = run.serving, math.exp(own.gauss(0.0, 0.5))
+        assert times is not None
+        changed = replace(
+            times,
+            ttft_s=slower * times.ttft_s,
+            tpot_s=slower * times.tpot_s,
+            ttft_times_s=tuple(slower * each for each in times.ttft_times_s),
+            tpot_times_s=tuple(slower * each for each in times.tpot_times_s),
+            output_tokens_per_second=times.output_tokens_per_second / slower,
+        )
+        return replace(run, serving=changed)
+
+
+def test_a_serving_search_agrees_with_itself_too(http: TestClient, store: Store) -> None:
+    query = schema.parse_mapping((ROOT / "examples" / "serving.yaml").read_text()) | {"targets": None}
+    asked = schema.parse_query({name: value for name, value in query.items() if value is not None})
+    result = json.loads(schema.to_json(tune(query=asked, store=store, launcher=ErraticServer(num_gpus=2))))
+    answer, rows, name = result["answer"], result["recommendations"], result["search"]["id"]
+    first = http.get(f"/v1/searches/{name}/trials").json()["trials"][0]
+    known = {json.dumps(row["parallel"]): row["calibrated_estimate"] for row in rows}
+    best, own = known[json.dumps(answer["parallel"])], known[json.dumps(first["parallel"])]
+    gain = answer["gain"]
+    assert answer["request_latency_s"] == best["request_latency_s"] and answer["ttft_s_interval"] == best["intervals"]["ttft_s"]
+    assert gain["factor"] == pytest.approx(own["request_latency_s"] / best["request_latency_s"])
+    assert gain["interval"][0] <= gain["factor"] <= gain["interval"][1]
+    assert answer["clearly_better"] is (gain["interval"][0] > 1.0)
+    by_run = {json.dumps(row["parallel"]): row["measurement"]["load"] for row in rows if row["measurement"]}
+    low, high = gain["interval"]
+    assert (
+        low
+        <= by_run[json.dumps(first["parallel"])]["request_latency_s"]
+        / by_run[json.dumps(answer["parallel"])]["request_latency_s"]
+        <= high
+    )
+    page = http.get(f"/searches/{name}").text
+    assert (BETTER in page) is answer["clearly_better"] and (NOT_BETTER in page) is not answer["clearly_better"]
 
 
 def test_where_all_layouts_are_alike_none_is_sold(http: TestClient, store: Store, query: dict[str, Any]) -> None:
