@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
-from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
@@ -104,7 +105,27 @@ class CalibratedPredictor:
         if crashes := int(self.crashes(one, problem=problem)[0]):
             failed = Reason(code=CRASHED, message=f"{crashes} runs of it crashed on this cluster, and none succeeded")
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
-        return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
+        fails = 0.0 if known is not None and known.ran else float(self._fails(alone, allocated)[0])
+        assert estimate.memory is not None
+        within = estimate.memory.total_bytes <= estimate.memory.capacity_bytes
+        return replace(
+            problem.with_missed_targets(estimate),
+            intervals=intervals,
+            out_of_memory_probability=fails,
+            fit=fit_of(out_of_memory_probability=fails, within_headroom=within),
+            provenance=provenance,
+        )
+
+    def judged(
+        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
+    ) -> tuple[TrainingCosts, FloatArray]:
+        """Costs of n candidates after calibration, residuals included, and each one's chance of running out of memory."""
+        calibrated, _, allocated = self._calibrated(costs, candidates=candidates, problem=problem, residuals=True)
+        return calibrated, self._fails(costs, allocated)
+
+    def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
+        """(n,) chance that what is allocated is more than the device without what lies outside the allocator."""
+        return 1.0 - allocated.fit_probability(costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD])
 
     def _calibrated(
         self,
