@@ -95,7 +95,12 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
             continue
         predicted_s = sum(table.parts_s.values(), np.zeros(len(cell.step_s)))
         total_bytes = table.memory_bytes / table.device_bytes * cell.cluster.gpu.memory_bytes
-        fails = out_of_memory_probability(case=case_of(cell, profile), candidates=cell.candidates, total_bytes=total_bytes)
+        fails = out_of_memory_probability(
+            case=case_of(cell, profile),
+            candidates=cell.candidates,
+            total_bytes=total_bytes,
+            device_bytes=case_of(cell, profile).cluster.gpu.memory_bytes,
+        )
         expected_s = np.where(table.memory_bytes <= table.usable_bytes, predicted_s / np.maximum(1.0 - fails, 1e-9), np.inf)
         steps[cell.model.name].append((predicted_s[rows], cell.step_s[rows], expected_s[rows]))
     found = []

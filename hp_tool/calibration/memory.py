@@ -31,6 +31,10 @@ class MemoryPrediction:
     log_sd: FloatArray
     """(n,)"""
 
+    def take(self, rows: IntArray) -> MemoryPrediction:
+        """Those of some rows."""
+        return MemoryPrediction(median_bytes=self.median_bytes[rows], log_sd=self.log_sd[rows])
+
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
         """(low, high), each (n,): should hold the measured bytes with this probability."""
         from scipy.special import ndtri

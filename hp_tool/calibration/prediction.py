@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.evidence import FloatArray, IntArray
 
 HALVINGS = 40
 """Of an interval of a dozen e-folds: to a relative 1e-10."""
@@ -38,6 +38,14 @@ class StepPrediction:
     def median_s(self) -> FloatArray:
         """(n,) of the likelier regime."""
         return self.regular_s if self.slow is None else np.where(self.slow.probability < 0.5, self.regular_s, self.slow.step_s)
+
+    def take(self, rows: IntArray) -> "StepPrediction":
+        """Those of some rows."""
+        slow = self.slow and SlowRegime(
+            probability=self.slow.probability[rows], step_s=self.slow.step_s[rows], log_sd=self.slow.log_sd
+        )
+        usual = self.usual_slow_share + np.zeros_like(self.regular_s)
+        return StepPrediction(regular_s=self.regular_s[rows], log_sd=self.log_sd[rows], slow=slow, usual_slow_share=usual[rows])
 
     @property
     def slow_probability(self) -> FloatArray:

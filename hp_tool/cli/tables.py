@@ -16,6 +16,7 @@ from hp_tool.render.columns import (
     counts,
     duration_column,
     duration_unit,
+    fit_column,
     gibs,
     listed_columns,
     parts_columns,
@@ -23,8 +24,9 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
+from hp_tool.render.fit import chance, needs
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
-from hp_tool.units import GIB, JOULES_PER_MWH, counted, duration, gib
+from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
@@ -88,6 +90,7 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
         changes = [fix.step_change_fraction for fix in fixes]
         columns = [
             Column(head="memory", unit="GiB", cells=gibs(fix.memory_total_bytes for fix in fixes)),
+            fit_column(fixes),
             Column(head="saved", unit="GiB", cells=gibs(fix.memory_saved_bytes for fix in fixes), drop=2),
             duration_column("step", [fix.step_s for fix in fixes]),
             Column(
@@ -106,12 +109,9 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if estimate.memory is None or estimate.time is None:
         return
     memory, time, intervals = estimate.memory, estimate.time, estimate.intervals
-    within = ""
-    if intervals is not None:
-        low, high = (size / GIB for size in intervals.memory_total_bytes)
-        within = f", between {low:.1f} and {high:.1f} with {intervals.confidence:.0%} confidence"
     fullest = f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
-    console.print(fullest + within)
+    console.print(f"{fullest} usable")
+    _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
     console.print(f"step time: {duration(time.step_s)}")
     parts = {name: seconds for name, seconds in time.parts_s.items() if seconds > 0.0}
@@ -131,6 +131,12 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         console.print(f"{estimate.days:.1f} days{lost}, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
     if estimate.goodput is not None:
         console.print(goodput_line(estimate.goodput))
+
+
+def _print_fit(console: Console, estimate: Estimate) -> None:
+    """Whether it fits: the word, its chance, and the interval that this comes from."""
+    if estimate.fit is not None:
+        console.print(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}", highlight=False)
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
@@ -166,7 +172,8 @@ def _print_calibrated(console: Console, calibrated: Estimate) -> None:
         f"step time {duration(calibrated.time.step_s)}, between {duration(low)} and {duration(high)} with "
         f"{calibrated.intervals.confidence:.0%} confidence; {calibrated.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     )
-    console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)}")
+    console.print(f"memory {gib(calibrated.memory.total_bytes)} of {gib(calibrated.memory.capacity_bytes)} usable")
+    _print_fit(console, calibrated)
     print_reasons(console, calibrated.reasons)
 
 

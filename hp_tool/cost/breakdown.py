@@ -12,7 +12,8 @@ from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.cost.uncertainty import intervals, simplified, unchecked_features
+from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
+from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -40,6 +41,8 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     unchecked = unchecked_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
+    log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
+    fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
     halved = replace(flops, attention=flops.attention - flops.masked)
@@ -63,6 +66,8 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         hfu_causal=rate * (halved.model + again_halved) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
+        out_of_memory_probability=fails,
+        fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
         provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
@@ -106,6 +111,7 @@ def _memory(costs: TrainingCosts, *, fragmentation: float) -> MemoryEstimate:
     return MemoryEstimate(
         total_bytes=total,
         capacity_bytes=float(costs.capacity_bytes),
+        device_bytes=float(costs.device_bytes),
         worst_stage=int(costs.worst_stage),
         host_bytes=float(costs.host_bytes),
         layer_activations_bytes=float(costs.layer_activations_bytes),

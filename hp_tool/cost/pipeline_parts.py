@@ -57,7 +57,8 @@ def _chosen(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> Traini
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: where(condition, column, other[name]) for name, column in one.items()}
 
-    names = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes", "capacity_bytes", "step_s")
+    of_memory = ("layer_activations_bytes", "worst_stage", "memory_total_bytes", "first_stage_bytes")
+    names = (*of_memory, "capacity_bytes", "device_bytes", "step_s")
     totals = columns(*({name: getattr(costs, name) for name in names} for costs in (yes, no)))
     return TrainingCosts(
         memory_parts=columns(yes.memory_parts, no.memory_parts),

@@ -44,6 +44,8 @@ class TrainingCosts:
     """Allocated on the first stage: the figure that runs report if only their first rank does."""
     capacity_bytes: FloatArray | float
     """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts are for."""
+    device_bytes: FloatArray | float
+    """The whole device's, headroom included."""
     parts: dict[str, FloatArray]
     """By TIME_PARTS; exposed seconds."""
     step_s: FloatArray
@@ -123,6 +125,7 @@ def training_costs(
         memory_total_bytes=cast(FloatArray, fullest.total),
         first_stage_bytes=cast(FloatArray, fullest.first_stage),
         capacity_bytes=capacity_bytes,
+        device_bytes=cluster.gpu.memory_bytes,
         host_bytes=cast(FloatArray, fullest.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),

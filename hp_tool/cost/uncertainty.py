@@ -29,41 +29,50 @@ _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 
 
 def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...]) -> Intervals:
-    """The central 90 %.
+    """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
 
-    Measured memory is what the allocator holds: it may keep more than is in use, never less, so `reserved_log_sd` may extend
-    the upper bound.
+    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound.
     """
-    constants = case.profile.framework
     time = math.exp(NORMAL_QUANTILE * step_log_sd(case=case, unchecked=len(unchecked)))
-    more = _more_memory_variance(case, len(unchecked))
-    below, above = (
-        math.exp(NORMAL_QUANTILE * math.sqrt(sd**2 + more))
-        for sd in (constants.memory_log_sd, constants.reserved_log_sd or constants.memory_log_sd)
+    allocated, reserved = (
+        math.exp(NORMAL_QUANTILE * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each)))
+        for each in (False, True)
     )
     return Intervals(
         confidence=CONFIDENCE,
         step_s=(step_s / time, step_s * time),
-        memory_total_bytes=(memory_total_bytes / below, memory_total_bytes * above),
-        source=constants.fitted_on,
+        memory_total_bytes=(memory_total_bytes / allocated, memory_total_bytes * allocated),
+        memory_reserved_bytes=(memory_total_bytes / allocated, memory_total_bytes * reserved),
+        source=case.profile.framework.fitted_on,
     )
 
 
-def out_of_memory_probability(*, case: TrainingCase, candidates: Candidates, total_bytes: Floats) -> Floats:
-    """Probability that what each candidate allocates is more than the whole device, headroom included.
+def memory_log_sd(*, case: TrainingCase, unchecked: Ints, reserved: bool = False) -> Floats:
+    """Return the standard deviation of ln(measured / predicted allocated memory), with so many features without data.
 
-    Its logarithm is normal around that of `total_bytes`; blocks that the allocator keeps in reserve are given back first.
+    `reserved`: upwards, of what the allocator holds.
     """
-    unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
-    log_sd: Floats = (case.profile.framework.memory_log_sd**2 + _more_memory_variance(case, unchecked)) ** 0.5
-    left = np.log(case.cluster.gpu.memory_bytes / total_bytes)
-    probability: Floats = np.asarray(_above(left / log_sd), dtype=np.float64)
+    constants = case.profile.framework
+    own = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
+    doubted = unchecked + (case.workload.lora is not None)
+    variance: Floats = own**2 + doubted * case.profile.doubts.memory_feature_log_sd**2
+    return variance**0.5
+
+
+def exceeds(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
+    """Return the probability that memory of this median, whose logarithm is normal, is more than the whole device, headroom
+    included: P = Phi(ln(total / device) / sd). Blocks that the allocator keeps in reserve are given back first, so not counted.
+    """
+    probability: Floats = np.asarray(_above(np.log(device_bytes / total_bytes) / log_sd), dtype=np.float64)
     return probability
 
 
-def _more_memory_variance(case: TrainingCase, unchecked: Ints) -> Floats:
-    doubted = unchecked + (case.workload.lora is not None)
-    return doubted * case.profile.doubts.memory_feature_log_sd**2
+def out_of_memory_probability(
+    *, case: TrainingCase, candidates: Candidates, total_bytes: Floats, device_bytes: Floats
+) -> Floats:
+    """Return the probability that what each candidate allocates is more than its device."""
+    unchecked: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
+    return exceeds(total_bytes=total_bytes, device_bytes=device_bytes, log_sd=memory_log_sd(case=case, unchecked=unchecked))
 
 
 def step_log_sd(*, case: TrainingCase, unchecked: int = 0) -> float:

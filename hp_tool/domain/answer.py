@@ -34,15 +34,31 @@ class Baseline:
     parallel: ParallelConfig
     source: BaselineSource
     step_s: float
-    """As the answer's: calibrated where there are measurements."""
+    """As the answer's: by calibration and its own runs."""
     speedup: float
-    """Its step time by the answer's."""
+    """Its step time by the answer's, the gain's factor."""
     saved_days: float | None = None
     """Of the whole training; None without total_tokens."""
     saved_cost: float | None = None
     """US dollars; None without total_tokens or a price."""
     saved_parts_s: dict[str, float]
     """Seconds of a step that the answer saves (below 0: spends besides), by part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What the answer wins over the baseline, by the estimates that chose it."""
+
+    against: BaselineSource
+    factor: float
+    """The baseline's seconds by the answer's: of a step, of serving of a request."""
+    interval: tuple[float, float]
+    """90 %; 1 in it: the two cannot be told apart."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the answer is faster beyond doubt."""
+        return self.interval[0] > 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +70,25 @@ class Answer:
     step_s_interval: tuple[float, float] | None
     """90 %"""
     source: Literal["calibrated", "predicted"]
-    """calibrated: corrected by all measured runs, its own among them. predicted: nothing was measured."""
+    """calibrated: by all measured runs, its own above all. predicted: nothing was measured."""
     known_from_runs: int
     """Runs of the search that succeeded."""
     measured: Repeats | None
     """Its own runs; None if it never ran."""
     outside: bool
-    """Its measured step time lies outside the interval."""
+    """Its measured step time lies outside `calibrated_step_s_interval`."""
     as_good: int
     """Other configurations whose step time cannot be told apart from this one's."""
     free_memory_bytes: float
     """Of the device on its fullest rank."""
     out_of_memory_probability: float
     baseline: Baseline | None
+    gain: Gain | None = None
+    """Over the baseline; None without one."""
+    clearly_better: bool | None = None
+    """Whether the gain's interval lies above 1; None without a gain."""
+    calibrated_step_s_interval: tuple[float, float] | None = None
+    """90 %, where the calibration by all runs puts its step time."""
 
     @property
     def objective_s(self) -> float:
@@ -81,7 +103,7 @@ class ServingBaseline:
     parallel: ServingConfig
     source: BaselineSource
     output_tokens_per_second_per_gpu: float
-    """As the answer's: measured where it ran, else calibrated."""
+    """As the answer's: by calibration and its own runs."""
     speedup: float
     """The answer's output tokens per second by its."""
     saved_cost_per_million_output_tokens: float | None = None
@@ -97,7 +119,7 @@ class ServingAnswer:
     parallel: ServingConfig
     ttft_s: float
     ttft_s_interval: tuple[float, float] | None
-    """90 %; None where it was measured."""
+    """90 %"""
     tpot_s: float
     tpot_s_interval: tuple[float, float] | None
     request_latency_s: float
@@ -114,6 +136,10 @@ class ServingAnswer:
     as_good: int
     """Other configurations whose request latency cannot be told apart from this one's."""
     baseline: ServingBaseline | None
+    gain: Gain | None = None
+    """Over the baseline; None without one."""
+    clearly_better: bool | None = None
+    """Whether the gain's interval lies above 1; None without a gain."""
 
     @property
     def objective_s(self) -> float:

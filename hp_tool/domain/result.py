@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.units import duration, gib
@@ -45,6 +46,8 @@ class MemoryEstimate:
     """total_bytes - overhead_bytes: what torch.cuda.max_memory_allocated() reports."""
     reserved_bytes: float
     """What torch.cuda.max_memory_reserved() reports where there is room for it: allocated_bytes and free blocks."""
+    device_bytes: float | None = None
+    """The whole device's memory, headroom included."""
     host_bytes: float = 0.0
     """Offloaded to host memory, the most of any rank; no part of total_bytes."""
 
@@ -70,6 +73,10 @@ class Intervals:
     confidence: float
     step_s: tuple[float, float]
     memory_total_bytes: tuple[float, float]
+    """What is allocated, with what lies outside the allocator: the chance of running out of memory is of this interval."""
+    memory_reserved_bytes: tuple[float, float] | None = None
+    """What a monitor of the device shows: its top counts blocks too that the allocator holds in reserve, and gives back before
+    it fails. None where measurements on this cluster, which are of allocated memory, correct the estimate."""
     source: str
     """Which measurements the widths come from."""
 
@@ -90,6 +97,9 @@ class Mend:
     """Devices it runs on; more than the query has where the change says so."""
     memory_total_bytes: float
     """On its worst stage."""
+    out_of_memory_probability: float | None = None
+    fit: Fit | None = None
+    """In a word, from that."""
     memory_saved_bytes: float | None = None
     """What was asked for less this, each on its own worst stage; None where that is illegal and has no size."""
     step_s: float
@@ -141,6 +151,10 @@ class Estimate:
     hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
+    out_of_memory_probability: float | None = None
+    """That it needs more than the whole device, by the interval of its memory; 0 if a run of it worked."""
+    fit: Fit | None = None
+    """Whether it fits in a word, from that probability."""
     days: float | None = None
     """Of uninterrupted training."""
     effective_days: float | None = None
@@ -184,7 +198,7 @@ class Recommendation:
     """recommend: 1 for rows that cannot be told apart from the best, whose ratio of step times to it has a 90 % interval that
     holds 1; then 2 by the first row that is slower, and so on."""
     out_of_memory_probability: float | None = None
-    """That it needs more than the whole device, by the interval of its memory."""
+    """Its estimate's, calibrated where there is one."""
     expected_step_s: float | None = None
     """Step time over the probability that it runs at all: a run that ends out of memory trains nothing."""
     measurement: Measurement | None = None

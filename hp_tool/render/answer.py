@@ -1,6 +1,6 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
-from hp_tool.domain.answer import Answer, Baseline, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.render.words import change_in_words
 from hp_tool.units import counted, duration, gib
 
@@ -10,16 +10,16 @@ LEAST_RISK = 0.005
 
 
 def headline(answer: Answer | ServingAnswer) -> str:
-    """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times as fast as ..., 6.0 GiB free, ...`."""
+    """`3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times the first run's speed (1.20 to 1.43), ...`."""
     if isinstance(answer, ServingAnswer):
         return _served(answer)
     known = f"calibrated by {counted(answer.known_from_runs, 'run')}" if answer.source == "calibrated" else "predicted, not run"
     interval = answer.step_s_interval
     between = f"{duration(interval[0])} to {duration(interval[1])}, " if interval is not None else ""
     parts = [f"{duration(answer.step_s)} per step ({between}{known})"]
-    if answer.baseline is not None and answer.baseline.parallel != answer.parallel:
-        parts.append(f"{answer.baseline.speedup:.2f} times {_possessive(answer.baseline)} speed")
-        parts += [saved] if (saved := _saved(answer.baseline)) else []
+    if answer.gain is not None and answer.clearly_better:
+        parts.append(_gain(answer.gain, "speed"))
+        parts += [saved] if answer.baseline and (saved := _saved(answer.baseline)) else []
     if answer.free_memory_bytes > 0:
         parts.append(f"{gib(answer.free_memory_bytes)} of memory free")
     if answer.out_of_memory_probability >= LEAST_RISK:
@@ -44,11 +44,33 @@ def _served(answer: ServingAnswer) -> str:
         parts.append(counted(answer.users, "user"))
     if (cost := answer.cost_per_million_output_tokens) is not None:
         parts.append(f"${_number(cost)} per million output tokens")
-    if answer.baseline is not None and answer.baseline.parallel != answer.parallel:
-        parts.append(f"{answer.baseline.speedup:.2f} times {_possessive(answer.baseline)} throughput")
-        if (saved := answer.baseline.saved_cost_per_million_output_tokens) is not None and saved > 0:
-            parts.append(f"saves ${_number(saved)} per million output tokens")
+    if answer.gain is not None and answer.clearly_better:
+        parts.append(_gain(answer.gain, "speed for a request"))
+    saved = answer.baseline.saved_cost_per_million_output_tokens if answer.baseline and answer.clearly_better else None
+    if saved is not None and saved > 0:
+        parts.append(f"saves ${_number(saved)} per million output tokens")
     return ", ".join(parts)
+
+
+def _gain(gain: Gain, what: str) -> str:
+    """`1.31 times the first run's speed (1.20 to 1.43)`."""
+    whose = "your baseline's" if gain.against == "search.baseline" else "the first run's"
+    return f"{gain.factor:.2f} times {whose} {what} ({gain.interval[0]:.2f} to {gain.interval[1]:.2f})"
+
+
+def not_better(answer: Answer | ServingAnswer) -> str | None:
+    """`No layout is clearly better than your first`; None where one is, or where there is nothing to compare with."""
+    if answer.gain is None or answer.clearly_better:
+        return None
+    return f"No layout is clearly better than your {'baseline' if answer.gain.against == 'search.baseline' else 'first'}"
+
+
+def _doubt(answer: Answer | ServingAnswer) -> str | None:
+    """The same as a sentence, with what the answer's speed may be where it differs."""
+    words = not_better(answer)
+    if words is None or answer.gain is None or answer.baseline is None or answer.baseline.parallel == answer.parallel:
+        return words and f"{words}."
+    return f"{words}: this one has {_gain(answer.gain, 'speed')}."
 
 
 def _number(value: float) -> str:
@@ -76,7 +98,9 @@ def sentences(answer: Answer | ServingAnswer) -> list[str]:
     """All that is said of an answer, a sentence each."""
     whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
     known = "; ".join(each for each in (whole + measured_words(answer.measured), as_good_words(answer)) if each)
+    doubt = _doubt(answer)
     return [
+        *([doubt] if doubt else []),
         f"{headline(answer)}.",
         f"{known[0].upper()}{known[1:]}.",
         *(each for each in (why(answer), warning(answer)) if each),
@@ -85,12 +109,15 @@ def sentences(answer: Answer | ServingAnswer) -> list[str]:
 
 def warning(answer: Answer | ServingAnswer) -> str | None:
     """What to do where measurement and calibration contradict each other; None where they agree."""
-    if isinstance(answer, ServingAnswer) or not answer.outside or answer.measured is None or answer.step_s_interval is None:
+    if isinstance(answer, ServingAnswer) or not answer.outside or answer.measured is None:
         return None
-    low, high = answer.step_s_interval
+    interval = answer.calibrated_step_s_interval or answer.step_s_interval
+    if interval is None:
+        return None
+    low, high = interval
     return (
-        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where all runs "
-        "together put it: run it again before you rely on it."
+        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where the "
+        "calibration by all runs puts it: run it again before you rely on it."
     )
 
 
@@ -110,10 +137,6 @@ def why(answer: Answer | ServingAnswer) -> str | None:
 
 def _name(baseline: Baseline | ServingBaseline) -> str:
     return "baseline" if baseline.source == "search.baseline" else "first run"
-
-
-def _possessive(baseline: Baseline | ServingBaseline) -> str:
-    return "your baseline's" if baseline.source == "search.baseline" else "the first run's"
 
 
 def _saved(baseline: Baseline) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
-from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.workload import CHOICES
 from hp_tool.units import GIB
@@ -38,6 +38,11 @@ class Column:
     def constant(self) -> bool:
         """Whether several rows agree."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
+
+
+def fit_column(rows: Iterable[Estimate | Mend], *, drop: int = 1) -> Column:
+    """Whether each fits, in a word; a dash in results stored without it."""
+    return Column(head="fit", cells=tuple(row.fit or ABSENT for row in rows), left=True, drop=drop)
 
 
 def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
@@ -125,6 +130,7 @@ def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
         tokens_column(e.tokens_per_second_per_gpu for e in estimates),
         Column(head="MFU", unit="%", meaning=MFU, cells=percents(e.mfu for e in estimates), drop=7),
         Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=2),
+        *([fit_column(estimates, drop=3)] if any(e.fit for e in estimates) else []),
         Column(head="days", cells=decimals(days), drop=6),
     ]
     return columns if any(day is not None for day in days) else columns[:-1]

@@ -122,7 +122,7 @@ def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: Traini
         layer_passes=layer_passes(case=case, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         usable_bytes=costs.capacity_bytes - overhead,
-        device_bytes=case.cluster.gpu.memory_bytes - overhead,
+        device_bytes=costs.device_bytes - overhead,
         features=residual_features(case=case, candidates=candidates),
     )
 

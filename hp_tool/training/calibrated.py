@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
-from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest
+from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
@@ -24,6 +25,17 @@ CRASHED = "crashed"
 """Code of the reason against what was seen to fail."""
 MEMORY_OVERHEAD = "overhead"
 """The memory part outside the framework's allocator. A calibration is fitted on allocated bytes and leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRow:
+    """What a search knows of one configuration by the calibration and its own runs; each prediction has one row."""
+
+    step: StepPrediction
+    memory: MemoryPrediction
+    """Of what is allocated."""
+    ran: bool
+    """A whole run of it worked, so that it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +68,23 @@ class CalibratedPredictor:
         """
         return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[0]
 
-    def estimate(self, index: int, *, costs: TrainingCosts, candidates: Candidates, problem: TrainingProblem) -> Estimate:
-        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`.
+    def estimate(
+        self,
+        index: int,
+        *,
+        costs: TrainingCosts,
+        candidates: Candidates,
+        problem: TrainingProblem,
+        known: KnownRow | None = None,
+    ) -> Estimate:
+        """Row `index` in full after calibration, residuals included, from uncalibrated `costs`; `known`: with its own runs.
 
         Verdict, rates and money follow from the new numbers. The intervals are the fit's own: what its measurements left
         unknown, and what no factor explains; memory outside the allocator adds no uncertainty.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
-        calibrated, step, allocated = self._calibrated(alone, candidates=one, problem=problem, residuals=True)
+        calibrated, step, allocated = self._calibrated(alone, candidates=one, problem=problem, residuals=True, known=known)
         estimate = estimate_row(0, case=problem, costs=calibrated, candidates=one)
         shortest_s, longest_s = (float(bound[0]) for bound in step.interval(confidence=CONFIDENCE))
         outside = alone.memory_parts[MEMORY_OVERHEAD]
@@ -85,10 +105,36 @@ class CalibratedPredictor:
         if crashes := int(self.crashes(one, problem=problem)[0]):
             failed = Reason(code=CRASHED, message=f"{crashes} runs of it crashed on this cluster, and none succeeded")
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
-        return replace(problem.with_missed_targets(estimate), intervals=intervals, provenance=provenance)
+        fails = 0.0 if known is not None and known.ran else float(self._fails(alone, allocated)[0])
+        assert estimate.memory is not None
+        within = estimate.memory.total_bytes <= estimate.memory.capacity_bytes
+        return replace(
+            problem.with_missed_targets(estimate),
+            intervals=intervals,
+            out_of_memory_probability=fails,
+            fit=fit_of(out_of_memory_probability=fails, within_headroom=within),
+            provenance=provenance,
+        )
+
+    def judged(
+        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
+    ) -> tuple[TrainingCosts, FloatArray]:
+        """Costs of n candidates after calibration, residuals included, and each one's chance of running out of memory."""
+        calibrated, _, allocated = self._calibrated(costs, candidates=candidates, problem=problem, residuals=True)
+        return calibrated, self._fails(costs, allocated)
+
+    def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
+        """(n,) chance that what is allocated is more than the device without what lies outside the allocator."""
+        return 1.0 - allocated.fit_probability(costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD])
 
     def _calibrated(
-        self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool
+        self,
+        costs: TrainingCosts,
+        *,
+        candidates: Candidates,
+        problem: TrainingProblem,
+        residuals: bool,
+        known: KnownRow | None = None,
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
         """The costs with time parts scaled by their group's factor, and overheads as a part of their own; with what they are
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
@@ -98,8 +144,11 @@ class CalibratedPredictor:
         features = residual_features(case=asked, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
         times, fit = self.calibration.step_time, self.calibration.memory
-        step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
-        allocated = fit.predict(memory_bytes=before, features=features)
+        if known is None:
+            step = times.predict(parts_s=costs.parts, layer_passes=passes, features=features)
+            allocated = fit.predict(memory_bytes=before, features=features)
+        else:
+            step, allocated = known.step, known.memory
         parts = times.calibrated_parts(parts_s=costs.parts, layer_passes=passes, step=step)
         shift = allocated.median_bytes / (fit.factor * before + fit.overhead_bytes)
         factor = fit.factor * shift

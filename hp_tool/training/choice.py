@@ -10,14 +10,13 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
-from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.fit import SAFE
+from hp_tool.domain.result import Recommendation
 from hp_tool.training.best import Best
 from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import recommendations
 
-SAFE = 0.01
-"""Chance of running out of memory up to which candidates count as equally safe."""
 COARSE = 0.05
 """Share of the device's memory up to which two candidates leave equally much free."""
 
@@ -137,7 +136,7 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
         places = np.flatnonzero(best.variant == number)
         rows = recommendations(best.rows.candidates.take(places), problem=problem, predictor=predictor)
         found |= dict(zip(places.tolist(), rows, strict=True))
-    return tuple(_with_risk(replace(found[place], rank=place + 1), best.problems[0]) for place in sorted(found))
+    return tuple(_with_risk(replace(found[place], rank=place + 1)) for place in sorted(found))
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
@@ -162,11 +161,11 @@ def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Rec
     return tuple(found)
 
 
-def _with_risk(row: Recommendation, problem: TrainingProblem) -> Recommendation:
-    """The row with its chance of running out of memory, by the interval of what it needs, and the step time with that."""
-    estimate: Estimate = row.calibrated_estimate or row.estimate
-    assert estimate.memory is not None and estimate.time is not None and estimate.intervals is not None  # legal rows
-    total, low = estimate.memory.total_bytes, estimate.intervals.memory_total_bytes[0]
-    log_sd = math.log(total / low) / NORMAL_QUANTILE
-    fails = 0.5 * math.erfc(math.log(problem.cluster.gpu.memory_bytes / total) / (log_sd * math.sqrt(2.0)))
-    return replace(row, out_of_memory_probability=fails, expected_step_s=estimate.time.step_s / (1.0 - fails))
+def _with_risk(row: Recommendation) -> Recommendation:
+    """The row with its estimate's chance of running out of memory, and the step time with that."""
+    known = row.calibrated_estimate or row.estimate
+    fails = known.out_of_memory_probability
+    assert known.time is not None and fails is not None  # legal rows
+    return replace(
+        row, out_of_memory_probability=fails, expected_step_s=known.time.step_s / (1.0 - fails) if fails < 1.0 else None
+    )

@@ -276,6 +276,8 @@ def _fix(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> 
         set=dict(problem.chosen),
         num_gpus=problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,
+        out_of_memory_probability=after.out_of_memory_probability,
+        fit=after.fit,
         memory_saved_bytes=before_bytes - after.memory.total_bytes if before_bytes is not None else None,
         step_s=after.time.step_s,
         step_change_fraction=after.time.step_s / infeasible.time.step_s - 1.0 if infeasible.time is not None else None,

@@ -142,14 +142,21 @@ def with_residuals(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
     """Candidates costed by a calibration with its residuals, and how many of them each limit turns away."""
-    costs = predictor.costs(problem.costs(candidates), candidates=candidates, problem=problem, residuals=True)
-    return judged(candidates, costs, problem=problem, predictor=predictor)
+    costs, fails = predictor.judged(problem.costs(candidates), candidates=candidates, problem=problem)
+    return judged(candidates, costs, problem=problem, predictor=predictor, fails=fails)
 
 
 def judged(
-    candidates: Candidates, costs: TrainingCosts, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
+    candidates: Candidates,
+    costs: TrainingCosts,
+    *,
+    problem: TrainingProblem,
+    predictor: CalibratedPredictor | None = None,
+    fails: FloatArray | None = None,
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Legal candidates with what ranks them, and how many of them each limit turns away, and crashes that `predictor` knows."""
+    """Legal candidates with what ranks them, and how many of them each limit turns away, and crashes that `predictor` knows.
+    `fails`: (n,) chance of running out of memory; None: by the cost model.
+    """
     shape = candidates.shape
     step_s, total_bytes = _each(costs.step_s, shape), _each(costs.memory_total_bytes, shape)
     fits, in_time = _each(costs.feasible, shape), step_s <= problem.longest_step_s
@@ -158,9 +165,15 @@ def judged(
         crashed = predictor.crashes(candidates, problem=problem) > 0
     acceptable, expected_s = fits & in_time & ~crashed, np.full(len(candidates), np.inf)
     if len(good := np.flatnonzero(acceptable)):
-        fails = out_of_memory_probability(case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good])
+        if fails is None:
+            device_bytes = _each(np.asarray(costs.device_bytes, dtype=np.float64), shape)[good]
+            risk = out_of_memory_probability(
+                case=problem, candidates=candidates.take(good), total_bytes=total_bytes[good], device_bytes=device_bytes
+            )
+        else:
+            risk = fails[good]
         with np.errstate(divide="ignore"):  # what surely runs out of memory never ends a step
-            expected_s[good] = step_s[good] / (1.0 - fails)
+            expected_s[good] = step_s[good] / (1.0 - risk)
     counts = {MEMORY: int(np.count_nonzero(~fits)), "target_missed": int(np.count_nonzero(~in_time))}
     counts[CRASHED] = int(np.count_nonzero(crashed))
     rows = CostedRows(

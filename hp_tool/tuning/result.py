@@ -1,15 +1,15 @@
-"""The result of a training search: candidates ranked by calibrated predictions, measured ones by their measured time."""
+"""The result of a training search: candidates ranked by one estimate each, of calibration and own runs."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, StepPrediction
+from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.breakdown import estimate_row
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.answer import Answer, ServingAnswer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
@@ -27,7 +27,8 @@ from hp_tool.training.exact import NEAR
 from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.rank import CostedSpace
-from hp_tool.tuning.answer import alike, answer_of, effect_of_axes, noise_of
+from hp_tool.tuning.answer import answer_of, baseline_of, effect_of_axes
+from hp_tool.tuning.known import KnownRows, as_good, known_rows
 from hp_tool.tuning.problem import TuningProblem
 
 TOP = 10
@@ -74,8 +75,8 @@ class TuneResult:
     answer: Answer | ServingAnswer | None = None
     """The first recommendation in figures; None where nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Calibrated step time (of serving: request latency) of the best configuration with each value of an axis: what holding on
-    to that value costs."""
+    """Step time (of serving: request latency) known of the best configuration with each value of an axis: what holding on to
+    that value costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
 
@@ -112,51 +113,56 @@ class Account:
 def make_result(*, problem: TuningProblem, calibration: Calibration, account: Account) -> TuneResult:
     """Rank and describe. A result can be made at any moment of a search.
 
-    Candidates that miss max_days or max_cost by their measured or calibrated time are not recommended.
+    Candidates whose known step misses max_days or max_cost are not recommended.
     """
     table = problem.search.table
     outcomes = outcome_of_rows(problem.search, account.runs)
     measured = {row: outcome for row, outcome in outcomes.items() if outcome.status == "ok"}
     failed = outcomes.keys() - measured.keys()
-    step = table.predict_step(calibration)
-    memory = table.predict_memory(calibration)
-    fits = memory.fit_probability(table.usable_bytes) >= 0.5
-    limit_s = problem.training.longest_step_s
-    whole = {row: m.step_s for row, m in measured.items() if m.fidelity.is_whole and m.step_s is not None}
-    median_s, log_sd = _with_extrapolated(step, measured)
-    untried = [row for row in np.flatnonzero(fits & (median_s <= limit_s)).tolist() if row not in outcomes]
-    reduced = [row for row in measured if row not in whole and median_s[row] <= limit_s]
-    rows = rank(
-        median_s=median_s,
-        log_sd=log_sd,
-        eligible=[*untried, *reduced],
-        measured_s={row: step_s for row, step_s in whole.items() if step_s <= limit_s},
+    known = known_rows(search=problem.search, calibration=calibration, runs=account.runs)
+    step_s, limit_s = known.step.median_s, problem.training.longest_step_s
+    fits = known.memory.fit_probability(table.usable_bytes) >= 0.5
+    predictor = CalibratedPredictor(calibration=calibration)
+    baseline = baseline_of(
+        problem.query,
+        problem=problem.training,
+        search=problem.search,
+        predictor=predictor,
+        known=known,
+        runs=account.runs,
     )
-    known_s, known_bytes, fails = median_s.copy(), memory.median_bytes.copy(), 1.0 - memory.fit_probability(table.device_bytes)
-    for row, step_s in whole.items():
-        known_s[row], fails[row] = step_s, 0.0
-        known_bytes[row] = measured[row].peak_memory_bytes or known_bytes[row]
-    rows = simplest_first(rows, problem=problem, known_s=known_s, known_bytes=known_bytes, fails=fails, measured=whole)
-    front = [rows[place] for place in undominated(known_s[rows], -known_bytes[rows])]
+    rows = [row for row in np.flatnonzero(step_s <= limit_s).tolist() if row in measured or (fits[row] and row not in failed)]
+    whole = {row: float(step_s[row]) for row in rows if known.ran[row]}
+    rows = rank(median_s=step_s, log_sd=known.step.log_sd, eligible=rows, measured_s=whole)
+    rows = simplest_first(
+        rows,
+        problem=problem,
+        known_s=step_s,
+        known_bytes=known.memory.median_bytes,
+        fails=known.fails,
+        measured=whole,
+        baseline_s=baseline.step_s if baseline else None,
+    )
+    front = [rows[place] for place in undominated(step_s[rows], -known.memory.median_bytes[rows])]
     shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
     near = []
     if not shown:  # what fits by its time, then the rest by its size; not what failed to run
-        order = np.lexsort((np.where(fits, median_s, table.memory_bytes), ~fits)).tolist()
+        order = np.lexsort((np.where(fits, step_s, table.memory_bytes), ~fits)).tolist()
         near = [row for row in order if row not in failed][:NEAREST]
-    grid_gpu_seconds = _grid_gpu_seconds(problem, account.runs, median_s=step.median_s[fits]) if measured else None
-    recommendations = _describe(problem, shown, calibration=calibration, measured=measured)
+    grid_gpu_seconds = _grid_gpu_seconds(problem, account.runs, median_s=step_s[fits]) if measured else None
+    describe = partial(_describe, problem, predictor=predictor, known=known, measured=measured)
+    recommendations = describe(shown)
     answer = None
     if shown:
-        noise = {problem.search.row(parallel): share for parallel, share in noise_of(account.runs).items()}
+        best = shown[0]
         answer = answer_of(
             recommendations[0],
-            query=problem.query,
-            problem=problem.training,
-            predictor=CalibratedPredictor(calibration=calibration),
+            row=best,
+            known=known,
+            baseline=baseline,
             runs=account.runs,
-            as_good=alike(rows, known_s=known_s, log_sd=log_sd, noise=noise),
-            free_memory_bytes=float(table.device_bytes[shown[0]] - known_bytes[shown[0]]),
-            out_of_memory_probability=float(fails[shown[0]]),
+            as_good=as_good(rows, step=known.step),
+            free_memory_bytes=float(table.device_bytes[best] - known.memory.median_bytes[best]),
         )
     return TuneResult(
         id=problem.query.id,
@@ -164,11 +170,11 @@ def make_result(*, problem: TuningProblem, calibration: Calibration, account: Ac
         error=account.error.as_dict() if account.error else None,
         recommendations=recommendations,
         answer=answer,
-        axes=effect_of_axes(table.axes, rows, step.median_s),
+        axes=effect_of_axes(table.axes, rows, step_s),
         space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
         rejections=problem.space.rejections,
-        nearest_misses=_describe(problem, near, calibration=calibration, measured=measured),
-        pareto=_describe(problem, front, calibration=calibration, measured=measured),
+        nearest_misses=describe(near),
+        pareto=describe(front),
         search=account.summary(grid_gpu_seconds=grid_gpu_seconds),
     )
 
@@ -197,7 +203,7 @@ def rank(
     eligible: Sequence[int],
     measured_s: Mapping[int, float],
 ) -> list[int]:
-    """Rows best first: measured ones by their seconds, others by the calibrated median.
+    """Rows best first by their seconds: `measured_s` of what ran as a whole, else `median_s`.
 
     The first place goes to a measured row unless a prediction beats it by more than one standard deviation: within
     the noise, what was seen to run is the better advice.
@@ -221,11 +227,13 @@ def simplest_first(
     known_bytes: FloatArray,
     fails: FloatArray,
     measured: Container[int],
+    baseline_s: float | None = None,
 ) -> list[int]:
     """The rows with the one to try first, as `training.choice` finds it: of those that take at most NEAR times as long as the
-    first, and were measured if that was.
+    first and no longer than the baseline, and were measured if that was.
     """
-    near = [row for row in rows if known_s[row] <= NEAR * known_s[rows[0]] and (row in measured or rows[0] not in measured)]
+    longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
+    near = [row for row in rows if known_s[row] <= longest_s and (row in measured or rows[0] not in measured)]
     if len(near) < 2:
         return rows
     place = simplest(
@@ -238,17 +246,6 @@ def simplest_first(
     return [near[place], *(row for row in rows if row != near[place])]
 
 
-def _with_extrapolated(step: StepPrediction, measured: Mapping[int, Measurement]) -> tuple[FloatArray, FloatArray]:
-    """(n,) medians and widths of what is known of each row short of a whole run: predictions, and what reduced runs imply."""
-    median_s, log_sd = step.median_s.copy(), step.log_sd.copy()
-    for row, measurement in measured.items():
-        if measurement.extrapolated_step_s is not None and measurement.extrapolated_step_s_interval is not None:
-            low, high = measurement.extrapolated_step_s_interval
-            median_s[row] = measurement.extrapolated_step_s
-            log_sd[row] = np.log(high / low) / (2 * NORMAL_QUANTILE)
-    return median_s, log_sd
-
-
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
     """What was measured of each of the search's rows, by the run that counts."""
     counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
@@ -256,21 +253,27 @@ def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Me
 
 
 def _describe(
-    problem: TuningProblem, rows: Sequence[int], *, calibration: Calibration, measured: Mapping[int, Measurement]
+    problem: TuningProblem,
+    rows: Sequence[int],
+    *,
+    predictor: CalibratedPredictor,
+    known: KnownRows,
+    measured: Mapping[int, Measurement],
 ) -> tuple[Recommendation, ...]:
     if not rows:
         return ()
     training = problem.training
     candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
     costs = training.costs(candidates)
-    predictor = CalibratedPredictor(calibration=calibration)
     return tuple(
         Recommendation(
             rank=place + 1,
             parallel=candidates.config(place),  # as it ran, so that pages find its run
             estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
             measurement=measured.get(row),
-            calibrated_estimate=predictor.estimate(place, costs=costs, candidates=candidates, problem=training),
+            calibrated_estimate=predictor.estimate(
+                place, costs=costs, candidates=candidates, problem=training, known=known.row(row)
+            ),
         )
         for place, row in enumerate(rows)
     )

@@ -1,10 +1,11 @@
 """The answer of a serving search: what its first recommendation serves, and what it wins over the baseline."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.legality import legality, rejection_counts
-from hp_tool.domain.answer import ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import BaselineSource, ServingAnswer, ServingBaseline
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingRecommendation
@@ -13,6 +14,17 @@ from hp_tool.search.fidelity import repeats
 from hp_tool.serving.evaluate import resolve_config
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.tuning.answer import FIELD
+from hp_tool.tuning.known import gain_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDeployment:
+    """What an answer is compared with, by the same estimate."""
+
+    row: ServingRecommendation
+    source: BaselineSource
+    known: tuple[float, float]
+    """(seconds, log_sd) of a request."""
 
 
 def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | None:
@@ -33,12 +45,25 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 def serving_answer(
     best: ServingRecommendation,
     *,
+    known: tuple[float, float],
     runs: Sequence[RunRecord],
     as_good: int,
-    baseline: ServingRecommendation | None,
-    asked: bool,
+    baseline: KnownDeployment | None,
 ) -> ServingAnswer:
-    """The answer whose configuration is the first row of the result. `asked`: the query names the baseline."""
+    """The answer whose configuration is the first row of the result; `known`: (seconds, log_sd) of its requests."""
+    gain = None
+    if baseline is not None:
+        same = baseline.row.parallel == best.parallel
+        gain = gain_of(known, baseline=baseline.known, against=baseline.source, same=same)
+    return replace(
+        _figures(best, runs=runs, as_good=as_good),
+        gain=gain,
+        clearly_better=None if gain is None else gain.clear,
+        baseline=None if baseline is None else _baseline(_known(best), baseline),
+    )
+
+
+def _figures(best: ServingRecommendation, *, runs: Sequence[RunRecord], as_good: int) -> ServingAnswer:
     known = _known(best)
     assert known.ttft_s is not None and known.tpot_s is not None and known.request_latency_s is not None
     assert known.output_tokens_per_second_per_gpu is not None
@@ -57,19 +82,19 @@ def serving_answer(
         known_from_runs=succeeded,
         measured=repeats(runs).get(best.parallel) if best.measurement else None,
         as_good=as_good,
-        baseline=_baseline(known, baseline, asked=asked) if baseline else None,
+        baseline=None,
     )
 
 
-def _baseline(best: InferenceEstimate, row: ServingRecommendation, *, asked: bool) -> ServingBaseline:
-    known = _known(row)
+def _baseline(best: InferenceEstimate, baseline: KnownDeployment) -> ServingBaseline:
+    known = _known(baseline.row)
     rate, best_rate = known.output_tokens_per_second_per_gpu, best.output_tokens_per_second_per_gpu
     assert rate is not None and best_rate is not None
     cost, best_cost = known.cost_per_million_output_tokens, best.cost_per_million_output_tokens
     parts, best_parts = known.parts_s or {}, best.parts_s or {}
     return ServingBaseline(
-        parallel=row.parallel,
-        source="search.baseline" if asked else "first run",
+        parallel=baseline.row.parallel,
+        source=baseline.source,
         output_tokens_per_second_per_gpu=rate,
         speedup=best_rate / rate,
         saved_cost_per_million_output_tokens=None if cost is None or best_cost is None else cost - best_cost,

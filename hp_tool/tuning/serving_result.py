@@ -1,6 +1,5 @@
-"""The result of a serving search: configurations ranked by calibrated latencies, measured ones by their measured ones."""
+"""The result of a serving search: configurations ranked by one estimate of each, of calibration and own runs."""
 
-import math
 import statistics
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
+from hp_tool.calibration.posterior import ratio, step_posterior
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
@@ -20,21 +20,22 @@ from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_lat
 from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
 from hp_tool.training.misses import NEAREST
 from hp_tool.training.rank import group_numbers
-from hp_tool.tuning.answer import effect_of_axes
+from hp_tool.tuning.answer import SOURCES, effect_of_axes
 from hp_tool.tuning.evidence import LatencyCalibration
+from hp_tool.tuning.known import own_runs, spread_of
 from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
 from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
-from hp_tool.tuning.serving_answer import baseline_config, serving_answer
+from hp_tool.tuning.serving_answer import KnownDeployment, baseline_config, serving_answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLatencies:
-    """Latencies of each row, measured or else calibrated; arrays of shape (n,)."""
+    """What is known of each row's latencies by calibration and own runs; arrays of shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     log_sd: FloatArray
-    """Of the time per token, where it was not measured."""
+    """Of the request latency: both latencies are taken to be off together."""
     intervals: dict[str, tuple[FloatArray, FloatArray]]
     measured: dict[int, Measurement]
     failed: Set[int]
@@ -46,15 +47,19 @@ class RowLatencies:
         latency = ttft + (output_length - 1) * tpot
         return Latencies(ttft_s=ttft, tpot_s=tpot, request_latency_s=latency, tails=self.tails.get(row))
 
+    def known(self, row: int, *, output_length: int) -> tuple[float, float]:
+        """(seconds, log_sd) of a request."""
+        return self.row(row, output_length=output_length).request_latency_s, float(self.log_sd[row])
+
     def alike(self, row: int, first: int, *, output_length: int) -> bool:
         """Whether the 90 % interval of the ratio of two rows' request latencies holds 1."""
-        sds = (0.0 if each in self.measured else float(self.log_sd[each]) for each in (row, first))
-        one, other = (self.row(each, output_length=output_length).request_latency_s for each in (row, first))
-        return abs(math.log(one / other)) <= NORMAL_QUANTILE * math.hypot(*sds)
+        one, other = (self.known(each, output_length=output_length) for each in (row, first))
+        _, low, high = ratio(one, other, quantile=NORMAL_QUANTILE)
+        return bool(low <= 1.0 <= high)
 
 
 def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibration, account: Account) -> TuneResult:
-    """Rank and describe. Configurations that miss a target by measured or calibrated latencies are not recommended."""
+    """Rank and describe. Configurations whose known latencies miss a target are not recommended."""
     latencies = _latencies(tuning, account.runs, calibration)
     rows, targets = range(len(tuning.search.table)), tuning.problem.targets
     output = tuning.problem.output_length
@@ -77,10 +82,10 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
     if recommendations:
         answer = serving_answer(
             recommendations[0],
+            known=latencies.known(order[0], output_length=output),
             runs=account.runs,
             as_good=sum(latencies.alike(row, order[0], output_length=output) for row in order[1:]),
             baseline=_baseline(tuning, account.runs, calibration),
-            asked=tuning.query.search.baseline is not None,
         )
     near = [] if shown else sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets))[:NEAREST]
     spent = spent_by(account.runs)
@@ -100,26 +105,31 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
 
 
 def _latencies(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> RowLatencies:
-    """Calibrated predictions, and in place of them what was measured."""
-    ttft, tpot = calibration.predict(tuning.search.table, tuning.costs)
-    ttft_s, tpot_s = ttft.median_s.copy(), tpot.median_s.copy()
-    if tuning.problem.output_length == 1:
-        tpot_s[:] = 0.0
+    """Calibrated predictions with the rows' own runs."""
+    kind, following = tuning.problem.cluster.gpu.kind, tuning.problem.output_length - 1
+    ttft, tpot = (
+        step_posterior(prediction, runs=own_runs(tuning.search, runs, shown=partial(_latency, name=name)), kind=kind)
+        for name, prediction in zip(("ttft_s", "tpot_s"), calibration.predict(tuning.search.table, tuning.costs), strict=True)
+    )
+    ttft_s, tpot_s = ttft.median_s, tpot.median_s if following else np.zeros_like(tpot.median_s)
+    latency_s = ttft_s + following * tpot_s
     outcomes = outcome_of_rows(tuning.search, runs)
     measured = {row: outcome for row, outcome in outcomes.items() if outcome.load is not None}
-    for row, outcome in measured.items():
-        assert outcome.load is not None
-        ttft_s[row], tpot_s[row] = outcome.load.ttft_s, outcome.load.tpot_s
-    means = {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": ttft_s + (tuning.problem.output_length - 1) * tpot_s}
     return RowLatencies(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        log_sd=tpot.log_sd,
+        log_sd=(ttft_s * ttft.log_sd + following * tpot_s * tpot.log_sd) / latency_s,
         intervals={"ttft_s": ttft.interval(confidence=CONFIDENCE), "tpot_s": tpot.interval(confidence=CONFIDENCE)},
         measured=measured,
         failed=outcomes.keys() - measured.keys(),
-        tails=_tails(tuning, means, measured),
+        tails=_tails(tuning, {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}, measured),
     )
+
+
+def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | None:
+    """Seconds of one latency under the load, and how far its logarithm scattered."""
+    seconds: float = getattr(measurement.load, name) if measurement.load is not None else 0.0
+    return (seconds, spread_of(measurement)) if seconds > 0.0 else None
 
 
 def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]) -> dict[int, Tails]:
@@ -137,7 +147,8 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
     seen = {row: each.load.tails for row, each in measured.items() if each.load is not None and each.load.tails is not None}
     for (latency, name), shape in shapes.items():
         ratios = [
-            getattr(getattr(tails, latency), name) / (means[latency][row] * shape[row] or 1.0) for row, tails in seen.items()
+            getattr(getattr(tails, latency), name) / (getattr(measured[row].load, latency) * shape[row] or 1.0)
+            for row, tails in seen.items()
         ]
         if ratios and min(ratios) > 0.0:
             shape *= statistics.geometric_mean(ratios)
@@ -175,11 +186,10 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
     )
 
 
-def _baseline(
-    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
-) -> ServingRecommendation | None:
+def _baseline(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> KnownDeployment | None:
     """What the answer is compared with, described like a recommendation; it need not be one that runs vary."""
     problem, config = tuning.problem, baseline_config(tuning.query, tuning.problem)
+    source = SOURCES[config is None]
     if config is None:
         config = next((run.parallel for run in runs if run.status == "ok" and isinstance(run.parallel, ServingConfig)), None)
     if config is None:
@@ -188,7 +198,12 @@ def _baseline(
     rows = problem.costed(one)
     search = replace(tuning.search, candidates=one, table=serving_table(rows))
     alone = replace(tuning, search=search, costs=rows.costs)
-    return _describe(alone, [0], _latencies(alone, runs, calibration))[0]
+    latencies = _latencies(alone, runs, calibration)
+    return KnownDeployment(
+        row=_describe(alone, [0], latencies)[0],
+        source=source,
+        known=latencies.known(0, output_length=problem.output_length),
+    )
 
 
 def _corrected(tuning: ServingTuning, latencies: RowLatencies) -> ServingCosts:
@@ -219,8 +234,8 @@ def _with_tails(tuning: ServingTuning, estimate: InferenceEstimate, row: int, la
 
 
 def _with_intervals(estimate: InferenceEstimate, row: int, latencies: RowLatencies) -> InferenceEstimate:
-    """A prediction's doubt; what was measured needs no interval."""
-    if row in latencies.measured or estimate.output_tokens_per_second_per_gpu is None:
+    """The estimate with what is left in doubt."""
+    if estimate.output_tokens_per_second_per_gpu is None:
         return replace(estimate, intervals=None)
     ttft, tpot = (
         (float(low[row]), float(high[row])) for low, high in (latencies.intervals["ttft_s"], latencies.intervals["tpot_s"])

@@ -68,6 +68,8 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "parallel": parallel(answer.get("parallel") or {}),
             "replicas": answer.get("replicas"),
             "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
+            "fit": answer.get("fit"),
+            "out_of_memory_probability": answer.get("out_of_memory_probability"),
             "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
             "confidence": intervals.get("confidence"),
             "extrapolated_because": because,
@@ -82,7 +84,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
 def recommendation(row: Answer) -> dict[str, Any]:
     """One row of a ranking; a measured one has what its run measured."""
     told = estimate(predicted(row))
-    keep = ("feasible", "reasons", "parallel", "replicas", "load", "figures", "extrapolated_because")
+    keep = ("feasible", "reasons", "parallel", "replicas", "load", "fit", "figures", "extrapolated_because")
     chosen = {name: told[name] for name in keep if name in told and (name != "feasible" or not told[name])}
     places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability", "set") if row.get(name) is not None}
     return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})

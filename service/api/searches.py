@@ -17,8 +17,8 @@ from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
-from hp_tool.domain.result import Recommendation
-from hp_tool.domain.serving import RunConfig, ServingRecommendation
+from hp_tool.domain.result import Estimate, Recommendation
+from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
@@ -347,6 +347,14 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
     kind = ServingRecommendation if "max_num_seqs" in rows[0]["parallel"] else Recommendation
     row: Recommendation | ServingRecommendation = schema.adapter(kind).validate_python(rows[0])
     return row
+
+
+def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
+    """What a search knows of its configurations, by calibration and own runs, as its result states it; empty without one."""
+    rows = (record.result or {}).get("recommendations", ())
+    kinds = (ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation for row in rows)
+    parsed = (schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True))
+    return {row.parallel: row.calibrated_estimate for row in parsed if row.calibrated_estimate is not None}
 
 
 def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:

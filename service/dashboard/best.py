@@ -26,6 +26,7 @@ class Latency:
 
     name: str
     measured_s: float | None
+    """What is known of it by its runs and the calibration, as the answer says it; None where it did not run."""
     predicted_s: float | None
     """By the cost model, before calibration."""
     target_s: float | None
@@ -65,6 +66,8 @@ class Best:
     """Seconds by name, which sum to the measured step, its ideal compute first; of serving to a request's latency."""
     warning: str | None = None
     """Measurement and calibration contradict each other."""
+    not_better: str | None = None
+    """That nothing is clearly faster than what it is compared with, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,7 @@ def _trained(row: Recommendation, answer: Answer | None) -> Best:
         sentences=tuple(each for each in words.sentences(answer) if each != words.warning(answer)) if answer else (),
         parts=_parts(known, measurement.objective_s if measurement else None),
         warning=words.warning(answer) if answer else None,
+        not_better=words.not_better(answer) if answer else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -190,6 +194,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         details=details,
         runs=answer.measured if answer else None,
         sentences=tuple(words.sentences(answer)) if answer else (),
+        not_better=words.not_better(answer) if answer else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
         step_s=known.request_latency_s,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -21,6 +22,7 @@ from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.searches import known_estimates
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack
@@ -113,7 +115,8 @@ def compare_runs_context(
     search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep, more: More = ()
 ) -> ComparePage:
     """Runs of a search, as shown on their page. A run that the caller may not see is not found."""
-    query = store.get_search(search_id=search_id).query
+    record = store.get_search(search_id=search_id)
+    query, known = record.query, known_estimates(record)
     runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b, *more)]
     return _compared(
         (Configuration.of(run, query=schema.parse_query(query)).text() for run in runs),
@@ -121,6 +124,7 @@ def compare_runs_context(
         calibrations=calibrations,
         find=find,
         runs=tuple(map(_compared_run, runs)),
+        known=[known.get(run.parallel) for run in runs],
         search_href=f"/searches/{search_id}",
     )
 
@@ -132,16 +136,21 @@ def _compared(
     calibrations: Calibrations | None,
     find: Find,
     runs: tuple[ComparedRun, ...] = (),
+    known: Sequence[Estimate | InferenceEstimate | None] = (),
     search_href: str | None = None,
 ) -> ComparePage:
-    """The page that compares the configurations of these queries; `runs`: a measured run of each."""
+    """The page that compares the configurations of these queries; `runs`: a measured run of each; `known`: what their search
+    knows of them, in place of what the newest calibration says."""
     try:
         queries = [read_query(text.encode(), find=find) for text in texts]
         if len(queries) == 1:
             queries.append(_to_try(queries[0], calibrations))
         if len({query.kind for query in queries}) > 1:
             raise InputError("a training and a serving configuration cannot be compared", field="second")
-        answers = [configuration_view(query, calibrations=calibrations, with_fixes=False) for query in queries]
+        answers = [
+            configuration_view(query, calibrations=calibrations, with_fixes=False, known=estimate)
+            for query, estimate in zip_longest(queries, known)
+        ]
     except HpToolError as error:  # also of a search's query of another version
         return ComparePage(title="Configurations compared", json_href=json_href, error=error.as_dict())
     views = tuple(view for view, _ in answers)

@@ -13,12 +13,14 @@ from hp_tool import anatomy
 from hp_tool.anatomy import Placement, Schedule, StageAnatomy
 from hp_tool.answers import EstimateAnswer, estimate_answer
 from hp_tool.configuration import Configuration
+from hp_tool.domain.fit import Fit
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Intervals, Mend, Reason
+from hp_tool.domain.result import Estimate, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
+from hp_tool.render.fit import chance, needs
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
@@ -45,6 +47,7 @@ from service.dashboard.page import (
 
 MAX_STAGES = 16
 """Pipeline stages drawn; of more, the fullest and an even choice of the others."""
+TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little headroom": "warn", "unlikely to fit": "bad"}
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
 
@@ -58,6 +61,9 @@ class FixRow:
     change: str
     href: str
     compare_href: str
+    fit: Fit | None
+    """Whether it fits then, in a word; None of serving."""
+    out_of_memory_probability: float | None
     figures: tuple[Metric, ...]
     """The same ones for every fix."""
     remaining: tuple[str, ...]
@@ -78,7 +84,7 @@ class ConfigurationView(View):
     """What no published run covers, which widens the intervals."""
     verdict: str
     verdict_note: str
-    """Why it is tight; empty where there is no doubt."""
+    """The chance of running out of memory, and its interval; empty where it fits."""
     answer: str
     """The main figures in a sentence; empty where there are none."""
     tone: Tone
@@ -159,14 +165,20 @@ def configuration_view(
     configuration: ResolvedConfiguration | None = None,
     calibrations: Calibrations | None,
     with_fixes: bool = True,
+    known: Estimate | InferenceEstimate | None = None,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
     """Predictions for the query's one configuration, as pages show them, and the estimate behind them.
 
-    `configuration`: the training query's, if it was resolved earlier.
+    `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows of it, in place of what the
+    newest calibration says.
     """
     if configuration is None and query.kind == "training":
         configuration = resolve_configuration(query)
     answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
+    if isinstance(known, InferenceEstimate):
+        answer = replace(answer, estimate=known)
+    elif known is not None:
+        answer = replace(answer, calibrated_estimate=known)
     stages = (
         configuration and answer.estimate.memory and anatomy.stages(problem=configuration.problem, config=configuration.config)
     )
@@ -243,24 +255,17 @@ def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None,
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:
-    """Whether it fits, judged from the interval of its memory: `tight` where the usable memory lies inside."""
+    """Whether it fits, in the estimate's own word, with the chance and the interval behind it where there is doubt."""
     known = calibrated or estimate
+    fits = known.memory is None or known.memory.total_bytes <= known.memory.capacity_bytes
+    word = (known.fit if isinstance(known, Estimate) else None) or ("fits" if fits else "does not fit")
+    note = f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
+    if known.feasible or not fits:
+        return word, TONE_OF_FIT.get(word, "bad"), note
     if known.memory is None:
-        return ("fits", "good", "") if known.feasible else ("not possible", "bad", "")
-    capacity_bytes, fits = known.memory.capacity_bytes, known.memory.total_bytes <= known.memory.capacity_bytes
-    if isinstance(known.intervals, Intervals):
-        low, high = known.intervals.memory_total_bytes
-        if low <= capacity_bytes < high and all(reason.code == "memory" for reason in known.reasons):
-            doubt = "probably fits" if fits else "probably does not fit"
-            note = f"{doubt}: needs {formats.gib(low)} to {formats.gib(high)} of {formats.gib(capacity_bytes)}"
-            return "tight", "warn", note
-    if known.feasible:
-        return "fits", "good", ""
-    return (
-        ("misses a target", "warn", "")
-        if fits and any(r.code == "target_missed" for r in known.reasons)
-        else ("not acceptable" if fits else "does not fit", "bad", "")
-    )
+        return "not possible", "bad", ""
+    missed = any(reason.code == "target_missed" for reason in known.reasons)
+    return ("misses a target", "warn", note) if missed else ("not acceptable", "bad", note)
 
 
 def _fix_row(
@@ -274,6 +279,8 @@ def _fix_row(
         change=fix.change,
         href=configuration_href(fixed),
         compare_href=compare_href(this, fixed),
+        fit=fix.fit if isinstance(fix, Mend) else None,
+        out_of_memory_probability=fix.out_of_memory_probability if isinstance(fix, Mend) else None,
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
     )
@@ -284,7 +291,14 @@ def _calibrated_fix(fix: Mend, query: Query, without: Estimate, calibrations: Ca
     if known is None or known.time is None or known.memory is None:
         return fix
     change = known.time.step_s / without.time.step_s - 1.0 if without.time else None
-    return replace(fix, memory_total_bytes=known.memory.total_bytes, step_s=known.time.step_s, step_change_fraction=change)
+    return replace(
+        fix,
+        memory_total_bytes=known.memory.total_bytes,
+        out_of_memory_probability=known.out_of_memory_probability,
+        fit=known.fit,
+        step_s=known.time.step_s,
+        step_change_fraction=change,
+    )
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:

@@ -11,6 +11,7 @@ from fastapi import Query as QueryParameter
 from hp_tool import catalog, training
 from hp_tool.answers import estimate_answer
 from hp_tool.configuration import Configuration
+from hp_tool.domain.fit import Fit
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
@@ -63,6 +64,9 @@ class FastRow(View):
     tokens_per_second_per_gpu: float | None
     mfu: float | None
     memory_total_bytes: float | None
+    fit: Fit | None
+    """Whether it fits, in a word."""
+    out_of_memory_probability: float | None
     reasons: tuple[str, ...]
     parallel: ParallelConfig
     href: str
@@ -198,6 +202,8 @@ def _row(row: Recommendation, configuration: Configuration, settings: Settings, 
         chosen=(row.parallel, row.set) == (shown.parallel, shown.set),
         step_s=estimate.time.step_s if estimate.time else None,
         memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
+        fit=estimate.fit,
+        out_of_memory_probability=estimate.out_of_memory_probability,
         reasons=tuple(reason.message for reason in estimate.reasons),
         href=settings.at(configuration).href,
         configuration_href=configuration_href(configuration),

@@ -8,6 +8,7 @@ from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.render import fit
 from hp_tool.render.words import parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
 from hp_tool.units import JOULES_PER_MWH
@@ -94,6 +95,11 @@ def tick(value: float, unit: str) -> str:
 def percent(value: float | None) -> str:
     """A signed fraction as a percentage: +3.1 %."""
     return ABSENT if value is None else f"{value * 100:+.1f} %".replace("-", "−")
+
+
+def risk(value: float) -> str:
+    """A chance of running out of memory, as the command line has it."""
+    return fit.risk(value)
 
 
 def share(value: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Mend
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
+from hp_tool.render.fit import needs
 
 MetricUnit = Literal["seconds", "bytes", "rate", "share", "change", "tflops", "days", "hours", "dollars", "joules", "count"]
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules"})
@@ -47,7 +48,11 @@ def training_metrics(estimate: Estimate, calibrated: Estimate | None) -> tuple[M
     return _known(
         figure("Step time", "seconds", lambda each: each.time.step_s if each.time else None, step_s),
         figure(
-            "Memory", "bytes", lambda each: each.memory.total_bytes if each.memory else None, memory_bytes, "of the fullest GPU"
+            "Memory",
+            "bytes",
+            lambda each: each.memory.total_bytes if each.memory else None,
+            memory_bytes,
+            f"of the fullest GPU: {needs(known)}" if known.intervals else "of the fullest GPU",
         ),
         figure("Tokens/s per GPU", "rate", lambda each: each.tokens_per_second_per_gpu),
         figure("MFU", "share", lambda each: each.mfu, note="model FLOPs over peak, attention in full"),

@@ -17,6 +17,7 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.configuration import Configuration
+from hp_tool.domain.fit import Fit
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query, Targets
 from hp_tool.domain.records import WorkerRecord
@@ -98,6 +99,8 @@ class PreviewRow(View):
     group: int | None = None
     """1: cannot be told apart from the best."""
     out_of_memory_probability: float | None = None
+    fit: Fit | None = None
+    """Whether it fits, in a word; None of serving."""
     reasons: tuple[str, ...] = ()
     """Why it is infeasible."""
 
@@ -292,6 +295,8 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
         capacity_bytes=memory.capacity_bytes if memory else None,
+        out_of_memory_probability=estimate.out_of_memory_probability if isinstance(estimate, Estimate) else None,
+        fit=estimate.fit if isinstance(estimate, Estimate) else None,
         reasons=tuple(reason.message for reason in estimate.reasons),
     )
 

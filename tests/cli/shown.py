@@ -57,15 +57,16 @@ def estimate(step_s: float, config: ParallelConfig = CONFIG, *, unchecked: tuple
         parallel=config,
         memory=MemoryEstimate(
             total_bytes=total, capacity_bytes=75.2 * GIB, worst_stage=0, layer_activations_bytes=GIB, allocated_bytes=total,
-            reserved_bytes=total, **{f"{name}_bytes": size * GIB for name, size in sizes.items()},
+            reserved_bytes=total, device_bytes=79.2 * GIB, **{f"{name}_bytes": size * GIB for name, size in sizes.items()},
         ),
         time=TimeEstimate(step_s=step_s, parts_s={"compute": 0.9 * step_s, "pipeline_bubble": 0.1 * step_s}),
         tokens_per_second=3.1e6 / step_s, tokens_per_second_per_gpu=3_072.0 / step_s, model_tflops_per_gpu=3_300.0 / step_s,
         mfu=10.6 / step_s, hfu=12.1 / step_s, mfu_causal=8.4 / step_s, hfu_causal=9.2 / step_s,
         intervals=Intervals(
-            confidence=0.9, step_s=(0.93 * step_s, 1.08 * step_s), memory_total_bytes=(0.95 * total, 1.28 * total),
-            source="by hand",
+            confidence=0.9, step_s=(0.93 * step_s, 1.08 * step_s), memory_total_bytes=(0.95 * total, 1.05 * total),
+            memory_reserved_bytes=(0.95 * total, 1.28 * total), source="by hand",
         ),
+        out_of_memory_probability=0.032, fit="tight",
         days=1.1 * step_s, gpu_hours=26_000.0 * step_s, cost=9.1e4 * step_s, energy=7e10 * step_s,
         provenance={"num_gpus": 1024, **({"unchecked": list(unchecked)} if unchecked else {})},
     )  # fmt: skip
@@ -86,7 +87,7 @@ def recommendations() -> RecommendAnswer:
 def infeasible() -> Estimate:
     mends = [
         Mend(
-            change=change, changed=(), parallel=CONFIG, num_gpus=1024, memory_total_bytes=60 * GIB,
+            change=change, changed=(), parallel=CONFIG, num_gpus=1024, memory_total_bytes=60 * GIB, fit="fits",
             memory_saved_bytes=56.4 * GIB, step_s=19.5, step_change_fraction=more, days=21.4,
         )
         for change, more in (("TP 2 -> 4 (DP 64 -> 32)", 0.01), ("recompute selective -> full, more GPUs, 1024 -> 2048", -0.3))

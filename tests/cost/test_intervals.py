@@ -84,7 +84,10 @@ def test_memory_may_be_further_above_than_below() -> None:
     low, high = one.intervals.memory_total_bytes
     total = one.memory.total_bytes
     assert math.log(total / low) == pytest.approx(NORMAL_QUANTILE * constants.memory_log_sd)
-    assert math.log(high / total) == pytest.approx(NORMAL_QUANTILE * (constants.reserved_log_sd or 0))
+    assert math.log(high / total) == pytest.approx(NORMAL_QUANTILE * constants.memory_log_sd)
+    assert one.intervals.memory_reserved_bytes
+    least, most = one.intervals.memory_reserved_bytes
+    assert least == low and math.log(most / total) == pytest.approx(NORMAL_QUANTILE * (constants.reserved_log_sd or 0))
 
 
 UNCHECKED: dict[str, dict[str, Any]] = {

@@ -57,13 +57,12 @@ def test_what_fits_is_judged_from_the_interval_which_is_drawn(shared_http: TestC
     low, high = fullest["interval"]
     assert low < fullest["total"] < high and view["memory"]["bars"][1]["interval"] is None
     assert shown(shared_http, LLAMA).text.count('class="interval"') == 2  # of memory and of time
-    whole = view["memory"]["limit"] / 0.95
-    usable = {"fits": 1.01 * high, "tight": (fullest["total"] + high) / 2, "does not fit": 0.99 * low}
-    for verdict, capacity in (*usable.items(), ("tight", (low + fullest["total"]) / 2)):
-        query = LLAMA | {"constraints": {"memory_headroom_fraction": 1.0 - capacity / whole}}
+    whole, total = view["memory"]["limit"] / 0.95, fullest["total"]
+    for verdict, headroom in (("fits", 0.05), ("fits", 1.0 - 1.01 * total / whole), ("too little headroom", 0.5)):
+        query = LLAMA | {"constraints": {"memory_headroom_fraction": headroom}}
         page = shown(shared_http, query, twin=True).json()["view"]
-        assert (page["verdict"], page["feasible"]) == (verdict, capacity > fullest["total"]), capacity
-        assert bool(page["verdict_note"]) == (verdict == "tight")
+        assert (page["verdict"], page["feasible"]) == (verdict, verdict == "fits"), headroom
+        assert bool(page["verdict_note"]) == (verdict != "fits")
 
 
 @pytest.mark.parametrize("stages", [16, 40])

@@ -68,7 +68,7 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")
     row.wait_for()
-    banner = page.get_by_role("region", name="Use this configuration")
+    banner = page.get_by_role("region", name="No layout is clearly better than your baseline")
     assert banner.get_by_text(headline(answer)).is_visible()
     assert banner.locator(".arithmetic").inner_text() == row.locator("a").inner_text() == formats.arithmetic(best.parallel)
     shown = [formats.seconds(each) for each in (answer.step_s, group.step_s)]

@@ -102,7 +102,8 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     twin = http.get(f"/searches/{search}/compare.json", params={"a": a, "b": b}).json()
     rows = [(row["name"], row["measured"], row["values"][0]) for row in twin["rows"] if row["name"] == "Time to first token"]
     (_, before, guess), (_, after, seen) = rows
-    assert (before, after) == (False, True) and seen == pytest.approx(FACTOR * guess, rel=0.01)
+    assert (before, after) == (False, True)
+    assert guess == pytest.approx(seen, rel=0.05), "its search's estimate, not the cost model's"
     (series,) = http.get("/calibration.json").json()["series"]
     learnt = http.get(series["href"]).text
     assert "Error of request latency" in learnt and "Outliers" not in learnt

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.domain.answer import Answer, Baseline, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.calibration import StepPrediction
+from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.answer import headline, sentences, warning, why
-from hp_tool.tuning.answer import alike, effect_of_axes
+from hp_tool.tuning.answer import effect_of_axes
+from hp_tool.tuning.known import as_good
 
 RUNS = Repeats(run_id="r", step_s=5.18, num_runs=2, low_s=4.18, high_s=5.18, reduced=False)
 BASELINE = Baseline(
@@ -21,23 +23,41 @@ BASELINE = Baseline(
 ANSWER = Answer(
     parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2), step_s=3.7, step_s_interval=(3.6, 3.9),
     source="calibrated", known_from_runs=4, measured=RUNS, outside=True, as_good=5, free_memory_bytes=6 * 2**30,
-    out_of_memory_probability=0.02, baseline=BASELINE,
+    out_of_memory_probability=0.02, baseline=BASELINE, gain=Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43)),
+    clearly_better=True,
 )  # fmt: skip
 
 
 def test_all_that_is_known_is_said_and_nothing_else():
     assert headline(ANSWER) == (
-        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's speed, saves $12,345 over the "
-        "training, 6.0 GiB of memory free, 2% chance of running out of memory"
+        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's speed (1.20 to 1.43), saves "
+        "$12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of memory"
     )
     assert why(ANSWER) == (
         "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor parallel communication, 250.0 ms more pipeline bubble."
     )
-    alone = replace(ANSWER, baseline=None, free_memory_bytes=-1.0, out_of_memory_probability=0.0, outside=False, as_good=0)
+    alone = replace(
+        ANSWER,
+        baseline=None,
+        gain=None,
+        clearly_better=None,
+        free_memory_bytes=-1.0,
+        out_of_memory_probability=0.0,
+        outside=False,
+        as_good=0,
+    )
     assert sentences(alone) == [
         "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs).",
         "Measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s.",
     ]
+    unclear = replace(
+        ANSWER, gain=Gain(against="search.baseline", factor=1.03, interval=(0.95, 1.12)), clearly_better=False, outside=False
+    )
+    doubt, figures, *_ = sentences(unclear)
+    assert doubt == (
+        "No layout is clearly better than your baseline: this one has 1.03 times your baseline's speed (0.95 to 1.12)."
+    )
+    assert "speed" not in figures and "saves" not in figures
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
     assert "saves 3.0 days of training" in headline(days)
 
@@ -58,15 +78,17 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         parallel=ServingConfig(max_num_seqs=16), ttft_s=0.323, ttft_s_interval=None, tpot_s=0.0168, tpot_s_interval=None,
         request_latency_s=0.85, output_tokens_per_second_per_gpu=300.0, users=16, cost_per_million_output_tokens=0.5,
         source="measured", known_from_runs=4, measured=group, as_good=1, baseline=baseline,
+        gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6)), clearly_better=True,
     )  # fmt: skip
     assert sentences(answer) == [
         "323.0 ms to the first token and 16.8 ms per output token, measured, 300 output tokens/s per GPU, 16 users, $0.5 per "
-        "million output tokens, 1.50 times your baseline's throughput, saves $0.25 per million output tokens.",
+        "million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60), saves $0.25 per million output "
+        "tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
         "Against the baseline, TP 2 → 1, requests at once 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
     ]
     unseen = replace(
-        answer, source="calibrated", measured=None, ttft_s_interval=(0.3, 0.35), as_good=0, baseline=None, users=None
+        answer, source="calibrated", measured=None, ttft_s_interval=(0.3, 0.35), as_good=0, baseline=None, users=None, gain=None
     )
     assert sentences(replace(unseen, cost_per_million_output_tokens=None, baseline=None)) == [
         "323.0 ms (300.0 ms to 350.0 ms) to the first token and 16.8 ms per output token, calibrated by 4 runs, 300 output "
@@ -76,10 +98,10 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
 
 
 def test_rows_within_the_noise_are_as_good():
-    known_s = np.array([1.0, 1.02, 1.3, 1.02, 0.99])
-    log_sd = np.array([0.01, 0.01, 0.01, 0.0, 0.2])
-    assert alike([0, 1, 2, 3, 4], known_s=known_s, log_sd=log_sd, noise={}) == 2
-    assert alike([0, 1, 2, 3, 4], known_s=known_s, log_sd=log_sd, noise={0: 0.05}) == 3
+    known_s, log_sd = np.array([1.0, 1.02, 1.3, 1.02, 0.99]), np.array([0.01, 0.01, 0.01, 0.0, 0.2])
+    assert as_good([0, 1, 2, 3, 4], step=StepPrediction(regular_s=known_s, log_sd=log_sd)) == 2
+    log_sd[0] = 0.05
+    assert as_good([0, 1, 2, 3, 4], step=StepPrediction(regular_s=known_s, log_sd=log_sd)) == 3
 
 
 def test_an_axis_costs_what_the_best_with_its_value_is_slower():

@@ -61,7 +61,9 @@ def test_the_best_measured_configuration_is_found_and_what_was_not_run_is_calibr
         before, after = row.estimate, row.calibrated_estimate
         assert after.request_latency_s == pytest.approx(sum(after.parts_s.values()))
         assert after.tpot_s == pytest.approx(FACTOR * before.tpot_s, rel=0.01 if row.measurement else 0.25)
-        assert (after.intervals is None) == (row.measurement is not None)
+        low, high = after.intervals.ttft_s
+        assert low < after.ttft_s < high
+        assert row.measurement is None or low <= row.measurement.load.ttft_s <= high
     assert last.calibrated_estimate.request_latency_s > best.calibrated_estimate.request_latency_s
     for request in engine.requests.values():
         assert isinstance(request, InferenceRequest) and request.inference.concurrency == request.parallel.max_num_seqs
