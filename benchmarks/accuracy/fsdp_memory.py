@@ -46,8 +46,8 @@ def _compare(row: Row) -> Comparison:
     )  # fmt: skip
     answer = estimate(query=query, with_fixes=False)
     memory, intervals = answer.memory, answer.intervals
-    assert memory is not None and intervals is not None
-    low, high = (bound / memory.total_bytes * memory.reserved_bytes / GIB for bound in intervals.memory_total_bytes)
+    assert memory is not None and intervals is not None and intervals.memory_reserved_bytes is not None
+    low, high = (bound / memory.total_bytes * memory.reserved_bytes / GIB for bound in intervals.memory_reserved_bytes)
     what = f"H100 x{row['gpus']}, s {row['seq']}, mbs {row['local_bs']}, TP {row['tp']}, CP {row['cp']}"
     return Comparison(
         source="reserved", model=row["model"], what=f"{what}{', async TP' if row['async_tp'] == '1' else ''}",

@@ -57,7 +57,8 @@ def _bounds(case: Case) -> tuple[float, float]:
     """Of the stated interval, as multiples of what is predicted."""
     resolved = resolve_configuration(case.query)
     unchecked = unchecked_features(case=resolved.problem, candidate=Candidates.alone(resolved.config))
-    return intervals(step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked).memory_total_bytes
+    stated = intervals(step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked)
+    return stated.memory_total_bytes if case.allocated_bytes else stated.memory_reserved_bytes or stated.memory_total_bytes
 
 
 def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
