@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.megatron_lm.read import read as read_arguments
@@ -16,6 +17,8 @@ _MIXED = {
 }  # fmt: skip
 
 
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
+"""torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in bytes."""
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
@@ -99,7 +102,7 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if provider and provider not in _PLAIN and unsaid:
         reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
     own = [each for each in leaves if plain_of(each) != "mixed-precision"]
-    settings = renamed(own, tool="nemo", reading=reading, spare=spare)
+    settings = [_dtype(each) for each in renamed(own, tool="nemo", reading=reading, spare=spare)]
     found = {each.name for each in settings}
     settings += [
         Setting(name=name, written=written, values=tuple(value), line=None) for name, written, value in _precision(content)
@@ -120,6 +123,14 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
                 reading.query["training"].pop(name, None)
 
 
+def _dtype(setting: Setting) -> Setting:
+    """Return the setting with torch's name of a number format as Megatron's arguments write it."""
+    if not setting.name.endswith("-dtype") or len(setting.values) != 1:
+        return setting
+    name = setting.values[0].removeprefix("torch.")
+    return replace(setting, values=(_DTYPES.get(name, name),))
+
+
 def plain_of(setting: Setting) -> str:
     return setting.name.partition(".")[0]
 
@@ -129,9 +140,12 @@ def _precision(content: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ..
     given = content.get("mixed_precision")
     name = str(given) if isinstance(given, str) else ""
     if isinstance(given, Mapping):
-        fields = [(key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")]
-        flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather"}
-        return [
+        fields = [
+            (key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param", "fp4")
+        ]
+        flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather", "fp4": "fp4-format"}
+        reduced = [("grad-reduce-in-bf16", "mixed_precision.grad_reduce_in_fp32", ())]
+        return (reduced if given.get("bf16") and given.get("grad_reduce_in_fp32") is False else []) + [
             (flags.get(key, key.replace("_", "-")), f"mixed_precision.{key}", () if value is True else (str(value),))
             for key, value in fields
             if value not in (None, False)
