@@ -101,6 +101,8 @@ class Exported:
     """0.1: steps take 10 % longer than those of the query's own best."""
     left_out: tuple[str, ...] = ()
     """Keys of the query that the tool has no setting for and that were left out."""
+    notes: tuple[str, ...] = ()
+    """What has to be done beside the text for it to run as predicted."""
 
     def cost_in_words(self) -> str:
         """What ranking again chose, and what it costs; an empty text where nothing was."""
@@ -109,6 +111,19 @@ class Exported:
         cost = "" if self.cost_fraction is None else f", {self.cost_fraction:+.1%} against the query's own best"
         out = f"; left out, as it has no setting for them: {', '.join(self.left_out)}" if self.left_out else ""
         return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
+
+
+def exported(
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> Exported:
+    """Return the text that `export` writes, with what has to be done beside it."""
+    text = export(result=result, format=format, rank=rank, read=read)
+    return Exported(format=format, text=text, notes=notes(text, format))
+
+
+def notes(text: str, format: str) -> tuple[str, ...]:
+    """Return what a written text cannot make its tool do, each with what does."""
+    return deepspeed.notes(text) if format == "deepspeed" else ()
 
 
 def export_for(
@@ -155,6 +170,7 @@ def export_for(
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=tuple(left_out),
+            notes=notes(text, format),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else _as_chosen(query, own.estimate.provenance).training

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hp_tool.errors import InputError
+from hp_tool.formats.deepspeed import BESIDE
 from hp_tool.formats.launch import SWITCHES
-from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, plain, sort, table, whole_number
 
+_BESIDE = f"{plain(BESIDE)}.gradient-checkpointing"
 _OFF = ("false", "no", "none", "0", "")
 _AUTO = {
     "parallel.micro_batch_size": ("per-device-train-batch-size", "train_micro_batch_size_per_gpu", "4"),
@@ -115,8 +117,9 @@ def read(
     _lora(training, arguments)
     if argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
-    recompute = any(name.startswith("activation-checkpointing") for name in keys)
-    recompute = recompute or (argument("gradient-checkpointing") or "no").lower() not in _OFF
+    recompute = (argument("gradient-checkpointing") or key(_BESIDE) or "no").lower() not in _OFF
+    if "per-device-train-batch-size" not in arguments:  # a Trainer does not call deepspeed.checkpointing, which the block sets
+        recompute = recompute or any(name.startswith("activation-checkpointing") for name in keys)
     parallel: dict[str, Any] = {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,

@@ -11,7 +11,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.serving import Configuration
 from hp_tool.errors import NotFoundError
-from hp_tool.exchange import Exported, export, export_for
+from hp_tool.exchange import export_for, exported
 from hp_tool.exchange.export import options
 from hp_tool.formats.names import SERVERS
 from hp_tool.queries import schema
@@ -42,10 +42,8 @@ def export_text(
     else:
         result = {"query": record.query, "recommendations": [{"parallel": schema.to_dict(parallel)}]}
         tool = _tool(schema.parse_query(record.query)) if format == COMMAND else format
-        chosen = (
-            export_for(result=result, format=tool) if rerank else Exported(format=tool, text=export(result=result, format=tool))
-        )
-        text, note = chosen.text, chosen.cost_in_words()
+        chosen = export_for(result=result, format=tool) if rerank else exported(result=result, format=tool)
+        text, note = chosen.text, "; ".join(filter(None, (chosen.cost_in_words(), *chosen.notes)))
         headers = {"Export-Note": note} if note else {}
     if download:
         headers["Content-Disposition"] = f'attachment; filename="{record.id}-{format}.txt"'

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import yaml
 from tests.conftest import skip_or_fail
 
 CONTEXT_WORDS = {"p2p", "all_gather", "a2a", "a2a+p2p"}
-"""What attn_forward_func_with_cp of Transformer Engine 2 takes as cp_comm_type (attention/dot_product_attention/context_parallel.py)."""
+"""What attn_forward_func_with_cp of Transformer Engine 2 takes (pytorch/attention/dot_product_attention/context_parallel.py)."""
 LONG = {
     "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
     "training": {"sequence_length": 32768, "global_batch_size": 32},
@@ -72,7 +73,9 @@ def test_the_kernel_of_attention_is_left_to_transformer_engine(model: str) -> No
 def test_an_answer_under_bridges_recipe_is_exported_to_bridge() -> None:
     text = exported(BRIDGE, "nemo")
     values = dict(word.lstrip("+").split("=", 1) for word in shlex.split(text, comments=True))
-    states = {name: values[f"optimizer.{name}"] for name in ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")}
+    states = {
+        name: values[f"optimizer.{name}"] for name in ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype")
+    }
     assert states == {
         "use_precision_aware_optimizer": "true",
         "exp_avg_dtype": "torch.bfloat16",
@@ -118,3 +121,45 @@ def test_bridges_file_says_the_optimizers_precisions() -> None:
     training = imported(yaml.safe_dump(file), "--gpu", "h100-sxm-80gb", "--num-gpus", "16")["training"]
     assert (training["optimizer_precision"], training["exp_avg_sq_precision"]) == ("bf16", "fp8")
     assert training["gradient_precision"] == "bf16"
+
+
+RECOMPUTED = {
+    "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"sequence_length": 4096, "global_batch_size": 64},
+    "parallel": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1, "zero_stage": 3,
+                 "recompute": "full"},
+}  # fmt: skip
+
+
+def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
+    ran = run("export", "-", "--format", "deepspeed", content=RECOMPUTED)
+    file = json.loads(ran.stdout)
+    assert "activation_checkpointing" not in file  # a Trainer never looks at it
+    assert "--gradient_checkpointing" in ran.stderr and "--gradient_checkpointing" in json.dumps(file)
+    said = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--model", "llama-3-8b", "--set", "training.sequence_length=4096")
+    assert imported(ran.stdout, *said)["parallel"]["recompute"] == "full"
+    kept = RECOMPUTED | {"parallel": RECOMPUTED["parallel"] | {"recompute": "none"}}  # type: ignore[operator]
+    assert run("export", "-", "--format", "deepspeed", content=kept).stderr == ""
+
+
+def test_deepspeed_and_the_trainer_take_the_note(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    path = tmp_path / "ds.json"
+    path.write_text(exported(RECOMPUTED, "deepspeed"), encoding="utf-8")
+    program = (
+        "import sys; from deepspeed.runtime import config; from accelerate.utils.deepspeed import HfDeepSpeedConfig\n"
+        "config.dist.get_rank = lambda: 0; config.dist.get_world_size = lambda: 8\n"
+        "print('read', config.DeepSpeedConfig(sys.argv[1]).train_batch_size, HfDeepSpeedConfig(sys.argv[1]).is_zero3())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, timeout=180)
+    assert "read 64 True" in ran.stdout, ran.stderr
+
+
+def test_a_trainer_does_not_recompute_by_deepspeeds_block(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True},
+                                                  "activation_checkpointing": {"partition_activations": False}}))  # fmt: skip
+    script = "torchrun --nproc-per-node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --deepspeed ds.json" \
+             " --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --max_seq_length 4096"  # fmt: skip
+    said = ("--gpu", "h100-sxm-80gb", "--file", f"ds.json={tmp_path / 'ds.json'}")
+    assert imported(script, *said)["parallel"]["recompute"] == "none"
+    assert imported(f"{script} --gradient_checkpointing true", *said)["parallel"]["recompute"] == "full"
