@@ -16,7 +16,7 @@ import yaml
 from tests.conftest import skip_or_fail
 
 CONTEXT_WORDS = {"p2p", "all_gather", "a2a", "a2a+p2p"}
-"""What attn_forward_func_with_cp of Transformer Engine 2 takes (pytorch/attention/dot_product_attention/context_parallel.py)."""
+"""What attn_forward_func_with_cp of Transformer Engine 2 takes (attention/dot_product_attention/context_parallel.py)."""
 LONG = {
     "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
     "training": {"sequence_length": 32768, "global_batch_size": 32},
