@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import catalog, serving, training
-from hp_tool.catalog.models import checkpoint
+from hp_tool.catalog.models import checkpoint, stored_checkpoint
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
@@ -227,9 +227,11 @@ def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
     """The case of one serving configuration."""
     problem, workload = resolve_serving(query), query.inference
     assert workload is not None  # checked with the query
+    stored = stored_checkpoint(query.model, precision=workload.precision)
     return ServingSetup(
         model=problem.model,
-        model_path=checkpoint(query.model),
+        model_path=None if stored is None else stored.path,
+        stored_precision=None if stored is None else stored.precision,
         cluster=problem.cluster,
         workload=workload,
         longest=_longest(problem),
