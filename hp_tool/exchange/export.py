@@ -7,7 +7,6 @@ from typing import Any
 
 from hp_tool import catalog, serving, training
 from hp_tool.catalog.models import checkpoint, stored_checkpoint
-from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
@@ -20,7 +19,6 @@ from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
 from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
-from hp_tool.serving.highest import costed_rows
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
@@ -235,7 +233,7 @@ def serving_setup(query: Query, config: ServingConfig) -> ServingSetup:
         cluster=problem.cluster,
         workload=workload,
         longest=_longest(problem),
-        parallel=replace(config, max_num_seqs=_slots(query, problem, config)),
+        parallel=config,
         memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
     )
 
@@ -245,20 +243,6 @@ def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
     return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
-
-
-def _slots(query: Query, problem: ServingProblem, config: ServingConfig) -> int:
-    """Requests that one scheduler runs at once: what its share of the load fills, so that more cannot make it miss its targets.
-    As the query says, or the engine's limit, where that is less.
-    """
-    if query.parallel.max_num_seqs is not None or problem.offline or problem.trace is not None:
-        return config.max_num_seqs
-    candidate = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
-    rows, loads = costed_rows(problem, candidate)
-    load = rows.in_flight if rows.in_flight is not None else loads if loads is not None else rows.candidates.concurrency
-    each = float(load[0]) / config.data_parallel_size
-    fluctuation = 0.0 if rows.in_flight is None else 3.0 * math.sqrt(each)
-    return min(config.max_num_seqs, math.ceil(each + fluctuation))
 
 
 def _longest(problem: ServingProblem) -> int:
