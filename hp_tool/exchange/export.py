@@ -13,7 +13,18 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_ar
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import accelerate, deepspeed, engines, llm_d, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
+from hp_tool.formats import (
+    accelerate,
+    deepspeed,
+    engines,
+    fine_tuning,
+    llm_d,
+    megatron_bridge,
+    megatron_lm,
+    nanotron,
+    torchtitan,
+    verl,
+)
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
@@ -29,6 +40,9 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "torchtitan": torchtitan.toml,
     "deepspeed": deepspeed.text,
     "accelerate": accelerate.text,
+    "trl": fine_tuning.trl,
+    "axolotl": fine_tuning.axolotl,
+    "llama-factory": fine_tuning.llama_factory,
     "slurm": megatron_lm.slurm,
     "kubernetes": megatron_lm.kubernetes,
     "nanotron": nanotron.text,
@@ -40,10 +54,12 @@ OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precisio
 """Those that only Megatron Core has of what is ranked here."""
 _ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), 1)
 _DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
+_SHARDED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "per_layer"), "zero_stage": (2, 3)}
 RUNS: dict[tuple[str, bool], dict[str, Any]] = {
     ("torchtitan", True): {"zero_stage": (2, 3)},
     ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1},
     ("accelerate", False): _DEEPSPEED,
+    **{(tool, True): _SHARDED for tool in ("trl", "axolotl", "llama-factory")},
     ("deepspeed", False): _DEEPSPEED,
     ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
     ("verl", False): {"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
@@ -144,6 +160,8 @@ def export_for(
                 open_again: dict[str, Any] = {name: default}
                 workload = replace(workload, **open_again)
                 left_out.append(f"training.{name}")
+    if workload.cross_entropy is None and format in fine_tuning.LOSSES:
+        workload = replace(workload, cross_entropy=fine_tuning.LOSSES[format])
     axes = runs(format, replace(query, training=workload))
     same = framework == query.training.framework
     free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))

@@ -13,7 +13,7 @@ SAID = {
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """The YAML file's content; micro-batch and accumulation are arguments of the training script.
+    """Return the YAML file's content; micro-batch and accumulation are arguments of the training script.
 
     Raises UnsupportedError for what Accelerate cannot say.
     """
@@ -25,6 +25,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")
     if setup.recompute.granularity not in ("none", "full", "per_layer"):
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or per_layer", field="parallel.recompute")
+    return content(setup)
+
+
+def content(setup: TrainingSetup) -> dict[str, Any]:
+    """Return how the processes are started and sharded, whatever the script trains."""
+    c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     return {
         "compute_environment": "LOCAL_MACHINE",

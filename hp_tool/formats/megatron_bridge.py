@@ -2,6 +2,7 @@
 
 import shlex
 
+from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
@@ -49,7 +50,8 @@ FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm"
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     packed = PACKED if packed_context(setup) is not None else set()
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID, runs="megatron-core")
+    adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.loss == "chunked":
         raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
@@ -95,7 +97,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         options |= {f"model.{part}_dropout": str(w.dropout) for part in ("attention", "hidden")}
     if w.optimizer != "adam":
         options["optimizer.optimizer"] = w.optimizer
-    options |= _optimizer_states(w)
+    options |= _optimizer_states(w) | _adapters(w)
     if w.offload == "optimizer":
         options["optimizer.optimizer_cpu_offload"] = "true"
         options["optimizer.optimizer_offload_fraction"] = str(w.offload_fraction or 1.0)
@@ -149,6 +151,29 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
     values |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if narrow and kind == "mxfp8" else {}
     written = ",".join(f"{key}:{str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items())
     return {"++mixed_precision": f"{{{written}}}"}
+
+
+def _adapters(w: TrainingWorkload) -> dict[str, str]:
+    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is trained."""
+    if w.lora is None:
+        return {}
+    computed = "fp16" if w.precision == "fp16" else "bf16"
+    if w.frozen_precision not in (None, computed):
+        raise UnsupportedError(
+            f"{TOOL} keeps frozen weights in {computed}, not {w.frozen_precision}", field="training.frozen_precision"
+        )
+    names = dict.fromkeys(ALIASES.get(name, name) for name in w.lora.target_modules or DEFAULT_TARGETS)
+    if parts := {part for several in PARTS.values() for names_ in several for part in names_} & set(names):
+        raise UnsupportedError(
+            f"{TOOL}'s LoRA has one adapter on a fused matrix, none on {', '.join(sorted(parts))}; set "
+            f"training.lora.target_modules to some of {', '.join(DEFAULT_TARGETS)}",
+            field="training.lora.target_modules",
+        )
+    return {
+        "peft.target_modules": f"[{','.join(names)}]",
+        "peft.dim": str(w.lora.rank),
+        "peft.dropout": str(w.lora.dropout),
+    }
 
 
 def _optimizer_states(w: TrainingWorkload) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.megatron_lm.read import read as read_arguments
-from hp_tool.formats.reading import Reading, Setting, whole_number
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
 
 _MIXED = {
@@ -101,7 +101,10 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     unsaid = [name for name in _BY_PROVIDER if name not in (model or {})]
     if provider and provider not in _PLAIN and unsaid:
         reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
-    own = [each for each in leaves if plain_of(each) != "mixed-precision"]
+    adapters = content.get("peft") if isinstance(content.get("peft"), Mapping) else {}
+    low_rank = str((adapters or {}).get("_target_", "")).endswith(".LoRA")
+    elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
+    own = [each for each in leaves if plain_of(each) not in elsewhere]
     settings = [_dtype(each) for each in renamed(own, tool="nemo", reading=reading, spare=spare)]
     found = {each.name for each in settings}
     settings += [
@@ -116,11 +119,30 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if optimizer and optimizer.values[0] in _DISTRIBUTED:
         settings.append(Setting(name="use-distributed-optimizer", written=optimizer.written, values=(), line=optimizer.line))
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
+    if low_rank:
+        _adapters([each for each in leaves if plain_of(each) == "peft"], reading=reading)
     if provider and provider not in _PLAIN:  # where the file is silent the class decides, not Megatron's default
         said = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in said:
                 reading.query["training"].pop(name, None)
+
+
+def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
+    """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that class's defaults."""
+    found = sort(leaves, table=table("bridge-lora"), reading=reading)
+
+    def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        return found[f"peft.{name}"].values if f"peft.{name}" in found else default
+
+    targets = words("target-modules", ())
+    if any("*" in name for name in targets):
+        reading.refuse(f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not modelled")
+    lora: dict[str, Any] = {"rank": whole_number(words("dim", ("32",))[0], "peft.dim")}
+    lora |= {"target_modules": list(targets)} if targets else {}
+    if (dropout := fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
+        lora["dropout"] = dropout
+    reading.query["training"] |= {"task": "lora", "lora": lora}
 
 
 def _dtype(setting: Setting) -> Setting:
