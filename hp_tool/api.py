@@ -147,8 +147,7 @@ def export(
     content = _read(result) if isinstance(result, Mapping | Path) else schema.to_dict(result)
     if rerank:
         return exchange.export_for(result=content, format=format, read=schema.parse_own_query)
-    text = exchange.export(result=content, format=format, rank=rank, read=schema.parse_own_query)
-    return exchange.Exported(format=format, text=text)
+    return exchange.exported(result=content, format=format, rank=rank, read=schema.parse_own_query)
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:

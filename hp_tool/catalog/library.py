@@ -8,11 +8,14 @@ A file holds one entry (its fields at the top, its name from `name` or the file'
       llama-2-7b:
         aliases: [meta-llama/Llama-2-7b-hf]      # other names
         parameters: 6.74e9                       # published count, a check of the shape; models only
+        checkpoints: {fp8: [nvidia/...-FP8]}     # ids of its weights in fewer bits, by precision; models only
         num_hidden_layers: 32                    # the fields of the domain type
 """
 
+import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -47,6 +50,8 @@ class Entry:
     aliases: tuple[str, ...] = ()
     parameters: float | None = None
     """Published parameter count of a model."""
+    checkpoints: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Published ids of a model's weights in fewer than 16 bits, by precision."""
     source: str = ""
     path: Path
     """The file it stands in."""
@@ -175,7 +180,8 @@ def _find(kind: Kind, wanted: str, folders: tuple[Path, ...]) -> Entry | None:
             # A file that does not mention the name is not parsed: reading is a hundred times cheaper.
             if wanted in text or wanted == path.stem.casefold():
                 for candidate in _entries(path):
-                    if wanted in (candidate.name.casefold(), *(alias.casefold() for alias in candidate.aliases)):
+                    names = (candidate.name, *candidate.aliases, *itertools.chain(*candidate.checkpoints.values()))
+                    if wanted in map(str.casefold, names):
                         return candidate
     return None
 
@@ -186,6 +192,7 @@ def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: 
         name=name,
         aliases=tuple(merged.pop("aliases", ())),
         parameters=merged.pop("parameters", None),
+        checkpoints={kind: tuple(ids) for kind, ids in merged.pop("checkpoints", {}).items()},
         source=str(merged.pop("source", source)),
         fields={key: value for key, value in merged.items() if key != "name"},
         path=path,

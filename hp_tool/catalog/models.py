@@ -1,7 +1,10 @@
 """Models: a name, a file or a mapping into a ModelSpec."""
 
 import functools
+import itertools
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +44,49 @@ def checkpoint(name: object) -> str | None:
         return None
     if is_own_file(name):
         return str(Path(name).parent if name.endswith(".json") else Path(name))
-    ids = [alias for alias in library.entry("models", name).aliases if "/" in alias]
-    named = [each for each in ids if each.casefold() == name.casefold()]
+    entry = library.entry("models", name)
+    ids = [alias for alias in entry.aliases if "/" in alias]
+    every = [*ids, *itertools.chain(*entry.checkpoints.values())]
+    named = [each for each in every if name.casefold() in (each.casefold(), each.rpartition("/")[2].casefold())]
     if "/" in name and not named:
         return name
     return next(iter([*named, *(each for each in ids if each.endswith("-Instruct")), *ids]), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights that an engine loads."""
+
+    path: str
+    """A Hugging Face id, or one's own folder."""
+    precision: str | None
+    """What they are stored in; None: nobody knows. Weights of 16 bits are bf16 here."""
+
+
+def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
+    """Return the model's weights in this precision, else those that `checkpoint` names. None: nobody knows any."""
+    if (path := checkpoint(name)) is None:
+        return None
+    if is_own_file(name) or not library.knows("models", str(name)):
+        return Checkpoint(path=path, precision=None)
+    published = library.entry("models", str(name)).checkpoints
+    stored = {each: kind for kind, ids in published.items() for each in ids}
+    tail = path.rpartition("/")[2]
+    narrow = (
+        each for each in published.get(precision, ()) if re.fullmatch(rf"{re.escape(tail)}(-.*)?", each.rpartition("/")[2])
+    )
+    if path not in stored and path not in library.entry("models", str(name)).aliases:
+        return Checkpoint(path=path, precision=None)
+    chosen = path if "/" in str(name) and path in stored else next(narrow, path)
+    return Checkpoint(path=chosen, precision=stored.get(chosen, "bf16"))
+
+
+def stored_precision(name: str) -> str | None:
+    """Return what the weights of a published checkpoint of fewer than 16 bits are stored in; None for any other name."""
+    if not library.knows("models", name):
+        return None
+    published = library.entry("models", name).checkpoints
+    return next((kind for kind, ids in published.items() if name.casefold() in map(str.casefold, ids)), None)
 
 
 def is_own_file(name: object) -> bool:

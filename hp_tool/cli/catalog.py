@@ -163,6 +163,7 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     except NotFoundError:
         return shown
     metadata = {"aliases": ", ".join(entry.aliases), "published parameters": entry.parameters, "source": entry.source}
+    metadata |= {f"checkpoints in {kind}": ", ".join(ids) for kind, ids in entry.checkpoints.items()}
     return shown | {key: value for key, value in metadata.items() if value}
 
 

@@ -38,22 +38,22 @@ def export(
     as_json: queries.JsonOption = False,
 ) -> None:
     """Print the configuration as another tool's flags or file; an option that the tool lacks is an error that names it."""
-    from hp_tool.exchange import export as write
-    from hp_tool.exchange import export_for
+    from hp_tool.exchange import export_for, exported
     from hp_tool.queries import schema
 
     if (tool is None) == (format is None):
         raise InputError("say --format FORMAT, or --for FORMAT to rank again for it", field="--format")
     content = queries.read_mapping(result)
     if tool is None:
-        text = write(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
-        typer.echo(schema.to_json({"format": format, "text": text}) if as_json else text, nl=as_json)
-        return
-    chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
+        chosen = exported(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
+    else:
+        chosen = export_for(result=content, format=tool, read=schema.parse_own_query)
+    for note in filter(None, (chosen.cost_in_words(), *chosen.notes)):
+        typer.echo(note, err=True)
     if as_json:
-        typer.echo(schema.to_json(chosen))
+        short = {"format": chosen.format, "text": chosen.text, "notes": chosen.notes}
+        typer.echo(schema.to_json(short if tool is None else chosen))
         return
-    typer.echo(chosen.cost_in_words(), err=True)
     typer.echo(chosen.text, nl=False)
 
 

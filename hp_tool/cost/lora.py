@@ -35,6 +35,8 @@ PARTS = {
 }
 """Names of the parts of fused matrices: Hugging Face's, and those of Megatron Bridge's canonical LoRA."""
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The same matrices where a framework keeps the parts of fused ones apart, as Hugging Face's models do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,8 @@ class LoraSpec(Strict):
     """Inner width of an adapter (r)."""
     target_modules: tuple[str, ...] | None = None
     """Matrices that get an adapter, in Megatron Core's names (of latent attention linear_q_down_proj and so on) or Hugging
-    Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2.
-    """
+    Face's (q_proj, gate_proj, ...), which name parts of the fused ones; None: linear_qkv, linear_proj, linear_fc1, linear_fc2,
+    under torch-fsdp each part of them with an adapter of its own."""
     dropout: Fraction = 0.0
     """Probability of dropout before an adapter; above zero each keeps a dropped copy of its input and a mask of it."""
 

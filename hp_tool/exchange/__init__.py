@@ -1,7 +1,7 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from hp_tool.exchange.assessment import Assessment, LoggedRun, assess, search_query
-from hp_tool.exchange.export import TRAINING, Exported, export, export_for, training_setup
+from hp_tool.exchange.export import TRAINING, Exported, export, export_for, exported, training_setup
 from hp_tool.exchange.reading import read_configuration, read_query
 from hp_tool.formats.imports import detect
 
@@ -14,6 +14,7 @@ __all__ = [
     "detect",
     "export",
     "export_for",
+    "exported",
     "read_configuration",
     "read_query",
     "search_query",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool import catalog, serving, training
-from hp_tool.catalog.models import checkpoint
+from hp_tool.catalog.models import checkpoint, stored_checkpoint
 from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
@@ -14,7 +14,18 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_ar
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import accelerate, deepspeed, engines, llm_d, megatron_bridge, megatron_lm, nanotron, torchtitan, verl
+from hp_tool.formats import (
+    accelerate,
+    deepspeed,
+    engines,
+    fine_tuning,
+    llm_d,
+    megatron_bridge,
+    megatron_lm,
+    nanotron,
+    torchtitan,
+    verl,
+)
 from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.names import FRAMEWORKS, SERVERS
 from hp_tool.formats.reading import as_settings
@@ -30,6 +41,9 @@ TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "torchtitan": torchtitan.toml,
     "deepspeed": deepspeed.text,
     "accelerate": accelerate.text,
+    "trl": fine_tuning.trl,
+    "axolotl": fine_tuning.axolotl,
+    "llama-factory": fine_tuning.llama_factory,
     "slurm": megatron_lm.slurm,
     "kubernetes": megatron_lm.kubernetes,
     "nanotron": nanotron.text,
@@ -41,10 +55,12 @@ OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precisio
 """Those that only Megatron Core has of what is ranked here."""
 _ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), 1)
 _DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
+_SHARDED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "per_layer"), "zero_stage": (2, 3)}
 RUNS: dict[tuple[str, bool], dict[str, Any]] = {
     ("torchtitan", True): {"zero_stage": (2, 3)},
     ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
     ("accelerate", False): _DEEPSPEED,
+    **{(tool, True): _SHARDED for tool in ("trl", "axolotl", "llama-factory")},
     ("deepspeed", False): _DEEPSPEED,
     ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
     ("verl", False): {"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
@@ -90,6 +106,8 @@ class Exported:
     """0.1: steps take 10 % longer than those of the query's own best."""
     left_out: tuple[str, ...] = ()
     """Keys of the query that the tool has no setting for and that were left out."""
+    notes: tuple[str, ...] = ()
+    """What has to be done beside the text for it to run as predicted."""
 
     def cost_in_words(self) -> str:
         """What ranking again chose, and what it costs; an empty text where nothing was."""
@@ -98,6 +116,27 @@ class Exported:
         cost = "" if self.cost_fraction is None else f", {self.cost_fraction:+.1%} against the query's own best"
         out = f"; left out, as it has no setting for them: {', '.join(self.left_out)}" if self.left_out else ""
         return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
+
+
+def exported(
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> Exported:
+    """Return the text that `export` writes, with what has to be done beside it."""
+    return _noted(export(result=result, format=format, rank=rank, read=read), format)
+
+
+def written(configuration: Configuration, format: str) -> Exported:
+    """Return the text of a configuration, with what has to be done beside it."""
+    return _noted(write(configuration, format), format)
+
+
+def _noted(text: str, format: str) -> Exported:
+    return Exported(format=format, text=text, notes=notes(text, format))
+
+
+def notes(text: str, format: str) -> tuple[str, ...]:
+    """Return what a written text cannot make its tool do, each with what does."""
+    return deepspeed.notes(text) if format == "deepspeed" else ()
 
 
 def export_for(
@@ -120,6 +159,8 @@ def export_for(
                 open_again: dict[str, Any] = {name: default}
                 workload = replace(workload, **open_again)
                 left_out.append(f"training.{name}")
+    if workload.cross_entropy is None and format in fine_tuning.LOSSES:
+        workload = replace(workload, cross_entropy=fine_tuning.LOSSES[format])
     axes = runs(format, replace(query, training=workload))
     same = framework == query.training.framework
     free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
@@ -144,6 +185,7 @@ def export_for(
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=tuple(left_out),
+            notes=notes(text, format),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else Configuration.of(own, query=query).query.training
@@ -177,9 +219,11 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
     query, config = configuration.query, configuration.parallel
     problem, workload = resolve_serving(query), query.inference
     assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
+    stored = stored_checkpoint(query.model, precision=workload.precision)
     return ServingSetup(
         model=problem.model,
-        model_path=checkpoint(query.model),
+        model_path=None if stored is None else stored.path,
+        stored_precision=None if stored is None else stored.precision,
         cluster=problem.cluster,
         workload=workload,
         longest=_longest(problem),

@@ -13,7 +13,7 @@ SAID = {
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """The YAML file's content; micro-batch and accumulation are arguments of the training script.
+    """Return the YAML file's content; micro-batch and accumulation are arguments of the training script.
 
     Raises UnsupportedError for what Accelerate cannot say.
     """
@@ -30,6 +30,12 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             f"{TOOL} keeps norms and dropout whole on every tensor-parallel rank: set parallel.sequence_parallel to false",
             field="parallel.sequence_parallel",
         )
+    return content(setup)
+
+
+def content(setup: TrainingSetup) -> dict[str, Any]:
+    """Return how the processes are started and sharded, whatever the script trains."""
+    c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     return {
         "compute_environment": "LOCAL_MACHINE",

@@ -11,11 +11,17 @@ SAID = {
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "attention", "dropout", "optimizer",
     "micro_batch_size", "recompute", "zero_stage", "offload",
 }  # fmt: skip
+BESIDE = "for_the_training_script"
+"""A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the file."""
+RECOMPUTES = (
+    "this file does not make a Trainer recompute activations, and DeepSpeed's activation_checkpointing block would not either: "
+    "pass --gradient_checkpointing true to the Trainer, or call deepspeed.checkpointing in your own model"
+)
 _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """The JSON file's content. Raises UnsupportedError for what it cannot say."""
+    """Return the JSON file's content. Raises UnsupportedError for what it cannot say."""
     refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
     w, c = setup.workload, setup.parallel
     if w.precision not in ("bf16", "fp16", "fp32"):
@@ -38,15 +44,18 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         content[w.precision] = {"enabled": True}
         content["data_types"] = {"grad_accum_dtype": _GRADIENTS[w.gradient_precision or "fp32"]}
     if setup.recompute.granularity == "full":
-        content["activation_checkpointing"] = {
-            "partition_activations": False,
-            "number_checkpoints": setup.model.num_hidden_layers,
-        }
+        content[BESIDE] = {"gradient_checkpointing": True, "note": RECOMPUTES}
     elif setup.recompute.granularity != "none":
         raise UnsupportedError(f"{TOOL} checkpoints whole layers: none or full", field="parallel.recompute")
     return content
 
 
 def text(setup: TrainingSetup) -> str:
-    """The file, ready to pass as --deepspeed_config."""
+    """Return the file, ready to pass as --deepspeed_config."""
     return json.dumps(config(setup), indent=2) + "\n"
+
+
+def notes(text: str) -> tuple[str, ...]:
+    """Return what a written file says to whoever starts the training script."""
+    note = json.loads(text).get(BESIDE, {}).get("note")
+    return () if note is None else (note,)

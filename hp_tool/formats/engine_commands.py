@@ -49,6 +49,7 @@ def read(
     model: str | None,
     reading: Reading,
     num_experts_of: Callable[[str], int | None],
+    precision_of: Callable[[str], str | None],
     spare: Iterable[str] = (),
 ) -> None:
     """Fill `reading` with the query of a command; `model` stands before the options of `vllm serve`. The GPUs are those of one
@@ -83,7 +84,7 @@ def read(
         parallel["redundant_experts"] = copies
     devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
-    if "quantization" not in flags and model is not None and (precision := _quantized(model)):
+    if "quantization" not in flags and model is not None and (precision := precision_of(model) or _quantized(model)):
         inference["precision"] = precision
         reading.read.append(Read(flag="checkpoint", value=model, line=None, field="inference.precision"))
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:

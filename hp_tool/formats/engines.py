@@ -8,8 +8,10 @@ from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import ServingSetup, Values, headline, one_word, option_words
 
 VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.6.post2", "trtllm": "1.0"}
-QUANTIZATION = {"fp8": "fp8"}
-"""Weights narrowed while loading; other narrow checkpoints say themselves what they are."""
+WIDE = ("bf16", "fp16", "fp32")
+NARROWED = {"vllm": {"fp8": "fp8"}, "sglang": {"fp8": "fp8"}}
+"""Words of --quantization for weights of 16 bits that are narrowed while loading; narrow checkpoints say themselves what they
+are."""
 MODEL_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Words of --dtype, the same in vLLM and SGLang."""
 
@@ -77,6 +79,7 @@ def trtllm(setup: ServingSetup) -> tuple[str, Values]:
     its tensor-parallel group attends to requests of its own: groups of several ranks have no word.
     """
     c, w = setup.parallel, setup.workload
+    narrowing(setup, engine="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
@@ -158,7 +161,7 @@ def command(setup: ServingSetup, *, engine: str) -> str:
             "#!/usr/bin/env bash",
             f"# {engine} {VERSIONS[engine]}: {headline(setup)}; one of {setup.cluster.num_gpus // ranks} replicas.",
             *(
-                (': "${MODEL:?set MODEL to the checkpoint: a Hugging Face id or a folder}"',)
+                (f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"',)
                 if setup.model_path is None
                 else ()
             ),
@@ -175,9 +178,9 @@ def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) 
     (vllm/config/cache.py).
     """
     weights, kept = setup.workload.precision, setup.workload.kv_cache_precision
-    dtype = MODEL_TYPES.get(weights, "bfloat16")
+    dtype, narrowed = MODEL_TYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine)
     if kept is None:
-        return {"--dtype": dtype, "--quantization": QUANTIZATION.get(weights)}
+        return {"--dtype": dtype, "--quantization": narrowed}
     word = cache.get(kept) or ("auto" if dtype == MODEL_TYPES.get(kept) else None)
     if word is None:
         raise UnsupportedError(
@@ -185,4 +188,23 @@ def _number_formats(setup: ServingSetup, *, engine: str, cache: dict[str, str]) 
             f"set inference.kv_cache_precision to {' or '.join(dict.fromkeys(('bf16', *cache)))}",
             field="inference.kv_cache_precision",
         )
-    return {"--dtype": dtype, "--quantization": QUANTIZATION.get(weights), "--kv-cache-dtype": word}
+    return {"--dtype": dtype, "--quantization": narrowed, "--kv-cache-dtype": word}
+
+
+def narrowing(setup: ServingSetup, *, engine: str) -> str | None:
+    """Return the word for weights that are narrowed while loading; None where the checkpoint's own are as predicted.
+
+    Raises UnsupportedError where the engine would serve weights of another precision than the query's.
+    """
+    wanted, stored, words = setup.workload.precision, setup.stored_precision, NARROWED.get(engine, {})
+    if stored is None:  # one's own checkpoint
+        return words.get(wanted)
+    if stored == wanted or (stored in WIDE and wanted in WIDE):
+        return None
+    if stored in WIDE and wanted in words:
+        return words[wanted]
+    raise UnsupportedError(
+        f"no checkpoint of {setup.model.name} in {wanted} is known, and {engine} would serve {setup.model_path} in {stored}; "
+        f"set inference.precision to {stored}, or name your own checkpoint, a folder or its id, as the model",
+        field="inference.precision",
+    )

@@ -38,6 +38,8 @@ class Source:
     """What is known of a tokenizer's vocabulary: digits, or an empty text."""
     layers_of: Callable[[str], int] = lambda name: 1
     num_experts_of: Callable[[str], int | None] = lambda name: None
+    precision_of: Callable[[str], str | None] = lambda name: None
+    """What the weights of a published checkpoint are stored in."""
 
 
 def read(source: Source, *, format: str | None = None) -> Reading:
@@ -278,7 +280,13 @@ def _engine(engine: str) -> Callable[[Source, Reading, list[Setting], Mapping[st
             reading.num_gpus = source.num_gpus  # srun starts one server
         settings = settings_of(words, table=table(engine), reading=reading)
         engine_commands.read(
-            settings, engine=engine, model=model, reading=reading, num_experts_of=source.num_experts_of, spare=source.ignore
+            settings,
+            engine=engine,
+            model=model,
+            reading=reading,
+            num_experts_of=source.num_experts_of,
+            precision_of=source.precision_of,
+            spare=source.ignore,
         )
 
     return follow

@@ -1,29 +1,43 @@
 """Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer, keys as in megatron/bridge/training/config.py."""
 
-from hp_tool.domain.workload import OverlapSpec
+import shlex
+
+from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
-from hp_tool.formats.megatron_lm.write import field_name, packed_context, recomputation, shorter_ends
+from hp_tool.formats.megatron_lm.write import field_name, optimizer_states, packed_context, recomputation, shorter_ends
 from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 
 TOOL = "Megatron Bridge 0.3"
-_PRECISIONS = {
-    "bf16": "bf16_mixed",
-    "fp16": "fp16_mixed",
-    "fp8": "bf16_with_fp8_current_scaling_mixed",
-    "fp8 delayed": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8 tensorwise": "bf16_with_fp8_current_scaling_mixed",
-    "fp8 blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
+_RECIPES: dict[str, tuple[str, Values]] = {
+    "bf16": ("bf16_mixed", {}),
+    "fp16": ("fp16_mixed", {}),
+    "fp8 delayed": (
+        "bf16_with_fp8_delayed_scaling_mixed",
+        {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+    ),
+    "fp8 tensorwise": (
+        "bf16_with_fp8_current_scaling_mixed",
+        {
+            "fp8": "hybrid",
+            "fp8_recipe": "tensorwise",
+            "first_last_layers_bf16": True,
+            "num_layers_at_start_in_bf16": 1,
+            "num_layers_at_end_in_bf16": 1,
+        },
+    ),
+    "fp8 blockwise": ("bf16_with_fp8_subchannel_scaling_mixed", {"fp8": "hybrid", "fp8_recipe": "blockwise"}),
+    "mxfp8": ("bf16_with_mxfp8_mixed", {"fp8": "e4m3", "fp8_recipe": "mxfp8"}),
+    "nvfp4": ("bf16_with_nvfp4_mixed", {"fp4": "e2m1", "fp4_recipe": "nvfp4"}),
 }
-"""Named recipes of megatron/bridge/training/mixed_precision.py; those of 8 bits, but blockwise, keep parameters in 8 bits."""
+"""Named recipes of megatron/bridge/training/mixed_precision.py, and the fields that make each; those of fp8 and mxfp8, but
+blockwise, keep parameters in 8 bits, and all but fp16's reduce gradients in fp32."""
+DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
+"""Of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
 _UNSAID = {
     "pipeline_layout",
-    "optimizer_precision",
-    "exp_avg_sq_precision",
-    "master_precision",
     "kernel_fusion",
     "task",
     "attention",
@@ -36,18 +50,13 @@ FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm"
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     packed = PACKED if packed_context(setup) is not None else set()
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID, runs="megatron-core")
+    adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
+    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
-    precision = _PRECISIONS.get(f"{w.precision} {w.fp8_recipe}" if w.fp8_recipe else w.precision)
-    if w.parameter_precision not in (None, "bf16") and (w.parameter_precision != "fp8" or w.fp8_recipe == "blockwise"):
-        raise UnsupportedError(
-            f"{TOOL}'s recipe for {w.precision} does not keep parameters in {w.parameter_precision}",
-            field="training.parameter_precision",
-        )
     if w.loss == "chunked":
         raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
-    if precision is None or granularity not in ("none", "selective", "full"):
-        raise UnsupportedError(f"{TOOL} has no recipe for {w.precision} with {granularity}", field="training.precision")
+    if granularity not in ("none", "selective", "full"):
+        raise UnsupportedError(f"{TOOL} has no recomputation {granularity}", field="parallel.recompute")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
     options = {
         "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
@@ -59,7 +68,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "model.recompute_granularity": "null" if granularity == "none" else granularity,
         "train.micro_batch_size": str(c.micro_batch_size),
         "train.global_batch_size": str(w.global_batch_size),
-        "mixed_precision": precision,
+        **_mixed_precision(w),
         "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
         "ddp.overlap_grad_reduce": str(setup.switches["overlap_grad_reduce"]).lower(),
         "ddp.overlap_param_gather": str(setup.switches["overlap_param_gather"]).lower(),
@@ -67,7 +76,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "dataset.sequence_length": str(w.sequence_length),
     }
     if c.context_parallel_size > 1:
-        options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication]
+        options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication][0]
         if (tokens := packed_context(setup)) is not None:
             options |= {
                 "model.dynamic_context_parallel": "true",
@@ -88,6 +97,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         options |= {f"model.{part}_dropout": str(w.dropout) for part in ("attention", "hidden")}
     if w.optimizer != "adam":
         options["optimizer.optimizer"] = w.optimizer
+    options |= _optimizer_states(w) | _adapters(w)
     if w.offload == "optimizer":
         options["optimizer.optimizer_cpu_offload"] = "true"
         options["optimizer.optimizer_offload_fraction"] = str(w.offload_fraction or 1.0)
@@ -115,6 +125,73 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     return options | _fields(shorter_ends(setup))
 
 
+def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
+    """Return the named recipe, or its fields where gradients or parameters are kept otherwise: what stands there is laid over
+    `ddp` before training (MixedPrecisionConfig.setup).
+    """
+    kind = f"{w.precision} {w.fp8_recipe or 'delayed'}" if w.precision == "fp8" else w.precision
+    if kind not in _RECIPES:
+        raise UnsupportedError(f"{TOOL} has no recipe for {kind}", field="training.precision")
+    name, fields = _RECIPES[kind]
+    computed = "fp16" if kind == "fp16" else "bf16"
+    if w.parameter_precision not in (None, computed, *(("fp8",) if "fp8" in fields else ())):
+        raise UnsupportedError(
+            f"{TOOL}'s recipe for {kind} does not keep parameters in {w.parameter_precision}",
+            field="training.parameter_precision",
+        )
+    gradients, narrow = w.gradient_precision or "fp32", w.parameter_precision == "fp8"
+    if gradients not in ("fp32", computed):
+        raise UnsupportedError(f"{TOOL} reduces gradients in fp32 or {computed}", field="training.gradient_precision")
+    if (narrow, gradients == "fp32") == ("fp8" in fields and kind != "fp8 blockwise", computed == "bf16"):
+        return {"mixed_precision": name}
+    dtype = f"{{_target_:{DTYPES[computed]},_call_:false}}"
+    values = {"_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig", computed: True}
+    values |= {"params_dtype": dtype, "pipeline_dtype": dtype, "grad_reduce_in_fp32": gradients == "fp32", **fields}
+    values |= {"fp8_param_gather": True} if narrow else {}
+    values |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if narrow and kind == "mxfp8" else {}
+    written = ",".join(f"{key}:{str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items())
+    return {"++mixed_precision": f"{{{written}}}"}
+
+
+def _adapters(w: TrainingWorkload) -> dict[str, str]:
+    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is trained."""
+    if w.lora is None:
+        return {}
+    computed = "fp16" if w.precision == "fp16" else "bf16"
+    if w.frozen_precision not in (None, computed):
+        raise UnsupportedError(
+            f"{TOOL} keeps frozen weights in {computed}, not {w.frozen_precision}", field="training.frozen_precision"
+        )
+    names = dict.fromkeys(ALIASES.get(name, name) for name in w.lora.target_modules or DEFAULT_TARGETS)
+    if parts := {part for several in PARTS.values() for names_ in several for part in names_} & set(names):
+        raise UnsupportedError(
+            f"{TOOL}'s LoRA has one adapter on a fused matrix, none on {', '.join(sorted(parts))}; set "
+            f"training.lora.target_modules to some of {', '.join(DEFAULT_TARGETS)}",
+            field="training.lora.target_modules",
+        )
+    return {
+        "peft.target_modules": f"[{','.join(names)}]",
+        "peft.dim": str(w.lora.rank),
+        "peft.dropout": str(w.lora.dropout),
+    }
+
+
+def _optimizer_states(w: TrainingWorkload) -> dict[str, str]:
+    """Return the precision-aware optimizer's settings; none where all states are fp32."""
+    first, second, master, aware = optimizer_states(w)
+    if not aware:
+        return {}
+    if master not in ("fp32", "fp16", "remainder"):
+        raise UnsupportedError(f"{TOOL} has no setting for a master copy of {master}", field="training.master_precision")
+    return {
+        "optimizer.use_precision_aware_optimizer": "true",
+        "optimizer.main_params_dtype": DTYPES["fp16" if master == "fp16" else "fp32"],
+        "optimizer.exp_avg_dtype": DTYPES[first],
+        "optimizer.exp_avg_sq_dtype": DTYPES[second],
+        "optimizer.store_param_remainders": str(master == "remainder").lower(),
+    }
+
+
 def _fields(values: Values) -> dict[str, str]:
     """Megatron-LM's flags as fields of the model."""
     texts = {name: f"[{','.join(value)}]" if isinstance(value, list) else str(value) for name, value in values.items()}
@@ -124,4 +201,4 @@ def _fields(values: Values) -> dict[str, str]:
 def text(setup: TrainingSetup) -> str:
     """One override a line, to append to the command of a recipe's training script."""
     head = f"# {TOOL}: {headline(setup)}; append to your recipe's command."
-    return "\n".join((head, *(f"{name}={value}" for name, value in overrides(setup).items()), ""))
+    return "\n".join((head, *(shlex.quote(f"{name}={value}") for name, value in overrides(setup).items()), ""))

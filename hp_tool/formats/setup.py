@@ -63,6 +63,8 @@ class ServingSetup:
     model: ModelSpec
     model_path: str | None
     """What the engine is told to load: a Hugging Face id or a folder; None: to be filled in."""
+    stored_precision: str | None
+    """What its weights are stored in; None: nobody knows."""
     cluster: ClusterSpec
     workload: InferenceWorkload
     longest: int

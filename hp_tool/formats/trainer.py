@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hp_tool.errors import InputError
+from hp_tool.formats.deepspeed import BESIDE
 from hp_tool.formats.launch import SWITCHES
-from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, as_settings, fraction, plain, sort, table, whole_number
 
+_BESIDE = f"{plain(BESIDE)}.gradient-checkpointing"
 _OFF = ("false", "no", "none", "0", "")
 _AUTO = {
     "parallel.micro_batch_size": ("per-device-train-batch-size", "train_micro_batch_size_per_gpu", "4"),
@@ -112,11 +114,14 @@ def read(
     ) is not None:
         training["sequence_length"] = length
     _optimizer(training, key("optimizer.type") or argument("optim"), reading)
-    _lora(training, arguments)
+    _lora(training, arguments, reading)
+    if argument("loss-type") == "chunked_nll":
+        training["cross_entropy"] = "chunked"
     if argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
-    recompute = any(name.startswith("activation-checkpointing") for name in keys)
-    recompute = recompute or (argument("gradient-checkpointing") or "no").lower() not in _OFF
+    recompute = (argument("gradient-checkpointing") or key(_BESIDE) or "no").lower() not in _OFF
+    if "per-device-train-batch-size" not in arguments:  # a Trainer does not call deepspeed.checkpointing, which the block sets
+        recompute = recompute or any(name.startswith("activation-checkpointing") for name in keys)
     parallel: dict[str, Any] = {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
@@ -160,22 +165,42 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
         training["optimizer"] = kind
 
 
-def _lora(training: dict[str, Any], arguments: Mapping[str, Setting]) -> None:
+def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading) -> None:
+    """Adapters and frozen weights; what TRL (use_peft) and LLaMA-Factory leave out takes their defaults."""
     words = {name: " ".join(each.values).lower() or "true" for name, each in arguments.items()}
-    used = (
-        any(words.get(name, "no") not in _OFF for name in ("use-peft", "use-lora", "lora"))
-        or words.get("finetuning-type") == "lora"
-    )
-    if not used:
+    trl = words.get("use-peft", "no") not in _OFF
+    used = trl or any(words.get(name, "no") not in _OFF for name in ("use-lora", "lora"))
+    if not used and words.get("finetuning-type") != "lora":
         return
     training["task"] = "lora"
     usual = next((words[name] for name in ("use-lora", "lora") if words.get(name, "").isdecimal() and words[name] != "1"), "16")
+    usual = "8" if words.get("finetuning-type") == "lora" else usual
     training["lora"] = {"rank": whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")}
     targets = arguments.get("lora-target-modules", arguments.get("lora-target"))
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):
         training["lora"]["target_modules"] = [part for value in targets.values for part in value.split(",") if part]
-    if "lora-dropout" in words:
-        training["lora"]["dropout"] = fraction(words["lora-dropout"], "lora_dropout")
+    elif targets is None and trl:  # PEFT's own choice for Llama, Mistral, Qwen and their kin
+        training["lora"]["target_modules"] = ["q_proj", "v_proj"]
+    if "lora-dropout" in words or trl:
+        training["lora"]["dropout"] = fraction(words.get("lora-dropout", "0.05"), "lora_dropout")
+    if words.get("load-in-4bit", "no") not in _OFF or words.get("quantization-bit") == "4":
+        _four_bits(training, words, reading)
+    elif words.get("quantization-bit", "4") != "4":
+        reading.refuse(f"quantization_bit {words['quantization-bit']}: only 4 is read; write training.frozen_precision")
+
+
+def _four_bits(training: dict[str, Any], words: Mapping[str, str], reading: Reading) -> None:
+    """Frozen weights of 4 bits: nf4 whose scales are quantised too; LLaMA-Factory's double_quantization is on by itself."""
+    kind = words.get("bnb-4bit-quant-type", words.get("quantization-type", "nf4"))
+    factory = words.get("quantization-bit") == "4"
+    nested = words.get("double-quantization" if factory else "use-bnb-nested-quant", "true" if factory else "no") not in _OFF
+    if kind != "nf4" or not nested:
+        reading.refuse(
+            f"4 bits as {kind}{'' if nested else ' with scales of 32 bits (no use_bnb_nested_quant)'}: nf4 with quantised "
+            "scales is modelled; --ignore load_in_4bit, and add --set training.frozen_precision=nf4 to take it as that"
+        )
+        return
+    training["frozen_precision"] = "nf4"
 
 
 def accelerate(

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.megatron_lm.read import read as read_arguments
-from hp_tool.formats.reading import Reading, Setting, whole_number
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
 
 _MIXED = {
@@ -16,6 +17,8 @@ _MIXED = {
 }  # fmt: skip
 
 
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
+"""torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in bytes."""
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
@@ -98,8 +101,11 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     unsaid = [name for name in _BY_PROVIDER if name not in (model or {})]
     if provider and provider not in _PLAIN and unsaid:
         reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
-    own = [each for each in leaves if plain_of(each) != "mixed-precision"]
-    settings = renamed(own, tool="nemo", reading=reading, spare=spare)
+    adapters = content.get("peft") if isinstance(content.get("peft"), Mapping) else {}
+    low_rank = str((adapters or {}).get("_target_", "")).endswith(".LoRA")
+    elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
+    own = [each for each in leaves if plain_of(each) not in elsewhere]
+    settings = [_dtype(each) for each in renamed(own, tool="nemo", reading=reading, spare=spare)]
     found = {each.name for each in settings}
     settings += [
         Setting(name=name, written=written, values=tuple(value), line=None) for name, written, value in _precision(content)
@@ -113,11 +119,38 @@ def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     if optimizer and optimizer.values[0] in _DISTRIBUTED:
         settings.append(Setting(name="use-distributed-optimizer", written=optimizer.written, values=(), line=optimizer.line))
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
+    if low_rank:
+        _adapters([each for each in leaves if plain_of(each) == "peft"], reading=reading)
     if provider and provider not in _PLAIN:  # where the file is silent the class decides, not Megatron's default
         said = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
             if f"training.{name}" not in said:
                 reading.query["training"].pop(name, None)
+
+
+def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
+    """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that class's defaults."""
+    found = sort(leaves, table=table("bridge-lora"), reading=reading)
+
+    def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        return found[f"peft.{name}"].values if f"peft.{name}" in found else default
+
+    targets = words("target-modules", ())
+    if any("*" in name for name in targets):
+        reading.refuse(f"peft.target_modules {', '.join(targets)}: adapters on some of the layers are not modelled")
+    lora: dict[str, Any] = {"rank": whole_number(words("dim", ("32",))[0], "peft.dim")}
+    lora |= {"target_modules": list(targets)} if targets else {}
+    if (dropout := fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
+        lora["dropout"] = dropout
+    reading.query["training"] |= {"task": "lora", "lora": lora}
+
+
+def _dtype(setting: Setting) -> Setting:
+    """Return the setting with torch's name of a number format as Megatron's arguments write it."""
+    if not setting.name.endswith("-dtype") or len(setting.values) != 1:
+        return setting
+    name = setting.values[0].removeprefix("torch.")
+    return replace(setting, values=(_DTYPES.get(name, name),))
 
 
 def plain_of(setting: Setting) -> str:
@@ -129,9 +162,12 @@ def _precision(content: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ..
     given = content.get("mixed_precision")
     name = str(given) if isinstance(given, str) else ""
     if isinstance(given, Mapping):
-        fields = [(key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")]
-        flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather"}
-        return [
+        fields = [
+            (key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param", "fp4")
+        ]
+        flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather", "fp4": "fp4-format"}
+        reduced = [("grad-reduce-in-bf16", "mixed_precision.grad_reduce_in_fp32", ())]
+        return (reduced if given.get("bf16") and given.get("grad_reduce_in_fp32") is False else []) + [
             (flags.get(key, key.replace("_", "-")), f"mixed_precision.{key}", () if value is True else (str(value),))
             for key, value in fields
             if value not in (None, False)

@@ -119,7 +119,7 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         pipeline_dtype=dtype,
         # Megatron frees an output once its send is posted: NCCL's streams keep that memory alive, gloo would send other data.
         deallocate_pipeline_outputs=cuda,
-        attention_backend=AttnBackend.flash if training.attention == "flash" else AttnBackend.unfused,
+        attention_backend=AttnBackend.auto if training.attention == "flash" else AttnBackend.unfused,
         mtp_num_layers=model.num_nextn_predict_layers or None,
         **{name: value for name, value in run.items() if name not in OF_DDP},
         **({"cuda_graph_scope": "full_iteration"} if run["cuda_graph_impl"] != "none" else {}),

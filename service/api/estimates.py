@@ -16,7 +16,7 @@ from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
-from hp_tool.exchange import Assessment, Exported, assess, export, export_for, read_configuration
+from hp_tool.exchange import Assessment, Exported, assess, export_for, exported, read_configuration
 from hp_tool.queries import schema
 from hp_tool.queries.registered import names_registered, registered_model, with_registered
 from service.api import openapi
@@ -168,8 +168,7 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
 
     if request.rerank:
         return export_for(result=request.result, format=request.format, read=read)
-    text = export(result=request.result, format=request.format, rank=request.rank, read=read)
-    return Exported(format=request.format, text=text)
+    return exported(result=request.result, format=request.format, rank=request.rank, read=read)
 
 
 @formats.post("/imports", response_model=Assessment)

@@ -14,8 +14,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
-from hp_tool.exchange import Exported, export_for
-from hp_tool.exchange.export import options, write
+from hp_tool.exchange import export_for
+from hp_tool.exchange.export import options, written
 from hp_tool.formats.names import SERVERS
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
@@ -44,10 +44,8 @@ def export_text(
         text = _flags(configuration) if format == FLAGS else _yaml(configuration)
     else:
         tool = _tool(query) if format == COMMAND else format
-        chosen = (
-            export_for(result=record.query, format=tool) if rerank else Exported(format=tool, text=write(configuration, tool))
-        )
-        text, note = chosen.text, chosen.cost_in_words()
+        chosen = export_for(result=record.query, format=tool) if rerank else written(configuration, tool)
+        text, note = chosen.text, "; ".join(filter(None, (chosen.cost_in_words(), *chosen.notes)))
         headers = {"Export-Note": note} if note else {}
     if download:
         headers["Content-Disposition"] = f'attachment; filename="{record.id}-{format}.txt"'

@@ -56,7 +56,7 @@ def options(engine: str, **asked: Any) -> dict[str, str | None]:
 @pytest.mark.parametrize(("engine", "format"), [("vllm", "vllm"), ("sglang", "sglang"), ("vllm", "llm-d")])
 @pytest.mark.parametrize(
     ("precision", "parallel"),
-    [*((precision, LAYOUTS[0]) for precision in ("fp16", "fp8", "int8", "int4", "nvfp4")), *(("bf16", one) for one in LAYOUTS)],
+    [*((precision, LAYOUTS[0]) for precision in ("fp16", "fp8", "int4", "nvfp4")), *(("bf16", one) for one in LAYOUTS)],
     ids=str,
 )
 def test_the_engines_own_parser_accepts_the_command(engine: str, format: str, precision: str, parallel: dict[str, int]) -> None:

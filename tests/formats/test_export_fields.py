@@ -20,6 +20,10 @@ PLAIN = DENSE | {"context_parallel_size": 1, "pipeline_parallel_size": 1, "recom
 OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torchtitan": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
     "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
+    **{
+        name: ("llama-3-8b", {"framework": "torch-fsdp"} | loss, PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1})
+        for name, loss in (("trl", {"cross_entropy": "chunked"}), ("axolotl", {}), ("llama-factory", {}))
+    },
     "deepspeed": ("llama-3-8b", {}, PLAIN | {"tensor_parallel_size": 1, "sequence_parallel": False}),
     "nanotron": ("llama-3-8b", {"framework": "nanotron"}, DENSE | {"context_parallel_size": 1}),
     "verl": ("llama-3-8b", {}, DENSE),
@@ -57,7 +61,8 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("parallel", {}, {"expert_tensor_parallel_size": 2}),
     ("parallel", {}, {"moe_token_dispatcher_type": "allgather"}),
 ]
-IN_THE_SCRIPT = {("accelerate", "attention"), ("deepspeed", "attention"), ("verl", "attention"), ("deepspeed", "overlap")}
+IN_THE_SCRIPT = {("accelerate", "attention"), ("deepspeed", "attention"), ("verl", "attention"), ("deepspeed", "overlap"),
+                 ("trl", "task")}  # fmt: skip
 """What the tool leaves to the training script, which the file does not start."""
 
 

@@ -119,10 +119,10 @@ SERVING: dict[str, Any] = {
     [
         (
             "vllm",
-            ("vllm serve Qwen/Qwen3-32B", "--tensor-parallel-size 4", "--gpu-memory-utilization 0.9"),
+            ("vllm serve Qwen/Qwen3-32B-FP8", "--tensor-parallel-size 4", "--gpu-memory-utilization 0.9"),
         ),
-        ("sglang", ("--model-path Qwen/Qwen3-32B", "--tp-size 4", "--context-length 6144", "--mem-fraction-static")),
-        ("trtllm", ("trtllm-serve Qwen/Qwen3-32B", "--tp_size 4", "--max_seq_len 6144")),
+        ("sglang", ("--model-path Qwen/Qwen3-32B-FP8", "--tp-size 4", "--context-length 6144", "--mem-fraction-static")),
+        ("trtllm", ("trtllm-serve Qwen/Qwen3-32B-FP8", "--tp_size 4", "--max_seq_len 6144")),
     ],
 )
 def test_serving_commands(engine: str, options: tuple[str, ...]) -> None:

@@ -74,7 +74,7 @@ class _Run(Arguments):
         ulysses = self.number("ds-sequence-parallel-size", 1)
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
         experts = bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1  # of a model that is named elsewhere
-        communication = "a2a" if ulysses > 1 else self.ours("cp-comm-type", words.CONTEXT, "p2p") if context > 1 else None
+        communication = "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
         sizes = self.found.get("hierarchical-context-parallel-sizes")
         return {
             "tensor_parallel_size": tensor,
@@ -102,6 +102,14 @@ class _Run(Arguments):
         return self.number(
             "expert-tensor-parallel-size", tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1
         )
+
+    def context_communication(self) -> str:
+        text = self.text("cp-comm-type", "p2p")
+        for our, theirs in words.CONTEXT.items():
+            if text.lower() in theirs:
+                return our
+        self.refuse("cp-comm-type", f"is not modelled; {', '.join(words.CONTEXT)} are")
+        return "p2p"
 
     def replicas(self) -> int:
         names = (

@@ -41,4 +41,7 @@ PRECISIONS: dict[str, Flags] = {
     "nvfp4": {"bf16": [], "fp4-format": ["e2m1"], "fp4-recipe": ["nvfp4"]},
 }
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-CONTEXT = {"p2p": "p2p", "all_gather": "allgather", "a2a": "a2a", "a2a+p2p": "a2a+p2p"}
+CONTEXT = {name: (name,) for name in ("p2p", "a2a", "a2a+p2p")} | {"all_gather": ("all_gather", "allgather")}
+"""Transformer Engine's words first, and after them what public scripts write, which it refuses."""
+ATTENTION = {"flash": "auto", "unfused": "unfused"}
+"""auto: Transformer Engine chooses a fused kernel that knows the heads; FlashAttention 2 knows none of MLA's 192 and 128."""

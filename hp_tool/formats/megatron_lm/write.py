@@ -6,7 +6,7 @@ from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
 from hp_tool.domain.parallel import Recompute
-from hp_tool.domain.workload import OverlapSpec
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.megatron_lm.words import Flags
@@ -115,7 +115,7 @@ def _parallel(setup: TrainingSetup) -> Values:
         words.LAYOUT: layout.text if layout is not None else None,  # it says the number of chunks, too
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
-        "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication] if context else None,
+        "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0] if context else None,
         "hierarchical-context-parallel-sizes": levels(setup),
         "hybrid-context-parallel": packed_context(setup) is not None,
         "max-seqlen-per-dp-cp-rank": packed_context(setup),
@@ -194,19 +194,16 @@ def _training(setup: TrainingSetup) -> Values:
         raise UnsupportedError(
             f"{words.TOOL} keeps parameters as they are computed with, or in fp8", field="training.parameter_precision"
         )
-    first = w.optimizer_precision or "fp32"
-    second = w.exp_avg_sq_precision or first
-    master = w.master_precision or "fp32"
+    first, second, master, aware = optimizer_states(w)
     if master not in ("fp32", "fp16"):
         raise UnsupportedError(f"{words.TOOL} has no flag for a master copy of {master}", field="training.master_precision")
     offloaded = w.offload == "optimizer"
-    aware = (first, second, master) != ("fp32", "fp32", "fp32") or offloaded
     layers = round((w.offload_fraction or 1.0) * setup.model.num_hidden_layers) if w.offload == "activations" else None
     return {
         "seq-length": w.sequence_length,
         "micro-batch-size": setup.parallel.micro_batch_size,
         "global-batch-size": w.global_batch_size,
-        "attention-backend": w.attention,
+        "attention-backend": words.ATTENTION[w.attention],
         "attention-dropout": w.dropout,
         "hidden-dropout": w.dropout,
         "optimizer": "dist_muon" if w.optimizer == "muon" and setup.parallel.zero_stage else w.optimizer,
@@ -233,6 +230,13 @@ def _training(setup: TrainingSetup) -> Values:
         "no-bias-dropout-fusion": not w.kernel_fusion,
         **_overlap(setup),
     }
+
+
+def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
+    """Return precisions of Adam's two states and the master copy, and whether the precision-aware optimizer keeps them."""
+    first = workload.optimizer_precision or "fp32"
+    second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
+    return first, second, master, {first, second, master} != {"fp32"} or workload.offload == "optimizer"
 
 
 def _overlap(setup: TrainingSetup) -> Values:
