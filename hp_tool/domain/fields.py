@@ -58,6 +58,17 @@ Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
 """A value, or in the query of a ranking a list of values to choose from, which are told apart before anything is computed."""
 
 
+class _NotBlank:
+    """pydantic's marker of a text that has more than spaces."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(source), "pattern": r"\S"}
+
+
+Release: TypeAlias = Annotated[str, _NotBlank()]
+"""The number of a release, as text."""
+
+
 class Strict:
     """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, MaxLen
 
-from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Strict
+from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -104,7 +104,7 @@ class TrainingWorkload(Strict):
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
     """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
-    framework_version: str | None = None
+    framework_version: Release | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None
     """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has it."""
@@ -388,7 +388,7 @@ class InferenceWorkload(Strict):
     """recommend only: {} also ranks separate pools for prefill and decoding."""
     engine: str = "vllm"
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
-    engine_version: str | None = None
+    engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""
     load: LoadSpec | None = None
     """How requests arrive; it decides the TTFT."""
