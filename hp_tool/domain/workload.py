@@ -376,7 +376,8 @@ class InferenceWorkload(Strict):
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
-    """Fraction of prompt tokens found in the engine's prefix cache and not computed again."""
+    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a trace in place of its
+    prefix_tokens."""
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] | None = None
     """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of

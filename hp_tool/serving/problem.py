@@ -166,6 +166,9 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         trace = dataclasses.replace(trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1))
     if workload.output_length:
         trace = dataclasses.replace(trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length))
+    if workload.prefix_cache_hit_rate:  # and so does a rate that is given
+        found = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(np.int64)
+        trace = dataclasses.replace(trace, prefix_tokens=found)
     if workload.concurrency is None and workload.request_rate_per_second is None:
         if trace.rate_per_second is None:
             raise InputError(
@@ -185,7 +188,7 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         workload,
         input_length=max(round(float(trace.input_tokens.mean())), 1),
         output_length=max(round(float(trace.output_tokens.mean())), 1),
-        prefix_cache_hit_rate=min(cached, 0.99) if cached else workload.prefix_cache_hit_rate,
+        prefix_cache_hit_rate=min(cached, 0.99),
     ), trace
 
 
