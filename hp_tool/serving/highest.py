@@ -43,7 +43,7 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     if problem.unknown.by_rate:
         full = candidates.loaded(np.ceil(running) * candidates.schedulers)
         costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
-        most = costs.output_tokens_per_second_per_gpu * problem.cluster.num_gpus / problem.output_length
+        most = costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
     return highest(
         problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
     )
