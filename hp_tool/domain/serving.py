@@ -99,8 +99,9 @@ class EngineEfficiency(Strict):
     """Share of the output length that a running request's cache holds on average when the cache is full: 0.5 where blocks
     are handed out as tokens appear, 1 where they are promised at admission.
     """
-    fp8_cache_with_fp8_weights: bool
-    """Whether an fp8 checkpoint's keys and values are cached in fp8 unless told otherwise."""
+    fp8_cache_with: tuple[str, ...]
+    """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise: TensorRT-LLM does what
+    the checkpoint names, and ModelOpt's fp8 and nvfp4 checkpoints name fp8 (kv_cache_quant_algo; llm_ptq's --kv_cache_qformat)."""
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
     normal's 90 %."""

@@ -246,7 +246,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
     """The precision of cached keys and values: the workload's, or the engine's for a checkpoint of this precision."""
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
-    if workload.precision == "fp8" and engine.fp8_cache_with_fp8_weights:
+    if workload.precision in engine.fp8_cache_with:
         return "fp8"
     return "fp32" if workload.precision == "fp32" else "bf16"
 
