@@ -100,8 +100,8 @@ class EngineEfficiency(Strict):
     are handed out as tokens appear, 1 where they are promised at admission.
     """
     fp8_cache_with: tuple[str, ...]
-    """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise: TensorRT-LLM does what
-    the checkpoint names, and ModelOpt's fp8 and nvfp4 checkpoints name fp8 (kv_cache_quant_algo; llm_ptq's --kv_cache_qformat)."""
+    """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise. TensorRT-LLM does as
+    the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo)."""
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
     normal's 90 %."""
@@ -180,8 +180,8 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
-    """Requests that keep to every bound of the targets, of a request: the tighter of a latency's p90 and p99 targets, or, where
-    neither is named, the mean's."""
+    """Requests that keep to every bound of the targets, of a request: the tightest of a latency's targets on quantiles,
+    or, where none is named, the mean's."""
 
     fraction: float
     """Of all requests."""

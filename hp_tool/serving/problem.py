@@ -18,8 +18,9 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.query import Constraints, Query, Targets
+from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.targets import Targets
 from hp_tool.domain.workload import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.problem import named_model

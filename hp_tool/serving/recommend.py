@@ -14,9 +14,10 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.query import Query, Targets
+from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, ratio_log_sd, worst_miss
 from hp_tool.serving.fewest import fewest_devices

@@ -17,10 +17,11 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 from hp_tool import catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.domain.ports import Store
-from hp_tool.domain.query import Kind, Query, Targets
+from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.records import WorkerRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
