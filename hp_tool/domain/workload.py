@@ -103,7 +103,8 @@ class TrainingWorkload(Strict):
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
-    """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
+    """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the constants of another stand in for:
+    deepspeed, hf-trainer, llama-factory, axolotl, colossalai, litgpt, ms-swift, openrlhf, verl."""
     framework_version: Release | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None
