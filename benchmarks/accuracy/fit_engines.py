@@ -64,11 +64,11 @@ UNFAMILIAR_FACTOR = 2.0
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {"schedule": "mixed", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-             "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
+             "kv_reserved_output_fraction": 0.75, "fp8_cache_with": ()},
     "sglang": {"schedule": "prefill_first", "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "memory_fraction": 0.85,
-               "kv_reserved_output_fraction": 0.75, "fp8_cache_with_fp8_weights": False},
+               "kv_reserved_output_fraction": 0.75, "fp8_cache_with": ()},
     "trtllm": {"schedule": "mixed", "max_num_seqs": 2048, "max_num_batched_tokens": 8192, "memory_fraction": 0.9,
-               "kv_reserved_output_fraction": 1.0, "fp8_cache_with_fp8_weights": True},
+               "kv_reserved_output_fraction": 1.0, "fp8_cache_with": ("fp8", "nvfp4")},
 }  # fmt: skip
 """The engines' own defaults on 80 GB devices, from their documentation. vLLM and SGLang hand out cache blocks as tokens appear
 and admit a request when its prompt fits; TensorRT-LLM promises a request its whole output (GUARANTEED_NO_EVICT).

@@ -89,17 +89,22 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
     print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
 
 
+DROPPED = {"p50": 2, "p90": 1}
+"""Columns that a narrow terminal leaves out, in this order."""
+
+
 def _print_latencies(console: Console, estimate: InferenceEstimate) -> None:
     """A line for each latency, each in milliseconds: mean, interval, and tails over the requests."""
     tails, intervals = estimate.tails, estimate.intervals
+    quantiles = {name: getattr(tails, name).quantiles for name in LATENCIES}
     between = ["-".join(scaled(ends, 1e-3)) if (ends := getattr(intervals, name, None)) else ABSENT for name in LATENCIES]
     columns = [
         Column(head="latency", cells=("time to first token", "time per output token", "request"), left=True),
         Column(head="mean", unit="ms", cells=tuple(_ms(getattr(estimate, name)) for name in LATENCIES)),
         Column(head="interval", unit="90%, ms", cells=tuple(between)),
         *(
-            Column(head=p, unit="ms", cells=tuple(_ms(getattr(getattr(tails, name), p)) for name in LATENCIES), drop=drop)
-            for p, drop in (("p50", 2), ("p90", 1), ("p99", 0))
+            Column(head=p, unit="ms", cells=tuple(_ms(quantiles[name][p]) for name in LATENCIES), drop=DROPPED.get(p, 0))
+            for p in quantiles["ttft_s"]
         ),
     ]
     print_columns(console, columns)

@@ -132,6 +132,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0 and not model.num_experts,
         "cluster.stages": bool(cluster.kinds),
+        f"training.framework: {workload.framework}": case.profile.framework.stands_for is not None,
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
         f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
         f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe == "blockwise",

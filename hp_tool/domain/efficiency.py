@@ -98,6 +98,8 @@ class FrameworkEfficiency(Strict):
     """What a training framework adds to, or hides from, the sum of isolated kernels."""
 
     framework: str
+    stands_for: str | None = None
+    """A framework without constants of its own, for which these stand in."""
     matmul_slowdown: float = 1.0
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     elementwise_traffic_factor: float

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from annotated_types import Interval, MinLen
 
@@ -56,6 +56,46 @@ def _kind(value: Any) -> str:
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
 """A value, or in the query of a ranking a list of values to choose from, which are told apart before anything is computed."""
+
+
+class _NotBlank:
+    """pydantic's marker of a text that has more than spaces."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(source), "pattern": r"\S"}
+
+
+Release: TypeAlias = Annotated[str, _NotBlank()]
+"""The number of a release, as text."""
+
+
+def flattened(source: Any, handler: Any, *, name: str, fold: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Return pydantic's schema of a dataclass whose field `name`, pairs of key and value, is written as further keys beside its
+    own: `fold` moves them from a mapping that is read into the field."""
+
+    def read(data: Any) -> Any:
+        return fold(data) if isinstance(data, dict) else data
+
+    def write(value: Any, handler: Any) -> Any:
+        return {key: each for key, each in handler(value).items() if key != name} | dict(getattr(value, name))
+
+    schema = handler(source)
+    own: dict[str, Any] = handler.resolve_ref_schema(schema)
+    if own["schema"]["type"] != "function-before":  # a type that is used twice has one schema
+        own["schema"] = {
+            "type": "function-before", "function": {"type": "no-info", "function": read}, "schema": own["schema"]
+        }  # fmt: skip
+        own["serialization"] = {"type": "function-wrap", "function": write}
+    return cast(dict[str, Any], schema)
+
+
+def flattened_json(core_schema: Any, handler: Any, *, name: str, pattern: str, value: dict[str, Any]) -> Any:
+    """Return the JSON schema of such a dataclass: keys of a pattern in place of the field."""
+    schema = handler(core_schema)
+    own = handler.resolve_ref_schema(schema)
+    own.get("properties", {}).pop(name, None)
+    own["patternProperties"] = {f"^{pattern}$": value}
+    return schema
 
 
 class Strict:

@@ -1,11 +1,18 @@
 """What training frameworks do that changes bytes and the split of a model: facts from their sources, nothing fitted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal, get_args
 
 from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.workload import StatePrecision
 from hp_tool.units import MIB
+
+Degree = Literal[
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size",
+]  # fmt: skip
+DEGREES: tuple[Degree, ...] = get_args(Degree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +65,8 @@ class FrameworkFacts:
     """The ZeRO stages it has."""
     default_zero_stage: int = 1
     """The one that runs unless a query names another."""
+    degrees: tuple[Degree, ...] = DEGREES
+    """Degrees of parallelism, beside that of data, that it has."""
 
 
 FACTS = {
@@ -108,7 +117,38 @@ FACTS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """A framework without constants of its own: whose constants and facts stand for it, and what it can run."""
+
+    constants: str
+    degrees: tuple[Degree, ...] = ()
+    """As FrameworkFacts'."""
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+
+
+STAND_INS = {
+    "deepspeed": StandIn(constants="megatron-core"),  # its pipeline and tensor parallelism are the program's, not its file's
+    "hf-trainer": StandIn(constants="megatron-core"),
+    "llama-factory": StandIn(constants="megatron-core"),
+    # axolotl's N-D parallelism: tensor_parallel_size, context_parallel_size, dp_shard_size.
+    "axolotl": StandIn(constants="megatron-core", degrees=("tensor_parallel_size", "context_parallel_size")),
+    # ColossalAI's HybridParallelPlugin: tp_size, pp_size, num_model_chunks, sp_size, zero_stage to 2, GeminiPlugin: 3.
+    "colossalai": StandIn(constants="megatron-core", degrees=DEGREES),
+    "litgpt": StandIn(constants="torch-fsdp", zero_stages=(2, 3)),
+    "ms-swift": StandIn(constants="megatron-core", degrees=DEGREES),  # its Megatron-SWIFT
+    "openrlhf": StandIn(constants="megatron-core", degrees=("context_parallel_size",)),  # DeepSpeed, and ring attention
+    "verl": StandIn(constants="megatron-core", degrees=DEGREES),
+}
+"""Predicted with another's constants: every answer says so, and its interval is wider."""
+FRAMEWORKS = (*FACTS, *STAND_INS)
+"""Every framework that a query may name."""
+
+
 @cache
 def facts(framework: str) -> FrameworkFacts:
-    """The framework's facts; Megatron Core's where nothing else is known."""
+    """The framework's facts, or those of its stand-in within what it can run; Megatron Core's where nothing else is known."""
+    if framework in STAND_INS:
+        own = STAND_INS[framework]
+        return replace(FACTS[own.constants], degrees=own.degrees, zero_stages=own.zero_stages, dispatchers=())
     return FACTS.get(framework) or FACTS["megatron-core"]

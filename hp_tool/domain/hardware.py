@@ -114,6 +114,17 @@ class ClusterSpec(Strict):
     def num_nodes(self) -> int:
         return -(-self.num_gpus // self.gpus_per_node)
 
+    def divides_into(self, num_gpus: int) -> bool:
+        """Return whether so many devices are whole nodes, or an equal share of one."""
+        node = self.gpus_per_node
+        return num_gpus % node == 0 if num_gpus > node else node % num_gpus == 0
+
+    def legal_counts(self) -> tuple[int, ...]:
+        """Return the rising numbers of devices that a part of the cluster may have, and all of them."""
+        shares = (n for n in range(1, self.gpus_per_node) if self.divides_into(n))
+        nodes = range(self.gpus_per_node, self.num_gpus, self.gpus_per_node)
+        return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
+
     def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
         """A part of the cluster: whole nodes, or a part of one."""
         per_node = min(self.gpus_per_node, num_gpus)

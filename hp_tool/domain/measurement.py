@@ -1,13 +1,14 @@
 """What really ran: a profile run's request and the numbers it brought back."""
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Strict
+from hp_tool.domain.fields import Strict, flattened, flattened_json
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -124,6 +125,15 @@ class Fidelity(Strict):
         return self.num_hidden_layers is self.data_parallel_size is self.num_micro_batches is None
 
 
+_QUANTILE = re.compile(r"p\d\d(\.\d+)?")
+
+
+def _fold_quantiles(data: dict[str, Any]) -> dict[str, Any]:
+    own = ("p50", "p90", "p99")
+    others = tuple((key, value) for key, value in data.items() if key not in own and _QUANTILE.fullmatch(key))
+    return {key: value for key, value in data.items() if (key, value) not in others} | {"others": others}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail(Strict):
     """Quantiles of one latency over requests."""
@@ -131,6 +141,23 @@ class Tail(Strict):
     p50: Spread
     p90: Spread
     p99: Spread
+    others: tuple[tuple[str, Spread], ...] = ()
+    """(quantile, seconds) of those that targets name besides; in JSON keys like those above."""
+
+    @property
+    def quantiles(self) -> dict[str, float]:
+        """Seconds by quantile, rising."""
+        every = {"p50": self.p50, "p90": self.p90, "p99": self.p99, **dict(self.others)}
+        return dict(sorted(every.items(), key=lambda each: float(each[0][1:])))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
+        return flattened(source, handler, name="others", fold=_fold_quantiles)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        value = {"type": "number"}
+        return flattened_json(core_schema, handler, name="others", pattern=_QUANTILE.pattern, value=value)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:

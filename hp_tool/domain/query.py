@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from hp_tool.domain.fields import Amount, Fraction, Strict
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.targets import Targets
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
 
 Kind = Literal["training", "inference"]
@@ -115,29 +115,6 @@ class TrainerCommand(Strict):
     """Environment variables of the command, beside those of every job."""
     reducible: tuple[Reducible, ...] = ()
     """What `search.fidelity: auto` may leave out of its runs, because the command follows its placeholders in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets(Strict):
-    """Inference: the highest latencies allowed, in seconds."""
-
-    ttft_s: Amount | None = None
-    """Mean time to the first token."""
-    tpot_s: Amount | None = None
-    """Mean time per output token after the first."""
-    request_latency_s: Amount | None = None
-    """Mean time from a request to its last token."""
-    ttft_p90_s: Amount | None = None
-    ttft_p99_s: Amount | None = None
-    tpot_p90_s: Amount | None = None
-    tpot_p99_s: Amount | None = None
-
-    def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
-        """What is given: its name, the latency that it bounds, the quantile (p90, p99; None: the mean), and the limit."""
-        for name in self.__slots__:
-            if (limit := getattr(self, name)) is not None:
-                latency, _, quantile = name.removesuffix("_s").partition("_p")
-                yield (name, f"{latency}_s", f"p{quantile}", limit) if quantile.isdigit() else (name, name, None, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

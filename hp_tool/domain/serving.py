@@ -99,8 +99,9 @@ class EngineEfficiency(Strict):
     """Share of the output length that a running request's cache holds on average when the cache is full: 0.5 where blocks
     are handed out as tokens appear, 1 where they are promised at admission.
     """
-    fp8_cache_with_fp8_weights: bool
-    """Whether an fp8 checkpoint's keys and values are cached in fp8 unless told otherwise."""
+    fp8_cache_with: tuple[str, ...]
+    """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise. TensorRT-LLM does as
+    the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo)."""
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
     normal's 90 %."""
@@ -179,8 +180,8 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
-    """Requests that keep to every bound of the targets, of a request: the tighter of a latency's p90 and p99 targets, or, where
-    neither is named, the mean's."""
+    """Requests that keep to every bound of the targets, of a request: the tightest of a latency's targets on quantiles,
+    or, where none is named, the mean's."""
 
     fraction: float
     """Of all requests."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, MaxLen
 
-from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Strict
+from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -103,8 +103,9 @@ class TrainingWorkload(Strict):
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that bf16 parameters lack, as
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
-    """Training framework: megatron-core, torch-fsdp, nanotron or internevo."""
-    framework_version: str | None = None
+    """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the constants of another stand in for:
+    deepspeed, hf-trainer, llama-factory, axolotl, colossalai, litgpt, ms-swift, openrlhf, verl."""
+    framework_version: Release | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None
     """A named set of knobs (`hp-tool recipes`): what the query leaves open is as the recipe has it."""
@@ -376,7 +377,8 @@ class InferenceWorkload(Strict):
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
     prefix_cache_hit_rate: Fraction = 0.0
-    """Fraction of prompt tokens found in the engine's prefix cache and not computed again."""
+    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a trace in place of its
+    prefix_tokens."""
     speculative: SpeculativeSpec | None = None
     expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] | None = None
     """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of
@@ -388,7 +390,7 @@ class InferenceWorkload(Strict):
     """recommend only: {} also ranks separate pools for prefill and decoding."""
     engine: str = "vllm"
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
-    engine_version: str | None = None
+    engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""
     load: LoadSpec | None = None
     """How requests arrive; it decides the TTFT."""

@@ -91,7 +91,11 @@ def read(
     stage = whole_number(key("zero-optimization.stage") or argument("zero-stage") or 0, "zero_optimization.stage")
     if stage not in (0, 1, 2, 3):
         raise InputError(f"zero_optimization.stage must be from 0 to 3, got {stage!r}", field="zero_optimization.stage")
-    training: dict[str, Any] = {"global_batch_size": whole, "precision": _precision(keys, arguments, reading)}
+    training: dict[str, Any] = {
+        "global_batch_size": whole,
+        "precision": _precision(keys, arguments, reading),
+        "framework": "deepspeed" if content is not None or stage else "hf-trainer",
+    }
     kept = key("data-types.grad-accum-dtype")
     if kept in ("bf16", "fp16"):
         training["gradient_precision"] = kept

@@ -82,6 +82,8 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     except ValidationError as error:
         if data is text and _read_as_mapping(error):
             return parse(kind, parse_mapping(text))
+        if _has_whole_floats(error):
+            return parse(kind, _with_whole_numbers(parse_mapping(text)))
         raise _input_error(error, adapter=adapter(kind)) from None
 
 
@@ -128,6 +130,25 @@ def _read_as_mapping(error: ValidationError) -> bool:
     problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(p["loc"] in RELEASES and isinstance(p["input"], int | float) for p in problems)
+
+
+def _has_whole_floats(error: ValidationError) -> bool:
+    """Return whether a whole number is written as 2000.0 where an integer is wanted."""
+    problems = error.errors(include_url=False)[:MAX_COMPLAINTS]
+    return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
+
+
+def _is_whole_float(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _with_whole_numbers(data: Any) -> Any:
+    """Return a copy in which floats without a fraction are integers, which fields of either kind take; 2000.5 stays."""
+    if isinstance(data, dict):
+        return {key: _with_whole_numbers(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_whole_numbers(value) for value in data]
+    return int(data) if _is_whole_float(data) else data
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,6 +242,8 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         return InputError(f"{field} is missing; add it", field=field, code="missing_field")
     if deepest["type"] == "too_short":
         return InputError(f"{field} is an empty list; give values or leave it out", field=field, code="invalid_value")
+    if deepest["type"] == "string_pattern_mismatch":
+        return InputError(f"{field} is empty; give its text or leave it out", field=field, code="invalid_value")
     if deepest["type"] in _BOUNDS and (bounds := _bounds(adapter, deepest["loc"])) is not None:
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return out_of_bounds(deepest["input"], bounds, field=whole)

@@ -15,7 +15,6 @@ from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, 
 from hp_tool.cost.serving.operations import seen_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.measurement import Tail, Tails
-from hp_tool.domain.query import Targets
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import (
     EngineEfficiency,
@@ -25,6 +24,7 @@ from hp_tool.domain.serving import (
     ServingMemory,
     TokenPrices,
 )
+from hp_tool.domain.targets import Targets, share_of
 from hp_tool.serving.problem import CostedRows, ServingProblem
 from hp_tool.units import SECONDS_PER_HOUR, duration, gib
 
@@ -35,6 +35,7 @@ _Z90 = 1.645
 UNMEASURED = 2.0
 """Intervals widen by this if the GPU's or the engine version's constants are borrowed from another."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""Quantiles that every answer has."""
 PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
 
@@ -249,11 +250,13 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
 
 
 def tails(rows: CostedRows, row: int) -> Tails:
-    """p50, p90 and p99 of one configuration."""
-    found = {name: quantiles(rows, share) for name, share in SHARES.items()}
+    """p50, p90 and p99 of one configuration, and the quantiles that its targets name."""
+    others = asked_quantiles(rows.problem.targets)
+    found = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
 
     def tail(latency: str) -> Tail:
-        return Tail(**{name: float(getattr(values, latency)[row]) for name, values in found.items()})
+        seconds = {name: float(getattr(values, latency)[row]) for name, values in found.items()}
+        return Tail(**{name: seconds[name] for name in SHARES}, others=tuple((name, seconds[name]) for name in others))
 
     return Tails(ttft_s=tail("ttft_s"), tpot_s=tail("tpot_s"), request_latency_s=tail("request_latency_s"))
 
@@ -272,16 +275,19 @@ def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
     return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
 
 
+def asked_quantiles(targets: Targets) -> tuple[str, ...]:
+    """Return the quantiles that targets name beside those that every answer has, rising."""
+    names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
+    return tuple(sorted(names - SHARES.keys(), key=share_of))
+
+
 def request_bounds(targets: Targets) -> dict[str, float]:
-    """What each latency of a single request may be: the tighter of its p90 and p99 targets, or, without those, the mean's."""
-    bounds = {}
-    for name in ("ttft_s", "tpot_s", "request_latency_s"):
-        stem = name.removesuffix("_s")
-        named = [getattr(targets, f"{stem}_{quantile}_s", None) for quantile in ("p90", "p99")]
-        given = [limit for limit in named if limit is not None] or [getattr(targets, name)]
-        if given[0] is not None:
-            bounds[name] = min(given)
-    return bounds
+    """What each latency of a single request may be: the tightest of its targets on quantiles, or, without those, the mean's."""
+    bounds: dict[str, dict[bool, float]] = {}
+    for _, latency, quantile, limit in targets.limits():
+        of_latency = bounds.setdefault(latency, {})
+        of_latency[quantile is None] = min(limit, of_latency.get(quantile is None, math.inf))
+    return {latency: by_mean.get(False, by_mean.get(True, math.inf)) for latency, by_mean in bounds.items()}
 
 
 def _requests(rows: CostedRows, row: int) -> Quantiles:
@@ -313,7 +319,7 @@ def _open(
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
     """Each target of the query: its name, its limit, and the predicted values that it bounds, a mean or a quantile."""
     for name, latency, quantile, limit in rows.problem.targets.limits():
-        yield name, limit, getattr(rows.costs if quantile is None else quantiles(rows, SHARES[quantile]), latency)
+        yield name, limit, getattr(rows.costs if quantile is None else quantiles(rows, share_of(quantile)), latency)
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:

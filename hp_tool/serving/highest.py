@@ -13,12 +13,13 @@ from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import most_running, serving_costs
 from hp_tool.cost.serving.load import steady
-from hp_tool.domain.query import Targets
+from hp_tool.domain.targets import Targets
 from hp_tool.serving.estimates import meets_targets
 from hp_tool.serving.problem import CostedRows, Loads, ServingProblem
 
-WAITING = ("ttft_s", "request_latency_s", "ttft_p90_s", "ttft_p99_s")
-"""Targets that a queue breaks. Without one of them a load is no higher than what runs at once: more would only wait."""
+WAITING = ("ttft_s", "request_latency_s")
+"""Latencies that a queue breaks. Without a target on one of them a load is no higher than what runs at once: more would only
+wait."""
 RATES = 1_000
 """Rates between the ends of a range, geometrically: answers are this fine."""
 SLOWEST = 1e-3
@@ -43,7 +44,7 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     if problem.unknown.by_rate:
         full = candidates.loaded(np.ceil(running) * candidates.schedulers)
         costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
-        most = costs.output_tokens_per_second_per_gpu * problem.cluster.num_gpus / problem.output_length
+        most = costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
     return highest(
         problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
     )
@@ -72,7 +73,7 @@ def _grid(
     if unknown.by_rate:
         ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
         return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
-    grows = unknown.highest is None and any(getattr(targets, name) is not None for name in WAITING)
+    grows = unknown.highest is None and any(latency in WAITING for _, latency, _, _ in targets.limits())
     while grows and top.max(initial=0.0) < MOST:
         enough = borne(top)
         grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)

@@ -20,8 +20,9 @@ from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.query import Constraints, Query, Targets
+from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.targets import Targets
 from hp_tool.domain.workload import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.problem import named_model
@@ -171,6 +172,9 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         trace = dataclasses.replace(trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1))
     if workload.output_length:
         trace = dataclasses.replace(trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length))
+    if workload.prefix_cache_hit_rate:  # and so does a rate that is given
+        found = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(np.int64)
+        trace = dataclasses.replace(trace, prefix_tokens=found)
     if workload.concurrency is None and workload.request_rate_per_second is None:
         if trace.rate_per_second is None:
             raise InputError(
@@ -190,7 +194,7 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
         workload,
         input_length=max(round(float(trace.input_tokens.mean())), 1),
         output_length=max(round(float(trace.output_tokens.mean())), 1),
-        prefix_cache_hit_rate=min(cached, 0.99) if cached else workload.prefix_cache_hit_rate,
+        prefix_cache_hit_rate=min(cached, 0.99),
     ), trace
 
 
@@ -248,7 +252,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
     """The precision of cached keys and values: the workload's, or the engine's for a checkpoint of this precision."""
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
-    if workload.precision == "fp8" and engine.fp8_cache_with_fp8_weights:
+    if workload.precision in engine.fp8_cache_with:
         return "fp8"
     return "fp32" if workload.precision == "fp32" else "bf16"
 

@@ -14,11 +14,13 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.query import Query, Targets
+from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, ratio_log_sd, worst_miss
+from hp_tool.serving.fewest import fewest_devices
 from hp_tool.serving.highest import bearable_load, costed_rows
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import flow_latencies, played
@@ -62,7 +64,7 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     """Rank every legal configuration that fits and meets the targets, best by the objective first.
 
     objective: throughput_per_gpu (default), ttft, tpot, cost, or min_gpus, which takes cluster.num_gpus as the maximum and
-    answers for the smallest half, quarter, ... of them on which something is acceptable.
+    answers for the smallest number of them (whole nodes, or equal shares of one) on which something is acceptable.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -70,13 +72,9 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     problem = resolve_serving(query)
     if problem.trace is not None:
         return _played_best(query, problem, top=top, start=start)
+    if query.objective == "min_gpus":
+        problem = fewest_devices(query=query, problem=problem)
     space = cost_space(query=query, problem=problem)
-    while query.objective == "min_gpus" and problem.cluster.num_gpus % 2 == 0:
-        smaller = problem.with_num_gpus(problem.cluster.num_gpus // 2)
-        fewer = cost_space(query=query, problem=smaller)
-        if not np.any(fewer.acceptable):
-            break
-        problem, space = smaller, fewer
     best = space.best(top)
     return Ranking(
         recommendations=grouped(recommendations(space, best, problem=problem), problem=problem, objective=query.objective),

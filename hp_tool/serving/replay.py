@@ -16,7 +16,8 @@ from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput
-from hp_tool.serving.estimates import SHARES, estimate_row, intervals, missed_target, request_bounds
+from hp_tool.domain.targets import share_of
+from hp_tool.serving.estimates import asked_quantiles, estimate_row, intervals, missed_target, request_bounds
 from hp_tool.serving.problem import CostedRows, ServingProblem
 
 MOST_PLAYED = 5_000
@@ -69,11 +70,16 @@ def played(rows: CostedRows) -> InferenceEstimate:
         preemptions_per_request=served.preemptions / n,
         cost_per_million_output_tokens=None if output is None else output * dearer,
         cost_per_million_tokens=prices and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
-        tails=Tails(**{name: Tail.of(values.tolist()) for name, values in seen.items()}),
+        tails=Tails(**{name: _tail(values, problem) for name, values in seen.items()}),
         goodput=_goodput(problem, served, latency, rate=rate),
         intervals=intervals(first_s, means["tpot_s"], throughput, problem),
         provenance=estimate.provenance | {"load": _words(problem, n * schedulers)},
     )
+
+
+def _tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
+    others = ((name, float(np.quantile(seconds, share_of(name)))) for name in asked_quantiles(problem.targets))
+    return replace(Tail.of(seconds.tolist()), others=tuple(others))
 
 
 def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
@@ -125,7 +131,7 @@ def _missed(problem: ServingProblem, seen: dict[str, FloatArray], means: dict[st
     """A reason for each target that the requests miss."""
     found: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
-        value = means[latency] if quantile is None else float(np.quantile(seen[latency], SHARES[quantile]))
+        value = means[latency] if quantile is None else float(np.quantile(seen[latency], share_of(quantile)))
         found += missed_target(name, value=value, limit=limit)
     return tuple(found)
 

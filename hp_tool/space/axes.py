@@ -1,11 +1,12 @@
 """The values each axis may take: the user's, or those that make sense for this model and cluster."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Bools, Ints
 from hp_tool.cost.candidates import DISPATCHERS, ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import Degree, facts
 from hp_tool.domain.parallel import (
     ParallelQuery,
     PipelineSchedule,
@@ -80,28 +81,33 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     framework = facts(workload.framework)
     balanced = framework.balances_blocks
     plain = (1,) if framework.is_plain else whole
+
+    def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the query's values of an axis, or those tried where it is free: 1 where the framework has no such degree."""
+        return axis_values(getattr(query, name)) or (values() if name in framework.degrees else (1,))
+
     layers = model.num_hidden_layers
     unevenly = () if balanced or cluster.kinds else _uneven_stages(layers, n)
-    stages = axis_values(query.pipeline_parallel_size) or whole or tuple(sorted((*divisors(layers, limit=n), *unevenly)))
+    stages = free("pipeline_parallel_size", lambda: whole or tuple(sorted((*divisors(layers, limit=n), *unevenly))))
     laid_out = len(parse_layout(query.pipeline_layout).chunks) if query.pipeline_layout is not None else 0
     if laid_out:  # which fixes p v
         stages = axis_values(query.pipeline_parallel_size) or divisors(laid_out, limit=n)
     chunks = (
         axis_values(query.virtual_pipeline_parallel_size)
         or tuple(laid_out // p for p in stages if laid_out and laid_out % p == 0)
-        or plain
+        or (plain if "virtual_pipeline_parallel_size" in framework.degrees else (1,))
         or tuple(k for k in range(1, layers + 1) if layers % k == 0 or _with_ends(layers, stages, k))
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
     known = framework.zero_stages
     usual = tuple(stage for stage in known if stage == 1 or (stage == 0 and not any(shards)))  # 0 shards nothing
     return Axes(
-        tensor_parallel_size=axis_values(query.tensor_parallel_size) or divisors(model.num_attention_heads, limit=n),
+        tensor_parallel_size=free("tensor_parallel_size", lambda: divisors(model.num_attention_heads, limit=n)),
         pipeline_parallel_size=stages,
         virtual_pipeline_parallel_size=chunks,
-        context_parallel_size=axis_values(query.context_parallel_size) or plain or _context_sizes(workload, n),
-        expert_parallel_size=axis_values(query.expert_parallel_size) or divisors(model.num_experts or 1, limit=n),
-        expert_tensor_parallel_size=axis_values(query.expert_tensor_parallel_size) or _expert_tensor_sizes(case),
+        context_parallel_size=free("context_parallel_size", lambda: plain or _context_sizes(workload, n)),
+        expert_parallel_size=free("expert_parallel_size", lambda: divisors(model.num_experts or 1, limit=n)),
+        expert_tensor_parallel_size=free("expert_tensor_parallel_size", lambda: _expert_tensor_sizes(case)),
         moe_token_dispatcher_type=_dispatchers(query, case),
         micro_batch_size=axis_values(query.micro_batch_size)
         or divisors(workload.global_batch_size, limit=1 if query.dynamic_context_parallel else MAX_MICRO_BATCH),

@@ -160,12 +160,12 @@ def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
     ranks = {
         t * p * c for t in axes.tensor_parallel_size for p in axes.pipeline_parallel_size for c in axes.context_parallel_size
     }
-    node, most = cluster.gpus_per_node, cluster.num_gpus
+    most = cluster.num_gpus
     fitting: set[int] = set()
     for d in divisors(batch, limit=most):
         bounds.check()
         counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
-        fitting |= {n for n in counts if (n % node == 0 if n > node else node % n == 0)}
+        fitting |= {n for n in counts if cluster.divides_into(n)}
     return tuple(sorted(fitting | {cluster.num_gpus}))
 
 

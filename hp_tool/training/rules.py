@@ -13,6 +13,7 @@ from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, Re
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.degrees import check_degrees
 
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
@@ -31,6 +32,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
             f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
             field="training.decoder_sequence_length",
         )
+    check_degrees(parallel, framework=workload.framework)
     if facts(workload.framework).is_plain:
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
@@ -313,7 +315,6 @@ _PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 """What the measured runs of plain frameworks used."""
-
 
 def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Refuse what the framework does not have, or none of its measured runs used: another's figures are no answer."""

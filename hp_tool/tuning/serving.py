@@ -23,7 +23,7 @@ from hp_tool.launchers import check_known
 from hp_tool.learning.series import Series, cluster_key, model_family
 from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch, penalty
 from hp_tool.search.table import CandidateTable
-from hp_tool.serving.estimates import bounded_values, estimate_row
+from hp_tool.serving.estimates import SHARES, bounded_values, estimate_row
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import arrivals_s, played
 from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
@@ -83,6 +83,11 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name, _, quantile, _ in problem.targets.limits():
         if quantile is not None and runner != ENDPOINT:
             raise UnsupportedError(f"runs show means, no {name}; give {' or '.join(TARGETS)}", field=f"targets.{name}")
+        if quantile not in (None, *SHARES):
+            kept = ", ".join(SHARES)
+            raise UnsupportedError(
+                f"runs keep {kept} of their requests, no {quantile}; ask for one of these", field=f"targets.{name}"
+            )
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1

@@ -19,10 +19,11 @@ from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.configuration import Configuration
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.ports import Store
-from hp_tool.domain.query import Kind, Query, Targets
+from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.records import WorkerRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hp_tool.domain.frameworks import FACTS
+from hp_tool.domain.frameworks import FRAMEWORKS as FRAMEWORKS
 from hp_tool.domain.query import Kind, Query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
@@ -218,7 +218,6 @@ SUGGESTED: dict[str, Suggested] = {
     RECIPE: "recipes",
     "trainer": "trainers",
 }
-FRAMEWORKS = tuple(FACTS)
 HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
 EXTRA = "extra"
 """The form's last field: further fields of the query, as YAML."""

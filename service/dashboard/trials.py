@@ -8,9 +8,9 @@ from typing import Any
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
-from hp_tool.domain.query import Targets
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.words import serving_arithmetic
@@ -307,7 +307,7 @@ def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     named = LATENCIES | TAILS
     return tuple(
         f"{named[name]} {formats.seconds(value)} is above {formats.seconds(limit)}"
-        for name, limit, value in bounded(latencies, targets=Targets(**(query.get("targets") or {})))
+        for name, limit, value in bounded(latencies, targets=schema.parse(Targets, query.get("targets") or {}))
         if value > limit
     )
 

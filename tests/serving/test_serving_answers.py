@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,3 +229,23 @@ def test_rows_of_one_group_cannot_be_told_apart_from_its_first(objective: str) -
         assert apart <= bound
     starts = list(first.values())
     assert all(abs(math.log(b / a)) > bound for a, b in itertools.pairwise(starts))
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "element_bytes"),
+    [
+        ("trtllm", "bf16", 2), ("trtllm", "fp8", 1), ("trtllm", "nvfp4", 1), ("trtllm", "int4", 2),
+        ("vllm", "fp8", 2), ("vllm", "nvfp4", 2), ("sglang", "nvfp4", 2),
+    ],
+)  # fmt: skip
+def test_the_cache_is_as_wide_as_the_engine_keeps_it_for_a_checkpoint(engine: str, precision: str, element_bytes: int) -> None:
+    """NVIDIA's fp8 and nvfp4 checkpoints name an fp8 cache, which TensorRT-LLM follows; a query's own word wins."""
+    load = {"input_length": 1024, "output_length": 256, "concurrency": 32, "engine": engine, "precision": precision}
+    base = {"kind": "inference", "model": "llama-3.1-8b", "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 1}}
+    left_open, named = [json.dumps(base | {"inference": load | more}) for more in ({}, {"kv_cache_precision": "bf16"})]
+    done = subprocess.run(
+        (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "batch", "-"),
+        input=f"{left_open}\n{named}\n", capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    used = [json.loads(line)["estimate"]["provenance"]["kv_element_bytes"] for line in done.stdout.splitlines()]
+    assert used == [element_bytes, 2]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hp_tool import serving
-from hp_tool.domain.query import Targets
 from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.domain.targets import Targets
 from hp_tool.serving.estimates import request_bounds
 from tests.serving.test_serving_answers import query
 

@@ -44,6 +44,11 @@ class ServingCandidates:
     def replicas(self) -> IntArray:
         return self.data_parallel_size // self.attention_data_parallel_size
 
+    @property
+    def devices(self) -> IntArray:
+        """All replicas' devices together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
         """The chosen rows in the order of `indices`."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})

@@ -135,7 +135,7 @@ def costs_at_rate(
     describes full batches: the true queue grows without end.
     """
     calm = steady(case)
-    devices = case.cluster.num_gpus
+    devices = candidates.devices
 
     def completed(concurrency: np.ndarray) -> np.ndarray:
         loaded = replace(candidates, concurrency=concurrency)

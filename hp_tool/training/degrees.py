@@ -1,0 +1,13 @@
+"""Degrees of parallelism that a framework does not have, refused by name."""
+
+from hp_tool.domain.frameworks import DEGREES, facts
+from hp_tool.domain.parallel import ParallelQuery, axis_values
+from hp_tool.errors import InputError
+
+
+def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
+    """Raise InputError for a degree above 1 that the framework does not have."""
+    known = facts(framework).degrees
+    for name in DEGREES:
+        if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):
+            raise InputError(f"{framework} has no {name}; choose 1 or another training.framework", field=f"parallel.{name}")

@@ -1,0 +1,96 @@
+"""Frameworks without constants of their own: predicted by a named stand-in, with doubt, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = (
+    "deepspeed", "hf-trainer", "llama-factory", "axolotl", "colossalai", "litgpt", "ms-swift", "openrlhf", "verl",
+)  # fmt: skip
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run((*COMMAND, *arguments), input=stdin, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def query(framework: str, **parallel: Any) -> dict[str, Any]:
+    return {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 4096, "global_batch_size": 64, "framework": framework},
+        "parallel": {"zero_stage": 3, "micro_batch_size": 1, "recompute": "full"} | parallel,
+    }
+
+
+def width(interval: list[float]) -> float:
+    return math.log(interval[1] / interval[0])
+
+
+def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
+    lines = [query(name) for name in (*FRAMEWORKS, "megatron-core", "torch-fsdp")]
+    done = run("batch", "-", stdin="\n".join(map(json.dumps, lines)))
+    found = [json.loads(line)["estimate"] for line in done.stdout.splitlines()]
+    of_stand_in = dict(zip(("megatron-core", "torch-fsdp"), found[-2:], strict=True))
+    for name, estimate in zip(FRAMEWORKS, found, strict=False):
+        provenance = estimate["provenance"]
+        stand_in = of_stand_in[provenance["framework_efficiency"]]
+        assert provenance["framework_efficiency_measured"] is False
+        assert f"training.framework: {name}" in provenance["unchecked"]
+        for figure in ("step_s", "memory_total_bytes"):
+            assert width(estimate["intervals"][figure]) > 1.5 * width(stand_in["intervals"][figure])
+        assert provenance["framework_efficiency"] in estimate["intervals"]["source"] and name in estimate["intervals"]["source"]
+
+
+def test_people_see_the_star() -> None:
+    shown = run("estimate", "-", stdin=json.dumps(query("axolotl"))).stdout
+    assert "* unchecked" in shown and "training.framework: axolotl" in shown
+
+
+@pytest.mark.parametrize("framework", ["deepspeed", "hf-trainer", "llama-factory", "litgpt"])
+def test_rankings_offer_what_the_framework_can_run(framework: str) -> None:
+    asked = query(framework)
+    asked["parallel"] = {}
+    asked["training"] |= {"task": "lora", "lora": {"rank": 16}}
+    rows = json.loads(run("recommend", "-", "--json", stdin=json.dumps(asked)).stdout)["recommendations"]
+    assert rows
+    for row in rows:
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size")
+        assert [row["parallel"].get(name, 1) for name in sizes] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("axis", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_what_it_cannot_run_is_refused_by_name(axis: str) -> None:
+    done = run("estimate", "-", stdin=json.dumps(query("hf-trainer", **{axis: 2})))
+    assert done.returncode == 2 and f"hf-trainer has no {axis}" in done.stderr
+
+
+def test_an_unknown_framework_is_told_all_names() -> None:
+    done = run("estimate", "-", stdin=json.dumps(query("fairscale")))
+    assert done.returncode == 2 and all(name in done.stderr for name in (*FRAMEWORKS, "megatron-core"))
+
+
+SCRIPT = """accelerate launch {launch} sft.py --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1 \\
+  --gradient_accumulation_steps 4 --max_seq_length 4096 --bf16 true --gradient_checkpointing true --use_peft --lora_r 16
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "framework"),
+    [("--use_deepspeed --zero_stage 3", "deepspeed"), ("--num_processes 8", "hf-trainer")],
+)
+def test_imported_scripts_name_their_framework(tmp_path: Path, launch: str, framework: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT.format(launch=launch))
+    done = run("import", str(path), "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["query"]["training"]["framework"] == framework
