@@ -87,7 +87,9 @@ class SearchRecord:
     id: str
     state: SearchState
     query: JsonObject
-    """The parsed query."""
+    """The query as it was asked, with what is registered in place of its names."""
+    edition: int | None = None
+    """Of the hp-tool that stored it (`queries.edition`). None: stored before this was kept, for every worker."""
     owner: str | None = None
     api_key_id: str | None = None
     """The key it was submitted with, whose quota it uses."""

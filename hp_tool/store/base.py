@@ -1,6 +1,6 @@
 """What every part of the store stands on: transactions, the clock, searches under their lease, events, idempotency keys."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -191,25 +191,45 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, is_its=lambda used, _: used == fingerprint)
     assert first is not None
     return first
 
 
-def earlier_use(connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str) -> str | None:
+def earlier_use(
+    connection: sa.Connection, *, scope: str, owner: str | None, key: str, is_its: Callable[[str, str], bool]
+) -> str | None:
     """The resource id of an idempotency key that was used; None of a new one.
 
-    Raises ConflictError if the key was used with another request.
+    `is_its`: whether a fingerprint, with the id of the resource made then, is this request's. Raises ConflictError if the key
+    was used with another request.
     """
     table = tables.idempotency_keys
     first = connection.execute(sa.select(table).filter_by(scope=scope, owner=owner or "", key=key)).one_or_none()
     if first is None:
         return None
-    if first.fingerprint != fingerprint:
+    if not is_its(first.fingerprint, first.resource_id):
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
         )
     return str(first.resource_id)
+
+
+def as_an_earlier_edition(expanded: Any, *, asked: Any, stored: Any) -> Any:
+    """Return a request with the defaults that the edition knew which made `stored` of it, and so fingerprinted: those that
+    stand there, at every depth. What was `asked` stays."""
+    if isinstance(expanded, dict) and isinstance(stored, dict):
+        sent = asked if isinstance(asked, dict) else {}
+        return {
+            name: as_an_earlier_edition(value, asked=sent.get(name), stored=stored.get(name))
+            for name, value in expanded.items()
+            if name in stored or name in sent
+        }
+    if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
+        sent = asked if isinstance(asked, list) and len(asked) == len(stored) else [None] * len(stored)
+        triples = zip(expanded, sent, stored, strict=True)
+        return [as_an_earlier_edition(value, asked=each, stored=kept) for value, each, kept in triples]
+    return expanded
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:

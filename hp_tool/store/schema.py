@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
-from hp_tool.errors import StoreError
+from hp_tool.errors import OLDER_EDITION, StoreError
 from hp_tool.store import HEAD as HEAD
 from hp_tool.store import VERSION_TABLE as VERSION_TABLE
 from hp_tool.store.base import now, transaction, writing
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
+INSTALL = "install the newer edition on this host and start again"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""
 OTHERS_LOCK = UPGRADE_LOCK + 1
@@ -43,6 +44,16 @@ def revision(connection: sa.Connection) -> str | None:
         return None
     value = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()  # noqa: S608
     return None if value is None else str(value)
+
+
+def check_known(connection: sa.Connection) -> str | None:
+    """Return the database's revision. Raises StoreError `older_edition` where it is of a newer hp-tool than this one."""
+    current = revision(connection)
+    if current is not None and current > HEAD:
+        raise StoreError(
+            f"the database has schema {current} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION
+        )
+    return current
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
