@@ -172,7 +172,7 @@ class RunRecord:
     predicted: JsonObject
     """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and the like."""
     job_name: str
-    """Deterministic: search, number and the fencing token that intended it."""
+    """Search, number, the fencing token that intended it, and the run's id: unlike the others never made twice."""
     token: int
     handle: str | None = None
     """The engine's name for the job."""

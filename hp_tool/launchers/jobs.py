@@ -77,7 +77,7 @@ def default_root() -> Path:
 def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
     """Create `folder` with all its files in one step, which a power cut does not undo; an existing one is left alone.
 
-    Raises InputError for a bad file name.
+    Raises InputError for a bad file name, and for a folder that exists and holds another run's request.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
@@ -96,8 +96,17 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
     except OSError:
         if not folder.is_dir():
             raise
+        _check_run(folder, files)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_run(folder: Path, files: Mapping[str, str]) -> None:
+    """Raise InputError where an existing folder's request is of another run than that in `files`: so is its result."""
+    own = json.loads(files[REQUEST])["run_id"] if REQUEST in files else None
+    present = (read_json(folder / REQUEST) or {}).get("run_id")
+    if own is not None and present is not None and present != own:
+        raise InputError(f"folder {folder} holds run {present}, not {own}: move it away", field="job_name")
 
 
 def mark(folder: Path, name: str) -> None:

@@ -23,7 +23,12 @@ ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
 CHANGED = sa.update(SEARCH).where(SEARCH.c.id == ID)
-STILL_LEASED = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_token == sa.bindparam("token")
+STILL_LEASED = (
+    SEARCH.c.state == SearchState.RUNNING,
+    SEARCH.c.lease_token == sa.bindparam("token"),
+    SEARCH.c.lease_holder == sa.bindparam("holder"),
+)
+"""The holder too: a database that was restored from a backup hands out the same tokens again."""
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
@@ -116,7 +121,7 @@ def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
     """The locked row of a search that `lease` still coordinates. Raises ConflictError `lease_lost` for an outdated lease."""
     row = locked_search(connection, lease.search_id)
-    if row.state != SearchState.RUNNING or row.lease_token != lease.token:
+    if row.state != SearchState.RUNNING or (row.lease_token, row.lease_holder) != (lease.token, lease.holder):
         raise ConflictError(
             f"search {lease.search_id} is no longer coordinated by {lease.holder} (token {lease.token}): "
             f"it is {row.state}, token {row.lease_token}",
@@ -128,7 +133,7 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.Row[Any]:
     """Change a search that `lease` still coordinates, in one statement, without an event; its row as it is now. Raises
     ConflictError as `leased_search`."""
-    changes = {ID.key: lease.search_id, "token": lease.token, **values}
+    changes = {ID.key: lease.search_id, "token": lease.token, "holder": lease.holder, **values}
     row = connection.execute(LEASED, changes).one_or_none()
     return leased_search(connection, lease) if row is None else row  # which raises
 

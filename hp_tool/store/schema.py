@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from hp_tool.store import HEAD as HEAD
 from hp_tool.store import VERSION_TABLE as VERSION_TABLE
 from hp_tool.store.base import now, transaction, writing
 from hp_tool.store.engine import opened, parse_url
-from hp_tool.store.tables import PREFIX
+from hp_tool.store.tables import PREFIX, runs
 from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ INSTALL = "install the newer edition on this host and start again"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time. (SQLite's write lock does the same there.)"""
 OTHERS_LOCK = UPGRADE_LOCK + 1
+NAMES_AT_ONCE = 500
 
 
 def current(url: str) -> str | None:
@@ -137,6 +138,23 @@ def _read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
         return None
     with opened(url) as engine, transaction(engine) as connection:
         return read(connection)
+
+
+def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
+    """Return those of the names, sorted, that no run of the database at a URL has; none where there is no database yet."""
+    known = sa.select(runs.c.job_name).where(runs.c.job_name.in_(sa.bindparam("names", expanding=True)))
+
+    def read(connection: sa.Connection) -> list[str]:
+        if revision(connection) is None:
+            return []
+        names, unknown = sorted(job_names), list[str]()
+        for start in range(0, len(names), NAMES_AT_ONCE):
+            asked = names[start : start + NAMES_AT_ONCE]
+            stored = set(connection.scalars(known, {"names": asked}))
+            unknown += [name for name in asked if name not in stored]
+        return unknown
+
+    return _read(url, read) or []
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,25 +35,27 @@ micro_batch, zero_stage, pause_s, go = int(sys.argv[1]), int(sys.argv[2]), float
 time.sleep(pause_s)
 while not go.exists():
     time.sleep(0.05)
+day = float(pathlib.Path(sys.argv[5]).read_text())
 for step in range(1, 6):
-    print(json.dumps({"step": step, "step_s": micro_batch + zero_stage / 10}), flush=True)
+    print(json.dumps({"step": step, "step_s": micro_batch + zero_stage / 10 + day}), flush=True)
 """
-"""A training whose step time names its configuration, so that a result that stands at another one is seen."""
+"""A training whose step time names its configuration and its day, so that a result that stands at another one is seen."""
 
 
 def quick_trainer(catalog: Path, *, go: Path, pause_s: float = 0.1) -> None:
     """Register the trainer `quick`, whose runs wait for the file `go`."""
     (catalog / "trainers").mkdir(parents=True, exist_ok=True)
-    script = catalog / "train.py"
+    script, day = catalog / "train.py", catalog / "day"
     script.write_text(TRAINER)
-    command = [sys.executable, str(script), "{micro_batch_size}", "{zero_stage}", str(pause_s), str(go)]
+    day.write_text("0")
+    command = [sys.executable, str(script), "{micro_batch_size}", "{zero_stage}", str(pause_s), str(go), str(day)]
     trainer = {"command": command, "reader": "json", "launch": "command"}
     (catalog / "trainers" / "quick.yaml").write_text(yaml.safe_dump(trainer))
 
 
-def expected_step_s(parallel: dict[str, object]) -> float:
-    """The step time that the quick trainer prints for a configuration."""
-    return float(str(parallel["micro_batch_size"])) + float(str(parallel["zero_stage"])) / 10
+def expected_step_s(parallel: Any, *, day: int = 0) -> float:
+    """The step time that the quick trainer prints for a configuration while the file `day` of the catalogue names this one."""
+    return float(parallel.micro_batch_size + parallel.zero_stage / 10 + day)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_an_older_worker_leaves_a_newer_search_alone(tmp_path: Path) -> None:
             wait_for(lambda: store.get_search(search_id=second).state.ended, timeout_s=60)
             assert store.get_search(search_id=second).state == "succeeded"
             for run in store.runs(search_id=second):
-                assert run.measurement is not None and run.measurement.step_s == expected_step_s(vars_of(run.parallel))
+                assert run.measurement is not None and run.measurement.step_s == expected_step_s(run.parallel)
     refused = THIS.run("tune", "--resume", _stored(url, later, edition=1_000_000), **running)
     assert refused.returncode != 0 and "install" in refused.stderr, refused.stderr
 
@@ -145,10 +145,6 @@ def test_a_worker_older_than_the_schema_takes_nothing_new(tmp_path: Path, place:
         assert len(lines) == 1 and "install" in lines[0] and "db upgrade" not in lines[0], lines
     again = THIS.run("worker", **running)
     assert again.returncode != 0 and "install" in again.stderr and "db upgrade" not in again.stderr, again.stderr
-
-
-def vars_of(parallel: Any) -> dict[str, object]:
-    return {name: getattr(parallel, name) for name in ("micro_batch_size", "zero_stage")}
 
 
 def _set_revision(url: str, revision: str) -> None:

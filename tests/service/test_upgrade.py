@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from hp_tool.store import open_store, schema
-from tests.service.editions import THIS, expected_step_s, older, quick_trainer
-from tests.service.processes import wait_for
+from tests.service.editions import THIS, older, quick_trainer
 from tests.service.test_editions import QUERY
 
 pytestmark = [pytest.mark.long, pytest.mark.distributed]
