@@ -123,12 +123,22 @@ def newer(folder: Path) -> Edition:
 
 def older(folder: Path, *, commit: str = OLDER) -> Edition:
     """The edition of a commit of this repository; skips where its history is not here."""
-    archive = subprocess.run(["git", "archive", commit, *PARTS], cwd=ROOT, capture_output=True, check=False)
+    if (reason := extract(folder, commit=commit)) is not None:
+        pytest.skip(reason)
+    return Edition(folder)
+
+
+def extract(folder: Path, *, commit: str = OLDER) -> str | None:
+    """Lay the files of a commit into a folder; None, or why they cannot be had."""
+    try:
+        archive = subprocess.run(["git", "archive", commit, *PARTS, "tests"], cwd=ROOT, capture_output=True, check=False)
+    except FileNotFoundError:
+        return "git is not installed"
     if archive.returncode != 0:
-        pytest.skip(f"no history with {commit[:8]} here: {archive.stderr.decode().strip()}")
+        return f"no history with {commit[:8]} here: {archive.stderr.decode().strip()}"
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
-    return Edition(folder)
+    return None
 
 
 def _ready(url: str) -> bool:

@@ -49,6 +49,13 @@ def test_a_search_is_stored_as_asked(http: TestClient, query: dict[str, Any]) ->
     assert stored == named | {"model": REGISTERED | {"name": "mine"}}
 
 
+def test_the_budget_that_nobody_asked_for_is_the_default(http: TestClient, query: dict[str, Any]) -> None:
+    del query["search"]["budget_runs"]
+    made = http.post("/v1/searches", json=query).raise_for_status().json()
+    assert "budget_runs" not in made["query"]["search"]
+    assert http.get(f"/searches/{made['id']}.json").json()["budget_runs"] == 8
+
+
 def test_a_command_line_sends_what_was_asked(server: str, store: SqlStore, query: dict[str, Any], tmp_path: Path) -> None:
     import json
 
@@ -86,7 +93,7 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
 
 
 @pytest.mark.distributed
-def test_an_older_worker_leaves_a_newer_search_alone(tmp_path: Path) -> None:
+def test_editions_work_side_by_side(tmp_path: Path) -> None:
     """It says so once, finishes what it has, and stops; the newer worker takes the search."""
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     go = tmp_path / "go"
