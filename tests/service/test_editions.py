@@ -30,7 +30,7 @@ QUERY: dict[str, Any] = {
         "zero_stage": [0, 1],
         "recompute": "none",
     },
-    "search": {"budget_runs": 2, "run_timeout_s": 120.0, "min_gain_fraction": 0.0, "preflight": False},
+    "search": {"budget_runs": 2, "run_timeout_s": 1800.0, "min_gain_fraction": 0.0, "preflight": False},
     "trainer": "quick",
 }
 REGISTERED = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}

@@ -40,7 +40,7 @@ def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
     editions; jobs under way keep their names."""
     go, running = tmp_path / "go", {"database_url": url, "home": tmp_path}
     quick_trainer(tmp_path / "catalog", go=go)
-    before = older(tmp_path / "older")
+    before, after = older(tmp_path / "older"), newer(tmp_path / "newer")  # whose queries have a default more
     upgrade(before, url=url, home=tmp_path)
     with ExitStack() as stack:
         old_api = stack.enter_context(before.api(**running))
@@ -48,12 +48,12 @@ def test_an_upgrade_under_running_searches(url: str, tmp_path: Path) -> None:
         searches = [submit(old_api) for _ in range(3)]
         wait_for(lambda: len(started(tmp_path)) == 2, timeout_s=LIMIT_S)
         under_way = started(tmp_path)
-        upgrade(THIS, url=url, home=tmp_path)
-        api = stack.enter_context(THIS.api(**running))
+        upgrade(after, url=url, home=tmp_path)
+        api = stack.enter_context(after.api(**running))
         leaving, _ = workers[0]
         leaving.terminate()  # it hands its search back, with the job running, to whichever edition takes it
         leaving.wait(60)
-        stack.enter_context(THIS.process("worker", *LEASE, **running))
+        stack.enter_context(after.process("worker", *LEASE, **running))
         searches += [submit(api), submit(api), submit(old_api)]
         go.touch()
         store = stack.enter_context(closing(open_store(url)))
