@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ CLOCK_TOLERANCE_S = 5.0
 """A sixth of a lease: below it no worker is wrongly taken for dead or alive, and keys expire on time."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
+JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+(-[0-9a-f]{16})?")
+"""Of a search's run; those of earlier editions do not end in the run's id."""
+SHOWN = 3
+"""Names that one line tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ def examine(*, database_url: str | None = None) -> list[Check]:
     from hp_tool.launchers.jobs import default_root
 
     runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
-    return [*database(database_url), runs, *kept(database_url), *catalogue(), *profiler(), slurm(), *clusters()]
+    stored = (*unknown_jobs(database_url), *kept(database_url))
+    return [*database(database_url), runs, *stored, *catalogue(), *profiler(), slurm(), *clusters()]
 
 
 def database(url: str | None) -> Iterator[Check]:
@@ -141,6 +147,54 @@ def folder_check(name: str, path: Path, *, holds: str) -> Check:
     return Check(name, "ok", holds)
 
 
+def unknown_jobs(database_url: str | None) -> Iterator[Check]:
+    """Yield the jobs that run and the folders of jobs that the database does not know; nothing where it knows all.
+
+    A database that was restored from a backup has forgotten the runs of since then. No worker ends their jobs.
+    """
+    from hp_tool import store
+    from hp_tool.launchers.jobs import default_root
+    from hp_tool.store import schema
+
+    found = {name: _open_jobs(launcher) for name, launcher in _launchers()}
+    folders = {path.name for path in default_root().glob("hp-*") if JOB_NAME.fullmatch(path.name)}
+    try:
+        unknown = set(schema.unknown_jobs(store.database_url(database_url), folders.union(*found.values())))
+    except HpToolError:  # which the checks of the database tell
+        return
+    why = "the database was restored from an older backup, or another one uses {}"
+    for name, running in found.items():
+        if jobs := sorted(unknown & running):
+            detail = f"{_some(jobs)} run on {name}, unknown to the database: {why.format('this cluster')}"
+            fix = "unless they are another database's, end them with the cluster's command (this host: `touch FOLDER/cancel`)"
+            yield Check("unknown jobs", "warning", detail, fix)
+    if jobs := sorted(unknown & folders):
+        detail = f"{default_root()} has folders of jobs unknown to the database: {_some(jobs)}; {why.format('this folder')}"
+        yield Check("unknown folders", "warning", detail, "unless they are another database's, delete them")
+
+
+def _some(names: list[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
+    """Return the names of searches' jobs that wait or run at an engine; none where it does not answer, which others tell."""
+    try:
+        return {name for name in launcher().open_jobs() if JOB_NAME.fullmatch(name)}
+    except (HpToolError, OSError):
+        return set()
+
+
+def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
+    """Yield this host, each cluster whose entry says how runs reach it, and each launcher with a file of options."""
+    from hp_tool import launchers
+
+    yield "this host", partial(launchers.create, "local")
+    yield from _engines()
+
+
 def catalogue() -> Iterator[Check]:
     """Folders of HP_CATALOG_DIR that are not there; nothing where all are."""
     from hp_tool.catalog.library import missing_folders
@@ -195,6 +249,12 @@ def slurm() -> Check:
 
 def clusters() -> Iterator[Check]:
     """Whether each cluster whose entry says how runs reach it, and each launcher with a file of options, takes runs."""
+    for name, launcher in _engines():
+        yield _launcher_check(name, launcher)
+
+
+def _engines() -> Iterator[tuple[str, Callable[[], Launcher]]]:
+    """Yield each cluster whose entry says how runs reach it, and each launcher with a file of options."""
     from hp_tool import launchers
     from hp_tool.catalog import library
     from hp_tool.catalog.hardware import RUNS
@@ -203,10 +263,10 @@ def clusters() -> Iterator[Check]:
 
     for entry in library.entries("clusters"):
         if RUNS in entry.fields:
-            yield _launcher_check(f"cluster {entry.name}", partial(cluster_launcher, entry.name))
+            yield f"cluster {entry.name}", partial(cluster_launcher, entry.name)
     for name in ("slurm", "ray", "kubernetes", "endpoint"):
         if config_path(name).is_file():
-            yield _launcher_check(name, partial(launchers.create, name))
+            yield name, partial(launchers.create, name)
 
 
 def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:

@@ -81,6 +81,10 @@ class StoreError(HpToolError):
     code = "store_unavailable"
 
 
+OLDER_EDITION = "older_edition"
+"""Code of the StoreError about what a newer hp-tool stored: whoever works here stops until that one is installed."""
+
+
 class MissingExtraError(HpToolError):
     """An optional dependency is not installed; the message says which extra brings it. CLI exit 2."""
 

@@ -176,10 +176,10 @@ def budget(
     if as_json:
         typer.echo(schema.to_json(changed))
         return
-    settings = changed.query.get("search") or {}
+    settings = {"budget_runs": SearchSettings().budget_runs} | (changed.query.get("search") or {})
     seconds = settings.get("budget_gpu_seconds")
     bound = "no bound on GPU-seconds" if seconds is None else f"{seconds:g} GPU-seconds"
-    typer.echo(f"search {changed.id} ({changed.state}): {settings.get('budget_runs')} runs, {bound}")
+    typer.echo(f"search {changed.id} ({changed.state}): {settings['budget_runs']} runs, {bound}")
 
 
 def label(

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from hp_tool import tuning
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import JsonObject, Lease
 from hp_tool.domain.retention import Retention
-from hp_tool.errors import HpToolError, StoreError
+from hp_tool.errors import OLDER_EDITION, HpToolError, StoreError
 from hp_tool.learning import Follower
+from hp_tool.queries.edition import edition
 from hp_tool.tuning.lease import LEASE_S
 from hp_tool.tuning.run import default_holder
 from service import logs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 log = logging.getLogger(__name__)
+_RETIRING = threading.Lock()
 
 PRUNE_EVERY_S = 86_400.0
 NOTHING = Retention()
@@ -62,9 +64,12 @@ class Worker:
     """What is deleted once a day; by default nothing."""
     stopping: threading.Event
     """Once set, the worker hands its search back to the queue, with the job running, and returns."""
+    outdated: threading.Event = field(default_factory=threading.Event)
+    """Set once the worker meets what a newer edition stored: it finishes the searches it has, takes no more, and returns."""
 
     def run(self) -> None:
-        """Run searches until `stopping` is set. Neither a search's error nor an absent database ends the worker."""
+        """Run searches until `stopping` is set or a newer edition's search or schema is met. Neither a search's error nor an
+        absent database ends the worker."""
         others = [threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True) for n in range(1, self.searches)]
         for other in others:
             other.start()
@@ -76,7 +81,7 @@ class Worker:
         """Run one search after the other; with `chores`, also what a worker does beside them."""
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
-        while not self.stopping.is_set():
+        while not self.stopping.is_set() and not self.outdated.is_set():
             if chores and self.retention and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
                 with surviving("delete what is old", log):
                     pruned = tuning.prune(store=self.store, database_url=self.database_url, retention=self.retention)
@@ -98,11 +103,26 @@ class Worker:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _claim(self) -> Lease | None:
-        """The lease of the next search; None where there is none, or the database is away."""
+        """The lease of the next search; None where there is none, the database is away, or this edition is too old."""
         with surviving("look for work", log):
-            claim = self.store.claim_search(holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster)
+            try:
+                claim = self.store.claim_search(
+                    holder=self.holder, lease_s=self.lease_s, per_cluster=self.per_cluster, edition=edition()
+                )
+            except StoreError as error:
+                if error.code != OLDER_EDITION:
+                    raise
+                self._retire(error)
+                return None
             return None if claim is None else claim[1]
         return None
+
+    def _retire(self, error: StoreError) -> None:
+        """Take no more searches, and log why; of several threads the first."""
+        with _RETIRING:
+            if not self.outdated.is_set():
+                log.warning("%s. This worker takes no more searches; it ends when those it has have ended", error.message)
+                self.outdated.set()
 
     def _search(self, lease: Lease) -> None:
         log.info("search %s: taken (claim %d)", lease.search_id, lease.token)
@@ -215,6 +235,7 @@ def work(
             stopping=stopping,
         ).run()
     finally:
-        if announcing is not None and stopping.is_set():
+        stopping.set()
+        if announcing is not None:
             announcing.join(timeout=LONGEST_IDLE_S)
         store.close()

@@ -144,7 +144,7 @@ def _on_server(
     with Client(server=server) as client:
         search_id = resume
         if query is not None:
-            search_id = client.submit_search(query=schema.to_dict(query), webhook=webhook).id
+            search_id = client.submit_search(query=schema.query_mapping(query), webhook=webhook).id
             progress.on_event("started", {"search_id": search_id, "budget_runs": query.search.budget_runs})
         assert search_id is not None  # without --resume there is a query
         if resume is not None and client.search(search_id=resume).state in ("paused", "failed"):

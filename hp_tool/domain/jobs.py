@@ -41,7 +41,8 @@ class LaunchPlan:
     """A job, planned but not submitted: pure data, printable, compared in golden tests."""
 
     job_name: str
-    """Deterministic: the search, the run and the fencing token. A restarted worker finds its jobs by it."""
+    """Stored with the run before its job is submitted, so that a restarted worker finds its jobs by it; ends in the run's id,
+    which is random, so that a database restored from a backup, which counts runs again, makes no name twice."""
     command: tuple[str, ...]
     """argv; never a shell string."""
     environment: Mapping[str, str]

@@ -125,12 +125,14 @@ class Store(Protocol):
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
         asked: JsonObject | None = None,
+        edition: int | None = None,
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
         `webhook`: a URL that a worker of a service tells when the search has ended.
 
         The same owner's idempotency key answers the first search again; with another query, priority or webhook it is a
-        ConflictError. `asked`: the query as it was sent, before names were looked up; None: it names nothing.
+        ConflictError. `asked`: the query as it was sent, before names were looked up; None: it names nothing. `edition`: of
+        the hp-tool that stores it (`queries.edition`), below which no worker takes it; None: every worker may.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
         counted one after another.
         """
@@ -143,8 +145,10 @@ class Store(Protocol):
         owner: str | None = None,
         priority: int = 0,
         webhook: str | None = None,
+        expanded: JsonObject | None = None,
     ) -> SearchRecord | None:
-        """What `create_search` made for this key and request; None for a new key. ConflictError with another request."""
+        """What `create_search` made for this key and request; None for a new key. ConflictError with another request.
+        `expanded`: the request with its defaults, by which earlier editions told requests apart."""
 
     def get_search(self, *, search_id: str) -> SearchRecord: ...
 
@@ -196,7 +200,13 @@ class Store(Protocol):
 
     # Searches: their coordinator
     def claim_search(
-        self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None
+        self,
+        *,
+        holder: str,
+        lease_s: float,
+        search_id: str | None = None,
+        per_cluster: int | None = None,
+        edition: int | None = None,
     ) -> tuple[SearchRecord, Lease] | None:
         """Become coordinator of the next search that is queued or whose lease expired; by id also of a paused one.
 
@@ -204,6 +214,9 @@ class Store(Protocol):
         was started the longest ago; of an owner's the oldest. `per_cluster`: where so many run on a cluster, its others wait.
         None: nothing to claim. Two callers never get the same token. A search over which worker after worker fell silent, with
         no run of it moved on, is not handed out again: it ends as failed, `worker_lost_repeatedly`.
+
+        `edition`: the claimant's. Raises StoreError `older_edition`, with nothing claimed, where a newer one stored the search,
+        or, without `search_id`, where the database has a newer schema than this hp-tool knows.
         """
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
@@ -301,7 +314,7 @@ class Store(Protocol):
         """`asked`: what came with the idempotency key, where names were looked up since."""
 
     def earlier_measurement(
-        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None
+        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
     ) -> MeasurementRecord | None:
         """The measurement that an owner's request with this key stored; None of a new key. ConflictError as in creating one."""
 

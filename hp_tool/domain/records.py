@@ -87,7 +87,9 @@ class SearchRecord:
     id: str
     state: SearchState
     query: JsonObject
-    """The parsed query."""
+    """The query as it was asked, with what is registered in place of its names."""
+    edition: int | None = None
+    """Of the hp-tool that stored it (`queries.edition`). None: stored before this was kept, for every worker."""
     owner: str | None = None
     api_key_id: str | None = None
     """The key it was submitted with, whose quota it uses."""
@@ -170,7 +172,7 @@ class RunRecord:
     predicted: JsonObject
     """Predictions made before the run: `step_s` (the seconds that the search minimises), memory and the like."""
     job_name: str
-    """Deterministic: search, number and the fencing token that intended it."""
+    """Search, number, the fencing token that intended it, and the run's id: unlike the others never made twice."""
     token: int
     handle: str | None = None
     """The engine's name for the job."""

@@ -4,6 +4,7 @@ one Measurement with the numbers, or the root cause of the failure."""
 import contextlib
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
@@ -83,7 +84,8 @@ def default_root() -> Path:
 def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
     """Create `folder` with all its files in one step, which a power cut does not undo; an existing one is left alone.
 
-    Raises InputError for a bad file name, and DamagedError where something else has the folder's name.
+    Raises InputError for a bad file name and for a folder that exists and holds another run's request, and DamagedError where
+    something else has the folder's name.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
@@ -104,8 +106,17 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
             raise DamagedError(f"{folder} is no folder: a job put something else in its place") from error
         if not folder.is_dir():
             raise
+        _check_run(folder, files)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_run(folder: Path, files: Mapping[str, str]) -> None:
+    """Raise InputError where an existing folder's request is of another run than that in `files`: so is its result."""
+    own = json.loads(files[REQUEST])["run_id"] if REQUEST in files else None
+    present = (readback.read_json(folder / REQUEST) or {}).get("run_id")
+    if own is not None and present is not None and present != own:
+        raise InputError(f"folder {folder} holds run {present}, not {own}: move it away", field="job_name")
 
 
 def mark(folder: Path, name: str) -> None:

@@ -96,9 +96,12 @@ def add_report(
         ConflictError: the idempotency key was used with another report.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
-    asked = {"source": source, **schema.to_dict(report)}
-    if key is not None and (earlier := store.earlier_measurement(asked=asked, idempotency_key=key)) is not None:
-        return earlier
+    asked = {"source": source, **schema.parse_mapping(data)}
+    if key is not None:
+        expanded = {"source": source, **schema.to_dict(report)}
+        earlier = store.earlier_measurement(asked=asked, expanded=expanded, idempotency_key=key)
+        if earlier is not None:
+            return earlier
     measurement = _measurement(report, source=source, resolve=resolve)
     return store.add_measurement(measurement=measurement, asked=asked, idempotency_key=key)
 
@@ -128,7 +131,7 @@ def _measurement(report: MeasurementReport, *, source: MeasurementSource, resolv
         gpu=hardware.gpu,
         framework=problem.workload.framework,
         model=problem.model.name,
-        query=schema.to_dict(query),
+        query=schema.query_mapping(query),
         parallel=estimate.parallel,
         measurement=measurement,
         predicted={"step_s": estimate.time.step_s, "memory_allocated_bytes": estimate.memory.allocated_bytes},

@@ -73,6 +73,24 @@ def with_registered(query: Q, *, find: Find) -> Q:
     return query
 
 
+def as_asked(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
+    """Return the mapping that `query` was sent as, with what is registered in place of its names, as `resolved` has it.
+
+    Nothing else joins it: an older edition may not know the key of a default, and a newer one may have another.
+    """
+    return _with_changes(sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved))
+
+
+def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -> JsonObject:
+    stored = {name: value for name, value in sent.items() if name in after or name not in before}
+    for name, value in after.items():
+        if value != before.get(name):
+            sides = sent.get(name), before.get(name), value
+            nested = all(isinstance(each, dict) for each in sides)
+            stored[name] = _with_changes(sides[0], before=sides[1], after=sides[2]) if nested else value
+    return stored
+
+
 def registered_model(name: Any, *, find: Find) -> Any:
     """The fields registered under a model's name; the name as it stands where it is the catalogue's, or nobody's."""
     unknown = _unless_known("models", name)

@@ -1,6 +1,6 @@
 """What every part of the store stands on: transactions, the clock, searches under their lease, events, idempotency keys."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -23,7 +23,12 @@ ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
 CHANGED = sa.update(SEARCH).where(SEARCH.c.id == ID)
-STILL_LEASED = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_token == sa.bindparam("token")
+STILL_LEASED = (
+    SEARCH.c.state == SearchState.RUNNING,
+    SEARCH.c.lease_token == sa.bindparam("token"),
+    SEARCH.c.lease_holder == sa.bindparam("holder"),
+)
+"""The holder too: a database that was restored from a backup hands out the same tokens again."""
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
@@ -121,7 +126,7 @@ def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
     """The locked row of a search that `lease` still coordinates. Raises ConflictError `lease_lost` for an outdated lease."""
     row = locked_search(connection, lease.search_id)
-    if row.state != SearchState.RUNNING or row.lease_token != lease.token:
+    if row.state != SearchState.RUNNING or (row.lease_token, row.lease_holder) != (lease.token, lease.holder):
         raise ConflictError(
             f"search {lease.search_id} is no longer coordinated by {lease.holder} (token {lease.token}): "
             f"it is {row.state}, token {row.lease_token}",
@@ -133,7 +138,7 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.Row[Any]:
     """Change a search that `lease` still coordinates, in one statement, without an event; its row as it is now. Raises
     ConflictError as `leased_search`."""
-    changes = {ID.key: lease.search_id, "token": lease.token, **values}
+    changes = {ID.key: lease.search_id, "token": lease.token, "holder": lease.holder, **values}
     row = connection.execute(LEASED, changes).one_or_none()
     return leased_search(connection, lease) if row is None else row  # which raises
 
@@ -196,25 +201,45 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    first = earlier_use(connection, scope=scope, owner=owner, key=key, is_its=lambda used, _: used == fingerprint)
     assert first is not None
     return first
 
 
-def earlier_use(connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str) -> str | None:
+def earlier_use(
+    connection: sa.Connection, *, scope: str, owner: str | None, key: str, is_its: Callable[[str, str], bool]
+) -> str | None:
     """The resource id of an idempotency key that was used; None of a new one.
 
-    Raises ConflictError if the key was used with another request.
+    `is_its`: whether a fingerprint, with the id of the resource made then, is this request's. Raises ConflictError if the key
+    was used with another request.
     """
     table = tables.idempotency_keys
     first = connection.execute(sa.select(table).filter_by(scope=scope, owner=owner or "", key=key)).one_or_none()
     if first is None:
         return None
-    if first.fingerprint != fingerprint:
+    if not is_its(first.fingerprint, first.resource_id):
         raise ConflictError(
             "this idempotency key was used with another request", field="Idempotency-Key", code="idempotency_key_reused"
         )
     return str(first.resource_id)
+
+
+def as_an_earlier_edition(expanded: Any, *, asked: Any, stored: Any) -> Any:
+    """Return a request with the defaults that the edition knew which made `stored` of it, and so fingerprinted: those that
+    stand there, at every depth. What was `asked` stays."""
+    if isinstance(expanded, dict) and isinstance(stored, dict):
+        sent = asked if isinstance(asked, dict) else {}
+        return {
+            name: as_an_earlier_edition(value, asked=sent.get(name), stored=stored.get(name))
+            for name, value in expanded.items()
+            if name in stored or name in sent
+        }
+    if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
+        sent = asked if isinstance(asked, list) and len(asked) == len(stored) else [None] * len(stored)
+        triples = zip(expanded, sent, stored, strict=True)
+        return [as_an_earlier_edition(value, asked=each, stored=kept) for value, each, kept in triples]
+    return expanded
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord, SearchState
-from hp_tool.errors import ConflictError, InputError
-from hp_tool.store import tables
+from hp_tool.errors import OLDER_EDITION, ConflictError, InputError, StoreError
+from hp_tool.store import schema, tables
 from hp_tool.store.base import (
     ID,
     OPEN_RUN,
@@ -66,18 +66,25 @@ def _heads() -> sa.Select[Any]:
 
 
 HEADS = _heads()
-CLAIMED = sa.select(SEARCH.c.id, SEARCH.c.state, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims).where(
-    SEARCH.c.id == ID, sa.or_(SEARCH.c.state.in_(sa.bindparam("states", expanding=True)), IS_ABANDONED)
-)
+CLAIMED = sa.select(
+    SEARCH.c.id, SEARCH.c.state, SEARCH.c.edition, SEARCH.c.started_at, SEARCH.c.lease_token, SEARCH.c.lost_claims
+).where(SEARCH.c.id == ID, sa.or_(SEARCH.c.state.in_(sa.bindparam("states", expanding=True)), IS_ABANDONED))
 
 
 class Coordination(StoreBase):
     def claim_search(
-        self, *, holder: str, lease_s: float, search_id: str | None = None, per_cluster: int | None = None
+        self,
+        *,
+        holder: str,
+        lease_s: float,
+        search_id: str | None = None,
+        per_cluster: int | None = None,
+        edition: int | None = None,
     ) -> tuple[SearchRecord, Lease] | None:
         with self._writing() as connection:
             at = now(connection)
             if search_id is None:
+                schema.check_known(connection)
                 wanted = in_turn(connection, at=at, holder=holder, per_cluster=per_cluster)
                 states: tuple[SearchState, ...] = (SearchState.QUEUED,)
             else:
@@ -88,6 +95,7 @@ class Coordination(StoreBase):
                 row = connection.execute(claimed, {**_times(at), ID.key: each, "states": states}).one_or_none()
                 if row is None:
                     continue
+                _check_edition(row, edition)
                 # A search claimed by its id is wanted, however many workers were lost over it.
                 is_lost = row.state == SearchState.RUNNING and search_id is None
                 lost = row.lost_claims + is_lost
@@ -170,6 +178,15 @@ class Coordination(StoreBase):
         with self._writing(lasting=False) as connection:
             leased_search(connection, lease)
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
+
+
+def _check_edition(row: sa.Row[Any], edition: int | None) -> None:
+    """Raise StoreError `older_edition` where a newer hp-tool than that of the claimant stored the search."""
+    if edition is not None and row.edition is not None and row.edition > edition:
+        raise StoreError(
+            f"search {row.id} was stored by a newer hp-tool (edition {row.edition}, this one is {edition}): {schema.INSTALL}",
+            code=OLDER_EDITION,
+        )
 
 
 def _give_up(connection: sa.Connection, search_id: str, *, lost: int, at: datetime) -> None:

@@ -16,12 +16,13 @@ from hp_tool.domain.measurement_records import (
 )
 from hp_tool.domain.records import JsonObject, Page, Paging
 from hp_tool.store import LEAST_TRUST, tables
-from hp_tool.store.base import ID, StoreBase, checked, earlier_use, first_use, now, row_by_id
+from hp_tool.store.base import ID, StoreBase, as_an_earlier_edition, checked, earlier_use, first_use, now, row_by_id
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
 MEASUREMENT = tables.measurements
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
+AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(MEASUREMENT.c.id == ID)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 WINDOW = 1000
@@ -50,11 +51,20 @@ class Measurements(StoreBase):
             return _read_measurement(connection, stands)
 
     def earlier_measurement(
-        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None
+        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
     ) -> MeasurementRecord | None:
-        fingerprint = json_digest(asked)
         with self._reading() as connection:
-            stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, fingerprint=fingerprint)
+
+            def is_its(fingerprint: str, measurement_id: str) -> bool:
+                if fingerprint == json_digest(asked):
+                    return True
+                row = connection.execute(AS_STORED, {ID.key: measurement_id}).one_or_none()
+                if expanded is None or row is None:
+                    return False
+                stored = {"source": row.source, "parallel": row.query.get("parallel"), **row_dict(row)}
+                return fingerprint == json_digest(as_an_earlier_edition(expanded, asked=asked, stored=stored))
+
+            stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its)
             return None if stands is None else _read_measurement(connection, stands)
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord:

@@ -143,7 +143,7 @@ class Runs(StoreBase):
                 "number": number,
                 "digest": digest,
                 "attempt": 0 if last is None else last.attempt + 1,
-                "job_name": f"hp-{search_id}-r{number}-t{lease.token}",
+                "job_name": f"hp-{search_id}-r{number}-t{lease.token}-{run_id}",  # a restored database counts these again
                 "token": lease.token,
                 "state": RunState.INTENDED,
                 "created_at": at,

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,24 +16,26 @@ import sqlalchemy as sa
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
-from hp_tool.errors import StoreError
+from hp_tool.errors import OLDER_EDITION, StoreError
 from hp_tool.store import HEAD as HEAD
 from hp_tool.store import VERSION_TABLE as VERSION_TABLE
 from hp_tool.store.base import now, transaction, translated_errors
 from hp_tool.store.engine import LASTING, WRITES, opened, parse_url
-from hp_tool.store.tables import PREFIX
+from hp_tool.store.tables import PREFIX, runs
 from hp_tool.store.webhooks import HOOK, SEARCH, untold
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 T = TypeVar("T")
+INSTALL = "install the newer edition on this host and start again"
 UPGRADE_LOCK = 0x68705F746F6F6C
 """PostgreSQL advisory lock: one upgrade at a time."""
 OTHERS_LOCK = UPGRADE_LOCK + 1
 LOOK_S = 0.1
 LOCK_TIMEOUT_S = 10.0
 """How long a migration waits for a table, which others then wait for too: less than a lease."""
+NAMES_AT_ONCE = 500
 
 
 def current(url: str) -> str | None:
@@ -47,6 +49,16 @@ def revision(connection: sa.Connection) -> str | None:
         return None
     value = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()  # noqa: S608
     return None if value is None else str(value)
+
+
+def check_known(connection: sa.Connection) -> str | None:
+    """Return the database's revision. Raises StoreError `older_edition` where it is of a newer hp-tool than this one."""
+    current = revision(connection)
+    if current is not None and current > HEAD:
+        raise StoreError(
+            f"the database has schema {current} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION
+        )
+    return current
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
@@ -146,6 +158,23 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
         return None
     with opened(url) as engine, transaction(engine) as connection:
         return read(connection)
+
+
+def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
+    """Return those of the names, sorted, that no run of the database at a URL has; none where there is no database yet."""
+    known = sa.select(runs.c.job_name).where(runs.c.job_name.in_(sa.bindparam("names", expanding=True)))
+
+    def look_up(connection: sa.Connection) -> list[str]:
+        if revision(connection) is None:
+            return []
+        names, unknown = sorted(job_names), list[str]()
+        for start in range(0, len(names), NAMES_AT_ONCE):
+            asked = names[start : start + NAMES_AT_ONCE]
+            stored = set(connection.scalars(known, {"names": asked}))
+            unknown += [name for name in asked if name not in stored]
+        return unknown
+
+    return read(url, look_up) or []
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:

@@ -22,8 +22,11 @@ from hp_tool.errors import ConflictError
 from hp_tool.store import tables
 from hp_tool.store.access import admit, budget_of
 from hp_tool.store.base import (
+    ID,
+    ONE_SEARCH,
     StoreBase,
     add_event,
+    as_an_earlier_edition,
     checked,
     earlier_use,
     first_use,
@@ -64,6 +67,7 @@ class Searches(StoreBase):
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
         asked: JsonObject | None = None,
+        edition: int | None = None,
     ) -> SearchRecord:
         query = encode(query, field="query")
         with self._writing() as connection:
@@ -86,6 +90,7 @@ class Searches(StoreBase):
                 "id": new,
                 "state": state,
                 "query": query,
+                "edition": edition,
                 "owner": owner,
                 "api_key_id": api_key_id,
                 "cluster": cluster_of(query),
@@ -112,10 +117,20 @@ class Searches(StoreBase):
         owner: str | None = None,
         priority: int = 0,
         webhook: str | None = None,
+        expanded: JsonObject | None = None,
     ) -> SearchRecord | None:
-        fingerprint = _fingerprint(asked, priority=priority, webhook=webhook)
         with self._reading() as connection:
-            used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, fingerprint=fingerprint)
+
+            def is_its(fingerprint: str, search_id: str) -> bool:
+                if fingerprint == _fingerprint(asked, priority=priority, webhook=webhook):
+                    return True
+                stored = connection.execute(ONE_SEARCH, {ID.key: search_id}).one_or_none()
+                if expanded is None or stored is None:
+                    return False
+                earlier = as_an_earlier_edition(expanded, asked=asked, stored=stored.query)
+                return fingerprint == _fingerprint(earlier, priority=priority, webhook=webhook)
+
+            used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its)
             return None if used is None else read_search(connection, used)
 
     def get_search(self, *, search_id: str) -> SearchRecord:

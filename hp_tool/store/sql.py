@@ -36,8 +36,12 @@ def open_store(url: str | None = None) -> SqlStore:
     """
     url = database_url(url)
     engine = create_engine(url)
-    with transaction(engine) as connection:
-        revision = schema.revision(connection)
+    try:
+        with transaction(engine) as connection:
+            revision = schema.check_known(connection)
+    except StoreError:
+        engine.dispose()
+        raise
     if revision != schema.HEAD:
         if engine.dialect.name == "sqlite":
             from hp_tool.store import upgrades  # with Alembic, which nobody else needs

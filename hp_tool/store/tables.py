@@ -23,6 +23,7 @@ searches = sa.Table(
     sa.Column("id", ID, primary_key=True),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("query", json_column(), nullable=False),
+    sa.Column("edition", sa.Integer),  # of the hp-tool that stored it; none: stored before this was kept
     sa.Column("owner", sa.String(200)),
     sa.Column("api_key_id", ID),
     sa.Column("cluster", sa.String(200)),

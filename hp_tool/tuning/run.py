@@ -14,7 +14,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, SearchState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.learning.series import StoredCalibrations
-from hp_tool.queries.schema import parse, parse_query, to_dict
+from hp_tool.queries.edition import edition
+from hp_tool.queries.schema import parse, parse_query, query_mapping
 from hp_tool.search.account import spent_by
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.serving.problem import ServingProblem
@@ -147,10 +148,10 @@ def tune(
     if search_id is None:
         if query is None:
             raise NotFoundError("neither a query nor a search to resume was given", field="query")
-        stored = to_dict(self_contained(query))
+        stored = query_mapping(self_contained(query))
         resolve_search(parse_query(stored))  # as it is kept, without files that only this process may read
         stored = within_limits(stored)
-        search_id = store.create_search(query=stored, paused=True, limits=daily_limits(stored)).id
+        search_id = store.create_search(query=stored, paused=True, limits=daily_limits(stored), edition=edition()).id
     record = store.get_search(search_id=search_id)
     if record.state is SearchState.SUCCEEDED and record.result is not None:
         done: TuneResult = parse(TuneResult, record.result)
@@ -172,10 +173,11 @@ def default_holder() -> str:
 
 
 def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> Lease:
-    """Become this search's coordinator; ConflictError where it has ended or its holder goes on renewing the lease."""
+    """Become this search's coordinator; ConflictError where it has ended or its holder goes on renewing the lease, StoreError
+    where a newer edition stored it."""
     deadline = time.monotonic() + patience_s
     while True:
-        claimed = store.claim_search(holder=holder, lease_s=LEASE_S, search_id=search_id)
+        claimed = store.claim_search(holder=holder, lease_s=LEASE_S, search_id=search_id, edition=edition())
         if claimed is not None:
             return claimed[1]
         current = store.get_search(search_id=search_id)

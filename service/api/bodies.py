@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -13,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from hp_tool.answers import Line
 from hp_tool.domain.query import Query, TrainerCommand
+from hp_tool.domain.records import JsonObject
 from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find, names_registered, with_registered
@@ -94,6 +96,26 @@ async def _asked(request: Request) -> Query:
 
 AskedBody = Annotated[Query, Depends(_asked)]
 """The query in the body as it was sent: names are not looked up yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentQuery:
+    """A query and the mapping that it was sent as."""
+
+    query: Query
+    mapping: JsonObject
+
+
+def _sent(body: bytes) -> SentQuery:
+    return SentQuery(query=schema.parse_query(body), mapping=schema.parse_mapping(body))
+
+
+async def _sent_body(request: Request) -> SentQuery:
+    return await read_body(request, _sent)
+
+
+SentBody = Annotated[SentQuery, Depends(_sent_body)]
+"""The query in the body with the body itself: names are not looked up yet."""
 
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:

@@ -16,16 +16,18 @@ from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import EventRecord, Head, Label, RunState, SearchRecord, SearchState
+from hp_tool.domain.records import EventRecord, Head, JsonObject, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
+from hp_tool.queries.edition import edition
+from hp_tool.queries.registered import Find, as_asked
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
 from hp_tool.tuning.plan import PlanAnswer, bill
 from service.api import openapi
-from service.api.bodies import AskedBody, QueryBody, json_body, json_response, resolve
+from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
@@ -70,7 +72,7 @@ MEANING: dict[Action, str] = {
     responses=openapi.conflict(KEY_REUSED),
 )
 def submit(
-    query: AskedBody,
+    body: SentBody,
     store: StoreDep,
     find: FindDep,
     settings: SettingsDep,
@@ -87,14 +89,22 @@ def submit(
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
             raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    asked = schema.to_dict(query)
-    sent: dict[str, Any] = {"priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
-    if idempotency_key is not None and (earlier := store.earlier_search(asked=asked, **sent)) is not None:
-        return _accepted(earlier, response)  # whatever its names mean by now, and whoever could run it
-    query = resolve(query, find=find)
-    resolve_search(query)  # refuses unknown names and what is not modelled now, rather than in a worker later
-    record = store.create_search(query=schema.to_dict(query), asked=asked, **sent)
-    return _accepted(record, response)
+    sent: dict[str, Any] = {"asked": body.mapping, "priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
+    if idempotency_key is not None:
+        earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
+        if earlier is not None:
+            return _accepted(earlier, response)  # whatever its names mean by now, and whoever could run it
+    return _accepted(store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response)
+
+
+def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
+    """Return what is stored of a search for a query: what was sent with registered names looked up, and this edition.
+
+    Refuses unknown names and what is not modelled, rather than in a worker later: InputError, NotFoundError, UnsupportedError.
+    """
+    resolved = resolve(query, find=find)
+    resolve_search(resolved)
+    return {"query": as_asked(sent, query=query, resolved=resolved), "edition": edition()}
 
 
 @plans.post("/plans", response_model=PlanAnswer, openapi_extra=openapi.body(domain.Query, example=EXAMPLE))
@@ -318,12 +328,14 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
         case "resume":
             return store.resume_search(search_id=search_id)
         case "clone":
-            query = store.get_search(search_id=search_id).query
+            record = store.get_search(search_id=search_id)
+            query = record.query
             # The digest keeps the key apart from those of submissions and of other searches' clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
             if key is not None and (earlier := store.earlier_search(asked=query, idempotency_key=key)) is not None:
                 return earlier
-            return store.create_search(query=query, asked=query, idempotency_key=key)
+            newest = max(record.edition or 0, edition())
+            return store.create_search(query=query, asked=query, idempotency_key=key, edition=newest)
 
 
 def search_answer(record: SearchRecord) -> dict[str, Any]:

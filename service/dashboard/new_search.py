@@ -34,6 +34,7 @@ from hp_tool.tuning.plan import SearchPlan, bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.searches import searched
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
 from service.dashboard.formats import arithmetic, configuration_details, details, dotted
@@ -235,9 +236,8 @@ def preview_html(page: PreviewDep) -> HTMLResponse:
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     """Queue the search and redirect to its page; on an error, show the form again with its message."""
     try:
-        query = resolve(schema.parse_query(to_query(values)), find=find)
-        resolve_search(query)
-        record = store.create_search(query=schema.to_dict(query))
+        sent = to_query(values)
+        record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find))
     except HpToolError as error:
         page = replace(form_page(values, store=store), error=error.as_dict())
         return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from hp_tool.anatomy import Schedule
 from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
-from hp_tool.domain.query import Kind
+from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.exchange import TRAINING
@@ -264,4 +264,4 @@ def _buttons(view: SearchView) -> tuple[Button, ...]:
 
 def budget_runs_of(query: JsonObject) -> int:
     """Maximum number of profile runs in a search's query."""
-    return int((query.get("search") or {}).get("budget_runs") or 0)
+    return int((query.get("search") or {}).get("budget_runs") or SearchSettings().budget_runs)

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import skip_or_fail
+from tests.service.editions import extract
 from tests.service.faults.campaign import as_text, campaign, is_clean
 from tests.service.faults.databases import Database, Postgres, Sqlite
-from tests.service.faults.injections import CLOCK, FAULTS, FOLDER_FULL, RESTART
+from tests.service.faults.injections import CLOCK, FAULTS, FOLDER_FULL, OLDER, RESTART
 from tests.service.faults.processes import preload
 
 pytestmark = pytest.mark.distributed
-SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL, CLOCK)]
-"""Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime: `benchmarks.service.faults`."""
+SQLITE = [fault for fault in FAULTS if fault not in (RESTART, FOLDER_FULL, CLOCK, OLDER)]
+"""Without those that need PostgreSQL, a disk of their own, or all processes under libfaketime (`benchmarks.service.faults`), or
+history, which has a test of its own."""
 POSTGRESQL = [
     "worker killed",
     RESTART,
@@ -34,6 +36,21 @@ def profiler_extra() -> None:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
         skip_or_fail(component="MEGATRON", reason="the profiler extra is not installed")
     preload()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_a_worker_of_an_older_edition(tmp_path: Path, kind: str) -> None:
+    if (reason := extract(tmp_path / "older")) is not None:
+        pytest.skip(reason)
+    try:
+        database: Database = Sqlite(tmp_path) if kind == "sqlite" else Postgres()
+    except ImportError as error:
+        skip_or_fail(component="POSTGRES", reason=f"no PostgreSQL: {error}")
+    try:
+        clean(database, [OLDER] * 2, tmp_path)
+    finally:
+        database.close()
 
 
 def clean(database: Database, faults: list[str], home: Path) -> None:

@@ -20,7 +20,7 @@ def test_a_run_from_intent_to_measurement(store: Store, new_measurement: NewMeas
     lease = claimed(store)
     run = intended(store, lease)
     assert (run.state, run.number, run.attempt, run.parallel) == (RunState.INTENDED, 0, 0, TP2)
-    assert run.job_name == f"hp-{lease.search_id}-r0-t1"
+    assert run.job_name == f"hp-{lease.search_id}-r0-t1-{run.id}"
     assert run.digest == configuration_digest(parallel=TP2, fidelity=Fidelity(steps=3))
     submitted = store.mark_submitted(lease=lease, run_id=run.id, handle="job 7")
     assert (submitted.state, submitted.handle) == (RunState.SUBMITTED, "job 7")
@@ -42,7 +42,7 @@ def test_the_same_configuration_is_the_same_run_even_for_the_next_coordinator(st
     assert claim is not None
     assert intended(store, claim[1]) == run
     other = intended(store, claim[1], ParallelConfig())
-    assert (other.number, other.job_name) == (1, f"hp-{lease.search_id}-r1-t2")
+    assert (other.number, other.job_name) == (1, f"hp-{lease.search_id}-r1-t2-{other.id}")
 
 
 def test_a_finished_run_is_finished_once(store: Store, new_measurement: NewMeasurementFactory) -> None:

@@ -50,7 +50,7 @@ PREDICTED = {"step_s": 4.0, "tokens_per_second_per_gpu": 16 * 5 / 6 / 4.0}
 
 
 MEASURED, RUN, SEARCH = (
-    sa.select(*(column for column in table.c if column.name not in ("state", "account", "label")))
+    sa.select(*(column for column in table.c if column.name not in ("state", "account", "label", "edition")))
     for table in (measurements, runs, searches)
 )
 """What a row of every revision here has."""

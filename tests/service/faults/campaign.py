@@ -21,10 +21,11 @@ import httpx
 from hp_tool.domain.access import Usage
 from hp_tool.errors import StoreError
 from hp_tool.store import open_store
+from tests.service.editions import extract
 from tests.service.faults.audit import KINDS, audit
 from tests.service.faults.databases import Database, Postgres, Sqlite, small_disk
 from tests.service.faults.engines import Local
-from tests.service.faults.injections import FAULTS, FOLDER_FULL, RESTART, Scene
+from tests.service.faults.injections import FAULTS, FOLDER_FULL, OLDER, RESTART, Scene
 from tests.service.faults.processes import Service
 from tests.service.faults.receiver import receiving
 
@@ -171,6 +172,9 @@ def own_campaign(*, fault: str, kind: str, times: int, seed: int, engine: Local 
                 return None
             if fault == FOLDER_FULL and not small_disk(home / "runs"):
                 sys.stderr.write("runs folder full: left out, this user may not mount a small disk\n")
+                return None
+            if fault == OLDER and (reason := extract(home / "older")) is not None:
+                sys.stderr.write(f"{fault}, {kind}: left out, {reason}\n")
                 return None
             return campaign(faults=[fault] * times, database=database, home=home, engine=engine, seed=seed)
         finally:

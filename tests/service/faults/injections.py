@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import sqlalchemy as sa
 
 from hp_tool.launchers.readback import read_json
+from hp_tool.store import schema
+from hp_tool.store.base import writing
+from hp_tool.store.engine import opened
+from tests.service.editions import extract
 from tests.service.faults import false_clock
 from tests.service.faults.databases import Database, Postgres, until_it_answers
 from tests.service.faults.engines import Local
@@ -25,6 +31,8 @@ SHORTEST_OUTAGE_S = 0.5
 HOUR_S = 3600.0
 RESTART, FOLDER_FULL, CLOCK = "PostgreSQL restarted", "runs folder full", "clock jump"
 """The fault that SQLite cannot suffer, the one that needs a disk of its own, and the one that needs libfaketime."""
+OLDER = "worker of an older edition"
+"""The fault that needs this repository's history."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -161,6 +169,41 @@ def lose_job(scene: Scene) -> None:
     _until(lambda: scene.engine.lose_job(scene.service.home), timeout_s=60)
 
 
+def work_beside_an_older_edition(scene: Scene) -> None:
+    """A worker of an older edition, which began before the upgrade, takes searches beside this edition's; then it is stopped,
+    and hands back what it has."""
+    folder, log = scene.service.home / "older", scene.service.home / "older.log"
+    if not folder.is_dir() and (reason := extract(folder)) is not None:
+        raise RuntimeError(reason)
+    log.write_text("")
+    with schema_of(folder, database_url=scene.service.database_url):
+        worker = scene.service.start_worker_of(folder)
+        _until(lambda: "INFO worker" in log.read_text() or worker.poll() is not None, timeout_s=60)
+    _until(lambda: ": taken" in log.read_text() or worker.poll() is not None, timeout_s=30)
+    time.sleep(scene.duration_s())
+    if worker.poll() is not None:
+        raise RuntimeError(f"the older worker ended: {log.read_text()}")
+    worker.terminate()
+    worker.wait(60)
+
+
+@contextlib.contextmanager
+def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
+    """Have the database say that its schema is the one of the edition in a folder, which it extends."""
+    found = re.search(r'^HEAD = "(\w+)"', (folder / "hp_tool" / "store" / "__init__.py").read_text(), re.MULTILINE)
+    assert found is not None
+    _set_revision(database_url, found[1])
+    try:
+        yield
+    finally:
+        _set_revision(database_url, schema.HEAD)
+
+
+def _set_revision(database_url: str, revision: str) -> None:
+    with opened(database_url) as engine, writing(engine) as connection:
+        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"), {"revision": revision})
+
+
 def jump_clock(scene: Scene) -> None:
     """The clock of API, workers and PostgreSQL (libfaketime's) jumps an hour, ahead or back; back, a worker dies as well,
     whose lease then seems to last."""
@@ -217,5 +260,6 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "tune beside workers": tune_beside,
     "job lost by its engine": lose_job,
     CLOCK: jump_clock,
+    OLDER: work_beside_an_older_edition,
     "result truncated": truncate_result,
 }

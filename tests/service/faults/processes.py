@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -100,11 +101,22 @@ class Service:
                     found.append(process)
         return found
 
-    def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
+    def start_worker_of(self, folder: Path) -> subprocess.Popen[bytes]:
+        """A worker of the edition in a folder, with that edition's quick job; its log is older.log."""
+        code = f"from tests.service.faults.processes import _worker; _worker({self.lease_s}, {self.busy_timeout_s})"
+        environment = os.environ | self.own_environment()
+        with (self.home / "older.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment, stdout=log, stderr=log)
+
+    def own_environment(self) -> dict[str, str]:
+        """What API and workers get besides what they inherit."""
         home = {"HP_RUNS_DIR": str(self.home / "runs"), "HP_CATALOG_DIR": str(self.home / "catalog")}
         webhooks = {"HP_WEBHOOK_SECRET": SECRET, "HP_WEBHOOK_NETWORKS": "127.0.0.0/8"}
-        environment = {**home, **webhooks, "HP_DATABASE_URL": self.database_url, **self.environment}
-        process = _context.Process(target=_own, args=(str(self.home), environment, work, *arguments), daemon=True)
+        return {**home, **webhooks, "HP_DATABASE_URL": self.database_url, **self.environment}
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
+        arguments = (str(self.home), self.own_environment(), work, *arguments)
+        process = _context.Process(target=_own, args=arguments, daemon=True)
         process.start()
         return process
 
