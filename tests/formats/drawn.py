@@ -25,6 +25,12 @@ MODELS = (
     "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b",
 )  # fmt: skip
 DENSE = MODELS[:7]
+OWN_MODELS = {
+    "deepspeed": ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b", "llama-3-8b"),
+    "torchtitan": ("llama-3-8b", "llama-3-70b"),
+    "nanotron": ("llama-3-8b", "llama-2-13b", "mistral-7b"),
+}
+"""Models of the tools that run, or fit, few others."""
 CLUSTERS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200-nvl72", "mi300x-192gb")
 RARE: tuple[tuple[str, Any], ...] = (
     ("training.precision", "fp8"), ("training.precision", "fp16"), ("training.precision", ["bf16", "fp8"]),
@@ -60,7 +66,7 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
     framework = draw.choice(("megatron-core", "torch-fsdp")) if format == "verl" else TOOLS[format]
     query: dict[str, Any] = {
         "kind": "training",
-        "model": draw.choice(MODELS if framework == "megatron-core" else DENSE),
+        "model": draw.choice(OWN_MODELS.get(format) or (MODELS if framework == "megatron-core" else DENSE)),
         "cluster": {"gpu": draw.choice(CLUSTERS), "num_gpus": draw.choice((8, 16, 64, 72, 256))},
         "training": {
             "sequence_length": draw.choice((2048, 4096, 8192, 32768, 131072)),
@@ -69,7 +75,7 @@ def training(seed: int, *, format: str) -> dict[str, Any]:
         },
         "parallel": {},
     }
-    for path, value in draw.sample(RARE, k=draw.choice((0, 1, 1, 2, 3))):
+    for path, value in draw.sample(RARE, k=draw.choice((0, 0, 1, 1, 2, 3))):
         schema.lay(query, {path: value})
     if "lora" in query["training"]:
         query["training"]["task"] = "lora"

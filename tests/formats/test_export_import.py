@@ -29,7 +29,7 @@ UNSAID = (
 )  # fmt: skip
 """What no file says: the model's shape behind its name, the devices, what is wanted of the answer, the release that is
 installed, and the load."""
-IN_THE_SCRIPT = {"accelerate": ("training.attention",), "deepspeed": ("training.attention",), "verl": ("training.attention",)}
+IN_THE_SCRIPT = dict.fromkeys(("accelerate", "deepspeed", "verl"), ("training.attention", "training.dropout"))
 """What a tool leaves to the training script, which the file does not start."""
 UNREAD = {"verl": "uneven stages are not read from it"}
 """What a tool can be told and its reader refuses by name."""

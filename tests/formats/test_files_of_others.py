@@ -82,7 +82,12 @@ def test_accelerate_reads_it(tmp_path: Path) -> None:
     from accelerate.parallelism_config import ParallelismConfig
 
     path = tmp_path / "fsdp.yaml"
-    layouts = ({}, {"data_parallel_shard_size": 8}, {"tensor_parallel_size": 2}, {"context_parallel_size": 2})
+    layouts = (
+        {},
+        {"data_parallel_shard_size": 8},
+        {"tensor_parallel_size": 2, "sequence_parallel": False},
+        {"context_parallel_size": 2},
+    )
     for world, layout in itertools.product((16, 64, 1024), layouts):
         query = fsdp(**layout)
         query["cluster"]["num_gpus"], query["training"]["global_batch_size"] = world, 1024

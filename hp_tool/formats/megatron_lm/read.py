@@ -182,6 +182,7 @@ class _Run(Arguments):
         first, second = (self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32" for moment in ("", "-sq"))
         capacity = self.on("moe-expert-capacity-factor") and not self.on("disable-moe-token-dropping")
         narrow = self.on("grad-reduce-in-bf16") or (aware and self.text("main-grads-dtype", "fp32") == "bf16")
+        narrow |= self.on("fp16") and not self.on("accumulate-allreduce-grads-in-fp32")  # which bf16 alone turns on unasked
         attention = self.attention()
         unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
         offload, fraction = self.offload()
