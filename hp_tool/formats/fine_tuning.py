@@ -120,7 +120,7 @@ def axolotl_config(setup: TrainingSetup) -> dict[str, Any]:
             "reshard_after_forward": c.zero_stage == 3,
             "activation_checkpointing": setup.recompute.granularity != "none",
             "offload_params": False,
-            "cpu_ram_efficient_loading": True,
+            "cpu_ram_efficient_loading": loads_once(setup),
             "state_dict_type": "SHARDED_STATE_DICT",
         },
         "datasets": [{"path": "mhenrichsen/alpaca_2k_test", "type": "completion" if w.task == "pretrain" else "alpaca"}],
@@ -183,6 +183,11 @@ def targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
     return names
 
 
+def loads_once(setup: TrainingSetup) -> bool:
+    """Return whether one rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own check)."""
+    return setup.workload.frozen_precision != "nf4"
+
+
 def _trainer(setup: TrainingSetup) -> dict[str, Any]:
     """Return arguments of Hugging Face's Trainer."""
     w = setup.workload
@@ -216,7 +221,9 @@ def _script(
         launch += (
             ' --machine_rank "${NODE_RANK:?set it to 0, 1, ...}" --main_process_ip "${MASTER_ADDR:?set it to the first node}"'
         )
-    written = {CONFIG: accelerate.content(setup), **(files or {})}
+    started = accelerate.content(setup)
+    started["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] = loads_once(setup)
+    written = {CONFIG: started, **(files or {})}
     yours = "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out" if options else "output_dir=out"
     here = [line for name, each in written.items() for line in _heredoc(name, each)]
     return "\n".join(

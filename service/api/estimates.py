@@ -127,8 +127,8 @@ class ExportRequest(BaseModel):
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
     format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, nanotron, verl, slurm, kubernetes, vllm, sglang,
-    trtllm or llm-d."""
+    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, trl, axolotl, llama-factory, nanotron, verl,
+    slurm, kubernetes, vllm, sglang, trtllm or llm-d."""
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
     rerank: StrictBool = False

@@ -66,6 +66,14 @@ def test_every_key_is_one_that_the_tool_knows(format: str, frozen: str | None, r
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("frozen", "once"), [(None, True), ("nf4", False)])
+@pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
+def test_four_bits_are_quantised_on_every_rank(format: str, frozen: str | None, once: bool) -> None:
+    """axolotl's configuration refuses FSDP 2 that quantises on the first rank alone, as the others would wait for it."""
+    text = hp_tool.export(query(format, frozen=frozen), format=format).text
+    assert f"cpu_ram_efficient_loading: {str(once).lower()}\n" in text
+
+
 @pytest.mark.parametrize(
     ("lora", "frozen"),
     [({"rank": 8}, "nf4"), ({"rank": 64, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}, None)],
