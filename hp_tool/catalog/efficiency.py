@@ -24,8 +24,8 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed, as no run of such a framework is among the measured: with 90 % confidence a step takes up to 1.5 times as long as under
-the framework that stands in, and a device holds up to 1.3 times as much."""
+"""Assumed, as no run of such a framework is among the measured: with 90 % confidence a step takes up to 1.5 times as long as
+under the framework that stands in, and a device holds up to 1.3 times as much."""
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
 P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency)

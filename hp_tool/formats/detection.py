@@ -10,8 +10,12 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.names import IMPORTS as READ
 from hp_tool.formats.renamed import PRINTED_ARGUMENTS
 
+_TRAINERS = {
+    "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "cutoff_len": "LLaMA-Factory", "template": "LLaMA-Factory",
+}  # fmt: skip
+"""Keys of trainers whose files have bf16 and fp16 as DeepSpeed's have."""
 NOT_READ = {
-    "openrlhf": "OpenRLHF", "base_model": "Axolotl", "finetuning_type": "LLaMA-Factory", "apiVersion": "Kubernetes",
+    "openrlhf": "OpenRLHF", **_TRAINERS, "apiVersion": "Kubernetes",
     "_component_": "torchtune",
     "max_duration": "LLM Foundry (Composer)", "auto_map": "a model's config.json", "architectures": "a model's config.json",
     "enable_attention_dp": "TensorRT-LLM's options", "nodes_and_edges": "a workflow",
@@ -120,6 +124,9 @@ def _of_mapping(content: Mapping[str, Any], text: str) -> str:
         return "accelerate"
     if "parallelism" in keys and "tokens" in keys:
         return "nanotron"
+    for sign, name in _TRAINERS.items():
+        if sign in keys:
+            raise _unread(name)
     if keys & {"train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
         return "deepspeed"
     if keys & {"language_model", "model_parallel"} or (

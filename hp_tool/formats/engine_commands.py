@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, untold, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, sort, table, untold, whole_number
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -58,8 +58,9 @@ def read(
     found = sort(settings, table=table(engine), reading=reading, spare=spare)
     flags = {_NAMES.get(name, name): list(each.values) for name, each in found.items() if not each.unknown}
     for name, each in found.items():
-        if each.unknown and table(engine)[name].fate == "read":
-            field = table(engine)[name].why
+        argument = look_up(name, table(engine))
+        if each.unknown and argument is not None and argument.fate == "read":
+            field = argument.why
             reading.lack(field, f"{each.written} is {untold(each.unknown)}; add --set {field}=...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,7 +15,7 @@ from hp_tool.formats.launch import Launch, launch_of, world_size
 from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.megatron_lm.read import OTHER_PROGRAMS
 from hp_tool.formats.names import IMPORTS as READ
-from hp_tool.formats.reading import Ignored, Read, Reading, Setting, plain, settings_of, table, whole_number
+from hp_tool.formats.reading import Ignored, Read, Reading, Setting, look_up, plain, settings_of, table, whole_number
 from hp_tool.formats.renamed import file_settings, of_printed, printed
 from hp_tool.formats.shell import Script
 
@@ -108,21 +108,26 @@ def _check_program(launch: Launch) -> None:
 
 
 def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Megatron-DeepSpeed's own file, if the script writes it or it was given: its ZeRO stage."""
+    """Megatron-DeepSpeed's own file, if the script writes it or it was given: its ZeRO stage and precision, which DeepSpeed's
+    engine takes whatever the flags say."""
     named = next((each for each in settings if each.name == "deepspeed-config" and each.values), None)
-    if named is None or any(each.name == "zero-stage" for each in settings):
+    if named is None:
         return
     text = script.files.get(named.values[0], script.files.get(PurePosixPath(named.values[0]).name))
     if text is None:
-        reading.ignored.append(
-            Ignored(flag=named.values[0], reason="not at hand; give it with --file if it says a ZeRO stage", line=named.line)
-        )
+        reason = "not at hand; give it with --file if it says a ZeRO stage or a precision"
+        reading.ignored.append(Ignored(flag=named.values[0], reason=reason, line=named.line))
         return
-    zero = parsed(text).get("zero_optimization")
+    content = parsed(text)
+    zero = content.get("zero_optimization")
     if isinstance(zero, Mapping) and "stage" in zero:
-        settings.append(
-            Setting(name="zero-stage", written=f"{named.values[0]}: zero_optimization.stage", values=(str(zero["stage"]),))
-        )
+        written = f"{named.values[0]}: zero_optimization.stage"
+        settings.append(Setting(name="zero-stage", written=written, values=(str(zero["stage"]),)))
+    kinds = {"fp16": ("fp16",), "bf16": ("bf16", "bfloat16")}
+    for kind, keys in kinds.items():
+        if any(isinstance(one := content.get(key), Mapping) and one.get("enabled") is True for key in keys):
+            settings[:] = [each for each in settings if each.name not in kinds]
+            settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled", values=()))
 
 
 def _torchtitan(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
@@ -190,8 +195,20 @@ def _trainer(source: Source, reading: Reading, told: list[Setting], facts: Mappi
     trainer.read(content, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 
 
+def _served(words: list[Setting], script: Script, reading: Reading, *, engine: str) -> list[Setting]:
+    """Return the options in the file behind a server's --config: switches stand without a value, or are off."""
+    options = []
+    for each in _recipe(words, script, reading):
+        argument = look_up(each.name, table(engine))
+        if argument is None or argument.arity != "0":
+            options.append(each)
+        elif each.values != ("false",):
+            options.append(replace(each, values=()))
+    return options
+
+
 def _recipe(words: list[Setting], script: Script, reading: Reading) -> list[Setting]:
-    """The arguments in the file behind --config, as TRL's scripts read them before those of the command."""
+    """The arguments in the file behind --config, which TRL's scripts and servers read before those of the command."""
     named = next((each for each in words if each.name == "config" and each.values), None)
     if named is None:
         return []
@@ -272,13 +289,14 @@ def _verl(source: Source, reading: Reading, told: list[Setting], facts: Mapping[
 
 def _engine(engine: str) -> Callable[[Source, Reading, list[Setting], Mapping[str, str]], None]:
     def follow(source: Source, reading: Reading, told: list[Setting], facts: Mapping[str, str]) -> None:
-        launch, _ = _script(source, reading)
+        launch, script = _script(source, reading)
         words, model = list(launch.words), None
         if engine == "vllm" and words and not words[0].text.startswith("-"):
             model = words.pop(0).text
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server
         settings = settings_of(words, table=table(engine), reading=reading)
+        settings = [*_served(settings, script, reading, engine=engine), *(each for each in settings if each.name != "config")]
         engine_commands.read(
             settings,
             engine=engine,

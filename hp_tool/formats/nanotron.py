@@ -1,5 +1,6 @@
 """nanotron 0.4's YAML file of run_train.py, both ways: keys as in src/nanotron/config."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ _MODEL = {
     "tie_word_embeddings": "tie_word_embeddings", "max_position_embeddings": "max_position_embeddings",
 }  # fmt: skip
 """Fields of a model, and their keys under model.model_config."""
+_EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
+_NO_EXPERTS = ("", "0", "1", "none", "null", "false")
+"""Values of such keys in a dense model."""
 SAID = {
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "tensor_parallel_size",
     "pipeline_parallel_size", "expert_parallel_size", "context_parallel_size", "micro_batch_size", "sequence_parallel",
@@ -167,8 +171,9 @@ def read(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             reading.lack(f"model.{field}", f"model.model_config.{key} is not said; add --set model.{field}=...")
-    if size("model.model-config.moe-config.num-experts", 1) > 1:
-        reading.refused.append("model.model_config.moe_config: experts are not modelled for nanotron")
+    experts = [each for name, each in found.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
+    if experts:
+        reading.refuse(f"{experts[0].written}: experts are not modelled for nanotron")
     scattered = said("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.megatron_lm.read import read as read_arguments
-from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
 
 _MIXED = {
@@ -19,6 +19,8 @@ _MIXED = {
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
 """torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in bytes."""
+_OWN = ("mlp-type", "attention-config", "use-bias-in-attn-linear")
+"""Keys of GPT-NeoX that no flag of Megatron stands for."""
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
@@ -29,7 +31,7 @@ _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 
 def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
     """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
-    own = [each for each in file_settings(content, text=text) if each.name not in ("mlp-type", "attention-config")]
+    own = [each for each in file_settings(content, text=text) if each.name not in _OWN]
     settings = renamed(own, tool="gpt-neox", reading=reading, spare=spare)
     keys = {str(key).replace("-", "_"): value for key, value in content.items()}
     found = {each.name: each for each in settings}
@@ -56,12 +58,21 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
         whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
         settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
     settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
+    for name in ("hidden-dropout", "attention-dropout"):
+        if name not in found:  # NeoX's default; Megatron's is 0.1
+            settings.append(Setting(name=name, written=name.replace("-", "_"), values=("0",)))
     stage = found.get("zero-stage")
     if stage is None:
         settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
         pass
     read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+    if "use_bias_in_attn_linear" in keys and isinstance(reading.query.get("model"), dict):
+        biased = keys["use_bias_in_attn_linear"] is not False
+        reading.query["model"]["attention_bias"] = biased
+        reading.read.append(
+            Read(flag="use_bias_in_attn_linear", value=str(biased).lower(), line=None, field="model.attention_bias")
+        )
 
 
 def _gated(keys: Mapping[str, Any], found: Mapping[str, Setting]) -> list[Setting]:

@@ -121,8 +121,8 @@ def _refuse_unmodelled(problem: ServingProblem) -> None:
             "of pools the highest concurrency is sought, not the highest rate; give one inference.request_rate_per_second",
             field="inference.request_rate_per_second",
         )
-    for name in problem.targets.__slots__:
-        if name not in _TARGETS and getattr(problem.targets, name) is not None:
+    for name, *_ in problem.targets.limits():
+        if name not in _TARGETS:
             raise UnsupportedError(f"pools are modelled in means, no {name}; leave it out", field=f"targets.{name}")
 
 

@@ -23,6 +23,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     workload, parallel = query.training, query.parallel
     assert workload is not None  # checked with the kind
     _check_of_training(query)
+    check_degrees(parallel, framework=workload.framework)
     if cluster.kinds:
         _check_two_kinds(query, model, workload)
     if model.architecture == "encoder_decoder":
@@ -32,7 +33,6 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
             f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
             field="training.decoder_sequence_length",
         )
-    check_degrees(parallel, framework=workload.framework)
     if facts(workload.framework).is_plain:
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
@@ -174,8 +174,8 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
     unrun = by_run and 2 not in (stages or known)
     _refuse("training.gradient_reduction", (unrun, "run is a way of zero_stage 2; choose that, or leave it out"))
     for stage in stages:
-        choices = " or ".join(map(str, known))
-        _refuse("parallel.zero_stage", (stage not in known, f"{framework} has no zero_stage {stage}; choose {choices}"))
+        message = f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}"
+        _refuse("parallel.zero_stage", (stage not in known, message))
 
 
 def _check_states(workload: TrainingWorkload) -> None:
@@ -315,6 +315,7 @@ _PLAIN: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 """What the measured runs of plain frameworks used."""
+
 
 def _check_plain(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """Refuse what the framework does not have, or none of its measured runs used: another's figures are no answer."""
