@@ -112,9 +112,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_job_that_damages_its_folder_ends_as_a_failed_run(
-    damage: str, launcher: Launcher, tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_a_job_harms_its_own_run_alone(damage: str, launcher: Launcher, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     handle = _start(launcher, damage, rest_s=0.5, told=tmp_path / "told")
     measurement = pool.submit(_ends_and_others_run, launcher, handle).result(timeout=120)
     if measurement is not None and measurement.status == "crashed" and damage.split()[0] in ("lock", "end"):
