@@ -20,7 +20,7 @@ import httpx
 
 from hp_tool.errors import HpToolError, InputError, StoreError
 from service.api.views import NDJSON, STREAM_END, EventView
-from service.endpoints import Call, Endpoints, JsonObject, parsed, raise_problem, unreachable, with_result
+from service.endpoints import Call, Endpoints, JsonObject, parsed, part, raise_problem, unreachable, with_result
 from service.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
@@ -61,7 +61,7 @@ class EventStream:
         self.ended = False
         """The search has ended; a stream that stops before that was cut off."""
         self.call: Call[EventView] = Call(
-            path=f"/v1/searches/{search_id}/events",
+            path=f"/v1/searches/{part(search_id)}/events",
             answer=EventView,
             headers={"Last-Event-ID": str(after)},
             timeout=httpx.Timeout(30.0, read=SILENCE_S),

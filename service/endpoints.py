@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -168,7 +169,7 @@ class Endpoints:
     @Endpoint
     def webhook(self, *, search_id: str) -> Call[WebhookView]:
         """State of the search's webhook: delivered, pending or given up."""
-        return Call(path=f"/v1/searches/{search_id}/webhook", answer=WebhookView)
+        return Call(path=f"/v1/searches/{part(search_id)}/webhook", answer=WebhookView)
 
     @Endpoint
     def searches(
@@ -181,7 +182,7 @@ class Endpoints:
     @Endpoint
     def search(self, *, search_id: str) -> Call[SearchView]:
         """One search and its state."""
-        return Call(path=f"/v1/searches/{search_id}", answer=SearchView)
+        return Call(path=f"/v1/searches/{part(search_id)}", answer=SearchView)
 
     @Endpoint
     def trials(
@@ -189,7 +190,7 @@ class Endpoints:
     ) -> Call[TrialsView]:
         """Profile runs of a search, predicted and measured side by side; filters: state, status, since, until, order."""
         params = {"limit": limit, "cursor": cursor, **filters}
-        return Call(path=f"/v1/searches/{search_id}/trials", answer=TrialsView, params=params)
+        return Call(path=f"/v1/searches/{part(search_id)}/trials", answer=TrialsView, params=params)
 
     @Endpoint
     def act(self, *, search_id: str, action: str) -> Call[SearchView]:
@@ -222,18 +223,18 @@ class Endpoints:
     ) -> Call[SearchView]:
         """Let a search spend more or less from now on."""
         budget = _without_none({"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
-        return Call(method="PATCH", path=f"/v1/searches/{search_id}", answer=SearchView, json=budget)
+        return Call(method="PATCH", path=f"/v1/searches/{part(search_id)}", answer=SearchView, json=budget)
 
     @Endpoint
     def label(self, *, search_id: str, name: str = "", tags: Sequence[str] = (), note: str = "") -> Call[SearchView]:
         """Name, tag and annotate a search, in place of what it was called; lists find it by these `words`."""
         body = {"name": name, "tags": list(tags), "note": note}
-        return Call(method="PUT", path=f"/v1/searches/{search_id}/label", answer=SearchView, json=body)
+        return Call(method="PUT", path=f"/v1/searches/{part(search_id)}/label", answer=SearchView, json=body)
 
     @Endpoint
     def result(self, *, search_id: str, wait_s: float = 0.0) -> Call[JsonObject | None]:
         """Result of the search once it has ended, waiting at most `wait_s` seconds; None if it has not ended."""
-        path = f"/v1/searches/{search_id}/result"
+        path = f"/v1/searches/{part(search_id)}/result"
         params, timeout = {"wait_s": wait_s}, wait_s + 30.0
         return Call(path=path, answer=JsonObject, params=params, timeout=timeout, may_be_pending=True)
 
@@ -254,18 +255,18 @@ class Endpoints:
     @Endpoint
     def measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
         """One stored measurement."""
-        return Call(path=f"/v1/measurements/{measurement_id}", answer=MeasurementView)
+        return Call(path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView)
 
     @Endpoint
     def change_measurement(self, *, measurement_id: str, state: str) -> Call[MeasurementView]:
         """Let it teach (`accepted`, also one that was held or deleted) or not (`excluded`); a calibration follows at once."""
-        path = f"/v1/measurements/{measurement_id}"
+        path = f"/v1/measurements/{part(measurement_id)}"
         return Call(method="PATCH", path=path, answer=MeasurementView, json={"state": state})
 
     @Endpoint
     def delete_measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
         """Leave it out of lists and calibrations, until it is `accepted` again."""
-        return Call(method="DELETE", path=f"/v1/measurements/{measurement_id}", answer=MeasurementView)
+        return Call(method="DELETE", path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView)
 
     @Endpoint
     def calibrate(self, *, gpu: str | None = None, framework: str | None = None) -> Call[PageView[CalibrationView]]:
@@ -296,13 +297,13 @@ class Endpoints:
     @Endpoint
     def catalog(self, /, *, kind: str, **paging: Any) -> Call[JsonObject]:
         """The `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces` that a query may name, by name."""
-        return Call(path=f"/v1/{kind}", answer=JsonObject, params=paging)
+        return Call(path=f"/v1/{part(kind)}", answer=JsonObject, params=paging)
 
     @Endpoint
     def register(self, *, kind: str, name: str, spec: Mapping[str, Any], shared: bool = False) -> Call[RegistrationView]:
         """Register a spec under a name; `kind`: models, clusters or traces."""
         body = {"name": name, "spec": spec, "shared": shared}
-        return Call(method="POST", path=f"/v1/{kind}", answer=RegistrationView, json=body)
+        return Call(method="POST", path=f"/v1/{part(kind)}", answer=RegistrationView, json=body)
 
 
 def with_result(answer: JsonObject) -> JsonObject:
@@ -344,10 +345,17 @@ def parsed(kind: Any, text: str | bytes) -> Any:
         raise HpToolError(f"the server's answer is not understood: {error.errors()[0]['msg']}", code="bad_answer") from error
 
 
+def part(name: str) -> str:
+    """Return an id or a name as one part of a path. Raises NotFoundError for one that no part can be."""
+    if name in ("", ".", ".."):
+        raise NotFoundError(f"{name!r} is no id")
+    return quote(name, safe="")
+
+
 def _action(search_id: str, action: str) -> Call[SearchView]:
     """An action repeated has no further effect, so it needs no key; a clone does."""
     headers = _idempotent(None) if action == "clone" else None
-    return Call(method="POST", path=f"/v1/searches/{search_id}/{action}", answer=SearchView, headers=headers)
+    return Call(method="POST", path=f"/v1/searches/{part(search_id)}/{part(action)}", answer=SearchView, headers=headers)
 
 
 def _idempotent(key: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@ one Measurement with the numbers, or the root cause of the failure."""
 
 import contextlib
 import errno
+import getpass
 import itertools
 import json
 import os
@@ -67,10 +68,25 @@ def check_name(name: str) -> str:
 
 
 def filled(template: str, *, plan: LaunchPlan) -> str:
-    """A template with the search and its owner, whose name may be anything, in characters that engines take everywhere."""
-    for name, value in {"search": plan.search or plan.job_name, "owner": plan.owner or "nobody"}.items():
-        template = template.replace(f"{{{name}}}", re.sub(r"[^A-Za-z0-9_.-]+", "-", value)[:40].strip("-._"))
+    """Return a template with the search and its owner, whose name may be anything, in characters that engines take everywhere.
+
+    A search without an owner is this process' user's. Raises InputError where nothing is left of a name: it may be an account.
+    """
+    for name, value in {"search": plan.search or plan.job_name, "owner": plan.owner or _user()}.items():
+        if f"{{{name}}}" in template:
+            plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", value)[:40].strip("-._")
+            if not plain:
+                message = f"{template}: there is no {name} to fill in ({value!r}): letters, digits, _ . and - are taken of it"
+                raise InputError(message, field="cluster.runs.options")
+            template = template.replace(f"{{{name}}}", plain)
     return template
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
 
 
 def default_root() -> Path:

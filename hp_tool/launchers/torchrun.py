@@ -74,7 +74,7 @@ def job_plan(
     agent = (_RENDEZVOUS,) if bound else ("-m", "torch.distributed.run")
     shape = (f"--nnodes={num_nodes}", f"--nproc-per-node={request.num_processes // num_nodes}")
     torchrun = (python or sys.executable, *agent, *shape)
-    files = {_RENDEZVOUS: Path(__file__).with_name(_RENDEZVOUS).read_text()} if bound else {}
+    files = {_RENDEZVOUS: (Path(hp_tool.__file__).with_name("profiler") / _RENDEZVOUS).read_text()} if bound else {}
     return LaunchPlan(
         job_name=jobs.check_name(job_name),
         command=(*(torchrun if program.torchrun else ()), *program.command),

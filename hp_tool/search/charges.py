@@ -11,7 +11,7 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
-from hp_tool.errors import InputError, LauncherError
+from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.problem import Question
 
@@ -69,10 +69,12 @@ def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, c
     """End an open run's job with every process of it, and abandon the run.
 
     Its GPU-seconds are by the job's own account, or else by `ran_s`, for how long it was seen to run; the sweep books what it
-    turns out to have taken.
+    turns out to have taken. An engine that is away is not waited for: the search ends, and the sweep ends the job.
     """
     try:
         launcher.cancel(run.job_name)
+    except EngineAwayError as error:
+        raise LauncherError(error.message) from error
     except OSError:  # a runs folder that takes no mark
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise

@@ -9,6 +9,10 @@ import httpx
 from hp_tool.errors import InputError
 
 LONGEST_URL = 2000
+SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23")))
+"""Of IANA's registries of special purposes, which Python follows in part, release by release."""
+ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
+"""The two among them that are global."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CARRIERS = tuple(
@@ -58,7 +62,9 @@ class WebhookSettings:
             return False
         if any(address in network for network in self.networks):
             return True
-        return address.is_global and not address.is_multicast and not any(address in carrier for carrier in CARRIERS)
+        if address in ANYCAST:
+            return True
+        return address.is_global and not address.is_multicast and not any(address in each for each in (*CARRIERS, *SPECIAL))
 
 
 def _literal(host: str) -> Any:

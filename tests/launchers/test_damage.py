@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hp_tool.domain.jobs import JobState
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.ports import Launcher
-from hp_tool.errors import LauncherError
+from hp_tool.errors import InputError, LauncherError
 from hp_tool.launchers import create
+from hp_tool.launchers.options import SlurmOptions
+from hp_tool.launchers.slurm_script import render
 from hp_tool.store import open_store
 from hp_tool.tuning import Sweeper
 from tests.launchers.contract import GOOD, plan, processes, wait
@@ -109,9 +112,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_job_that_damages_its_folder_ends_as_a_failed_run(
-    damage: str, launcher: Launcher, tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_a_job_harms_its_own_run_alone(damage: str, launcher: Launcher, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     handle = _start(launcher, damage, rest_s=0.5, told=tmp_path / "told")
     measurement = pool.submit(_ends_and_others_run, launcher, handle).result(timeout=120)
     if measurement is not None and measurement.status == "crashed" and damage.split()[0] in ("lock", "end"):
@@ -164,3 +165,37 @@ def test_a_sweep_passes_over_a_damaged_folder_to_the_next(launcher: Launcher, tm
     booked = [store.get_run(search_id=run.search_id, run_id=run.id).gpu_seconds for run in runs]
     assert all(each is not None and each > 0.5 for each in booked), booked
     store.close()
+
+
+def test_a_log_without_end_ends_the_run(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_JOB_LOG_MIB", "4")
+    handle = launcher.submit(plan("while True: print('x' * 4096)"))
+    assert wait(launcher, handle, until=ENDED, limit_s=60) is JobState.FINISHED
+    measurement = launcher.fetch(handle)
+    assert measurement.status == "crashed" and "its log grew beyond 4 MiB" in (measurement.cause or "")
+    monkeypatch.setenv("HP_JOB_LOG_MIB", "much")
+    with pytest.raises(InputError, match="HP_JOB_LOG_MIB"):
+        launcher.submit(plan(GOOD, job_name="job-2"))
+
+
+def test_who_can_read_the_runs_folder_can_not_hold_the_devices(launcher: Launcher, tmp_path: Path) -> None:
+    lock = tmp_path / "runs" / "~devices"
+    lock.parent.mkdir()
+    lock.touch(0o644)
+    wait(launcher, launcher.submit(plan(GOOD)), until=ENDED)
+    assert lock.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("host", ["node1\n#SBATCH --uid=0", "a,b", "--exclude", "x" * 254, "node 1", "$(id)"])
+def test_nodes_that_a_job_names_are_host_names(launcher: Launcher, tmp_path: Path, host: str) -> None:
+    """They reach the batch scripts of later jobs."""
+    for where in ({"suspects": [host]}, {"hardware": {"gpu": "cpu", "hosts": [host]}}):
+        result = {"status": "preempted", "cause": "rank 0: its GPU fell off the bus"} | where
+        name = f"job-{1 + ('hardware' in where)}"
+        handle = launcher.submit(plan(f"open('result.rank0.json', 'w').write({json.dumps(result)!r})", job_name=name))
+        wait(launcher, handle, until=ENDED)
+        measurement = launcher.fetch(handle)
+        assert measurement.suspects == () and host not in (measurement.hardware or Hardware(gpu="cpu")).hosts
+    options = SlurmOptions(gpu="cpu", gpus_per_node=1)
+    script = render(options, plan=replace(plan(GOOD), excluded_hosts=(host, "node-7.cluster_a")))
+    assert [line for line in script.splitlines() if "exclude" in line] == ["#SBATCH --exclude=node-7.cluster_a"]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -361,3 +362,31 @@ class TestOutages:
             with contextlib.suppress(psutil.Error):  # one ends with the other
                 process.kill()
         until(lambda: processes(gone) == [])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[os.remove(name) for name in os.listdir() if name != 'job.log']",
+        "os.remove('claim'); os.remove('submitted.json'); os.remove('attempted')",
+        "os.remove('submit.lock'); [os.mkfifo(name) for name in ('cancel', 'ended.json', 'ended.json~', 'submit.lock')]",
+        "open('job.json', 'w').write('[]'); os.remove('submitted.json'); os.mkdir('submitted.json')",
+        "os.symlink('/nowhere', 'result.rank0.json'); os.symlink('/nowhere', 'cancel')",
+        "os.rename(os.getcwd(), os.getcwd() + '.gone')",
+    ],
+)
+def test_a_job_that_damages_its_folder_can_be_cancelled_and_starts_no_other(
+    slurm: SlurmCluster, tmp_path: Path, damage: str
+) -> None:
+    launcher = slurm.launcher(root=tmp_path / "runs")
+    told = tmp_path / "told"
+    handle = launcher.submit(plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)"))
+    wait(launcher, handle, until={JobState.RUNNING})
+    until(told.exists)
+    with ThreadPoolExecutor() as pool:
+        for _ in range(3):
+            pool.submit(launcher.poll, [handle]).result(timeout=30)
+        pool.submit(launcher.cancel, "job-1").result(timeout=60)
+        until(lambda: processes("job-1") == [])
+        until(lambda: not pool.submit(launcher.poll, [handle]).result(timeout=30)[handle].is_open)
+    assert told.read_text() == "x" and launcher.open_jobs() == []

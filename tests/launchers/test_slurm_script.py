@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import subprocess
@@ -204,7 +205,9 @@ def test_the_sites_books_name_the_search_and_its_owner() -> None:
     assert '--comment="hp search 0123abc of Ada-L.-ada-x-SBATCH---uid-0"' in _header(script)
     (srun,) = (line for line in script.splitlines() if line.startswith("timeout"))
     assert srun.endswith("--mpi=none --input=none --mpi=pmix --container-remap-root \\")
-    assert "--account=llm-nobody" in _header(render(options, plan=_plan("train")))
+    assert f"--account=llm-{getpass.getuser()}" in _header(render(options, plan=_plan("train")))
+    with pytest.raises(InputError, match=r"llm-\{owner\}: there is no owner"):
+        render(options, plan=replace(_plan("train"), owner="日本"))
     with pytest.raises(InputError, match="comment: must be letters"):
         SlurmOptions.parse({"gpu": "cpu", "gpus_per_node": 1, "comment": "{user}"}, origin="test")
 

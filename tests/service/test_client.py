@@ -151,3 +151,18 @@ def test_a_measurement_is_reported(server: str, query: Query) -> None:
         stored = client.report_measurement(report=report)
         assert stored.measurement.step_s == 0.5
         assert [view.id for view in client.measurements(model="gpt-tiny").items] == [stored.id]
+
+
+@pytest.mark.parametrize("strange", ["../calibrations#", "../calibrations?", "..", ".", "", "a/b", "x?y", "%2e%2e", "ä b"])
+def test_an_id_stays_one_part_of_the_path(server: str, strange: str) -> None:
+    """It may come from a program's input, and must reach no other route."""
+    with Client(server=server) as client:
+        for call in (
+            lambda: client.cancel(search_id=strange),
+            lambda: client.search(search_id=strange),
+            lambda: client.delete_measurement(measurement_id=strange),
+            lambda: list(client.events(search_id=strange, patience_s=0.0)),
+        ):
+            with pytest.raises(NotFoundError):
+                call()
+        assert client.calibrations().items == []

@@ -53,6 +53,8 @@ def test_signatures_are_the_specifications(monkeypatch: pytest.MonkeyPatch) -> N
         "https://127.0.0.1/", "https://10.1.2.3/", "https://169.254.169.254/latest/meta-data", "https://[::1]/", "https://0.0.0.0/",
         "https://[::ffff:10.0.0.1]/", "https://[64:ff9b::a00:1]/", "https://[2002:a00:1::]/", "https://100.64.0.1/",
         "https://224.0.0.1/", "https://[::a00:1]/", "https://[::ffff:0:a00:1]/", "http://127.0.0.1/", "http://localhost/", "x", "https://a\nb/",
+        "https://192.0.0.8/", "https://192.0.0.1/", "https://192.88.99.1/", "https://198.18.0.1/", "https://[3fff::1]/",
+        "https://[5f00::1]/", "https://[2001:2::1]/",
     ],
 )  # fmt: skip
 def test_what_only_insiders_reach_is_refused(url: str) -> None:
@@ -62,7 +64,13 @@ def test_what_only_insiders_reach_is_refused(url: str) -> None:
 
 
 def test_settings_admit_what_they_name() -> None:
-    for url in ("https://example.com/a?b=c", "https://8.8.8.8/", "https://[2606:4700::1]/"):
+    for url in (
+        "https://example.com/a?b=c",
+        "https://8.8.8.8/",
+        "https://[2606:4700::1]/",
+        "https://192.0.0.9/",
+        "https://192.0.1.1/",
+    ):
         assert str(PUBLIC.check(url)) == url
     for url in ("http://127.0.0.1:8080/x", "http://localhost/x", "http://[::1]/x", "https://127.0.0.2/"):
         HERE.check(url)

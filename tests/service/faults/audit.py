@@ -115,7 +115,8 @@ def _unmeasured(run: dict[str, Any], measured: Counter[str]) -> bool:
 def _gpu_seconds(folder: Path) -> float:
     """What a job took by its own account; 0 where it left none."""
     job, ended = read_json(folder / "job.json"), read_json(folder / "ended.json")
-    return 0.0 if job is None or ended is None else job["num_gpus"] * (ended.get("wall_s") or 0.0)
+    values = ((job or {}).get("num_gpus"), (ended or {}).get("wall_s"))
+    return values[0] * values[1] if all(isinstance(value, int | float) for value in values) else 0.0
 
 
 def _answered(search: dict[str, Any], *, measured: set[str], asked: set[str]) -> bool:

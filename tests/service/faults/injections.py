@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -33,6 +34,12 @@ RESTART, FOLDER_FULL, CLOCK = "PostgreSQL restarted", "runs folder full", "clock
 """The fault that SQLite cannot suffer, the one that needs a disk of its own, and the one that needs libfaketime."""
 OLDER = "worker of an older edition"
 """The fault that needs this repository's history."""
+DAMAGE_WAYS = ("remove", "pipe", "link", "folder")
+DAMAGED_NAMES = (
+    *("", "lock", "started.json", "running.json", "ended.json", "job.json", "cancel", "result.json", "result.rank0.json"),
+    *("claim", "submitted.json", "submit.lock"),
+)
+"""What a job lays its hand on; nothing: its folder as a whole."""
 PLACES = ("before", "within", "after")
 """Where in a submission a worker falls asleep."""
 
@@ -110,6 +117,24 @@ def hang_job(scene: Scene) -> None:
 def truncate_result(scene: Scene) -> None:
     """The next job leaves half of its result."""
     _for_one_job(scene, "truncate")
+
+
+def damage_folder(scene: Scene) -> None:
+    """The next job damages its own folder, or a file in it by which it is watched, and goes on."""
+    fault = scene.service.home / "faults" / "damage"
+    way, name = scene.random.choice(DAMAGE_WAYS), scene.random.choice(DAMAGED_NAMES)
+    fault.with_name("~damage").write_text(json.dumps({"way": way, "name": name}))
+    fault.with_name("~damage").rename(fault)
+    _until(lambda: not fault.exists(), timeout_s=60)
+    fault.unlink(missing_ok=True)
+
+
+def refuse_for_a_while(scene: Scene) -> None:
+    """The engine answers "try again later" for a while, to whatever it is asked."""
+    fault = scene.service.home / "faults" / "again"
+    fault.touch()
+    time.sleep(scene.duration_s())
+    fault.unlink()
 
 
 def hang_engine(scene: Scene) -> None:
@@ -253,7 +278,9 @@ FAULTS: dict[str, Callable[[Scene], None]] = {
     "database read-only": make_database_read_only,
     FOLDER_FULL: fill_runs_folder,
     "job hanging": hang_job,
+    "job damaging its folder": damage_folder,
     "engine hanging": hang_engine,
+    "engine answering try again": refuse_for_a_while,
     "workers claiming at once": race_of_workers,
     "cancelled under a sleeping worker": sleep_through_cancel,
     "search cancelled": cancel_search,

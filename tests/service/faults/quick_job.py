@@ -47,12 +47,32 @@ def lines_of(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
 
 
+def damage(*, way: str, name: str) -> None:
+    """Do to the own folder, or to a file in it, what a careless job or a malicious one might."""
+    here = Path.cwd()
+    if name == "":
+        here.rename(here.with_name(f"~{here.name}.gone"))
+        if way == "link":
+            here.symlink_to(here.with_name(f"~{here.name}.gone"))
+        return
+    (here / name).unlink(missing_ok=True)
+    if way == "pipe":
+        os.mkfifo(here / name)
+    elif way == "link":
+        (here / name).symlink_to("/nowhere")
+    elif way == "folder":
+        (here / name).mkdir()
+
+
 def main(*, job: str, ledger: Path, faults: Path, pause_s: float) -> None:
     """Run, and leave result.json by rename."""
     begun = time.monotonic()
     append_line(ledger, {"event": "started", "job": job, "pid": os.getpid()})
     time.sleep(pause_s)
     if taken(faults / "hang"):
+        time.sleep(3600)
+    if taken(faults / "damage"):
+        damage(**json.loads((faults / f"damage.{os.getpid()}").read_text()))
         time.sleep(3600)
     times = [step_seconds() for _ in range(STEPS)]
     request = json.loads(Path("request.json").read_text())

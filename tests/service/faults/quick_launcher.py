@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
-from hp_tool.domain.measurement import ProfileRequest
+from hp_tool.domain.measurement import Measurement, ProfileRequest
+from hp_tool.errors import EngineAwayError
 from hp_tool.launchers import jobs, readback
 from hp_tool.launchers.local import LocalLauncher
 from hp_tool.launchers.ray_jobs import RayLauncher
@@ -38,6 +39,7 @@ class Quick:
             raise RuntimeError("a bug in the launcher")
         if (home() / "faults" / "poison").exists():
             os.kill(os.getpid(), signal.SIGKILL)
+        _try_again()
         _fall_asleep("before", job=plan.job_name)
         handle = super().submit(plan)
         _fall_asleep("after", job=plan.job_name)
@@ -45,12 +47,21 @@ class Quick:
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """An engine that does not answer holds its caller for as long as the file `engine` says."""
+        _try_again()
         silent = home() / "faults" / "engine"
         if silent.exists():
             seconds = float(silent.read_text() or 0)
             if quick_job.taken(silent):
                 time.sleep(seconds)
         return super().poll(handles)
+
+    def cancel(self, job_name: str) -> None:
+        _try_again()
+        super().cancel(job_name)
+
+    def fetch(self, handle: str) -> Measurement:
+        _try_again()
+        return super().fetch(handle)
 
 
 class QuickLocal(Quick, LocalLauncher):
@@ -70,6 +81,12 @@ class QuickRay(Quick, RayLauncher):
         if job.get("runtime_env"):  # one that takes the name of a cancelled job has none
             _fall_asleep("within", job=handle.removeprefix(self._options.job_prefix))
         super()._submit(handle, **job)
+
+
+def _try_again() -> None:
+    """An engine that has no agent yet, as Ray's head says it, for as long as the file `again` lies among the faults."""
+    if (home() / "faults" / "again").exists():
+        raise EngineAwayError("No available agent to submit job, please try again later.")
 
 
 def _fall_asleep(place: str, *, job: str) -> None:

@@ -12,7 +12,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore, run
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
