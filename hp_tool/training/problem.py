@@ -32,13 +32,8 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
-from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import (
-    PipelineLayout,
-    check_layout,
-    chunk_layers,
     layout_text,
-    parse_layout,
     splits_unevenly,
 )
 from hp_tool.domain.query import Constraints, OwnFile, Query
@@ -46,8 +41,9 @@ from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import CHOICES, GraphModule, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
-from hp_tool.training.rules import check_training, first_case
+from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
@@ -200,7 +196,7 @@ def resolve_training(query: Query) -> TrainingProblem:
             message = f"training.{name} has {len(values)} values, between which only `recommend` chooses; give one"
             raise InputError(message, field=f"training.{name}")
     model = named_model(query.model)
-    query = dataclasses.replace(query, parallel=_without_usual_layout(query.parallel, model))
+    query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     asked, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
     assert query.training is not None
@@ -319,7 +315,7 @@ def _strategy(parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWo
         hierarchical_context_parallel_sizes=_context_levels(parallel, model),
         dynamic_context_parallel=bool(parallel.dynamic_context_parallel),
         moe_token_dispatcher_type=dispatcher,
-        pipeline_layout=_pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
+        pipeline_layout=pipeline_layout(parallel.pipeline_layout, model=model, workload=workload),
     )
 
 
@@ -328,41 +324,6 @@ def _dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatc
     named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
     usual = usual_dispatcher(release)
     return usual if usual in named or not named else named[0]
-
-
-def _without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
-    """The axes without a pipeline_layout that is what its framework does with so many stages and chunks unasked: an answer's
-    `parallel`, asked again.
-    """
-    stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
-    if text is None or not isinstance(stages, int):
-        return parallel
-    layout = parse_layout(text)
-    chunks = parallel.virtual_pipeline_parallel_size or max(len(layout.chunks) // stages, 1)
-    layers = model.num_hidden_layers
-    if not isinstance(chunks, int) or stages * chunks != len(layout.chunks) or layers % len(layout.chunks) == 0:
-        return parallel
-    usual = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
-    if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[-1].mtp_layers != model.num_nextn_predict_layers:
-        return parallel
-    return dataclasses.replace(parallel, pipeline_layout=None, virtual_pipeline_parallel_size=chunks)
-
-
-def _pipeline_layout(text: str | None, *, model: ModelSpec, workload: TrainingWorkload) -> PipelineLayout | None:
-    """The layout, if it is this model's. Raises UnsupportedError for what is not modelled along with it."""
-    if text is None:
-        return None
-    if what := first_case(
-        (workload.framework != "megatron-core", f"framework {workload.framework}"),
-        (model.architecture != "decoder", f"architecture {model.architecture}"),
-        (workload.task == "lora" or workload.lora is not None, "LoRA"),
-        (workload.packed, "packed rows"),
-        (workload.offload not in (None, "none"), f"offload {workload.offload}"),
-    ):
-        raise UnsupportedError(f"a pipeline_layout with {what} is not modelled; leave it out", field=LAYOUT_FIELD)
-    layout = parse_layout(text)
-    check_layout(layout, num_layers=model.num_hidden_layers, mtp_layers=model.num_nextn_predict_layers)
-    return layout
 
 
 def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
