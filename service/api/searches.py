@@ -362,11 +362,12 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
 
 
 def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """What a search knows of its configurations, by calibration and own runs, as its result states it; empty without one."""
+    """Return what a search knows of its configurations, by calibration and own runs; only of those stated in full."""
     rows = (record.result or {}).get("recommendations", ())
     kinds = (ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation for row in rows)
     parsed = (schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True))
-    return {row.parallel: row.calibrated_estimate for row in parsed if row.calibrated_estimate is not None}
+    known = ((row.parallel, row.calibrated_estimate) for row in parsed)
+    return {parallel: each for parallel, each in known if each is not None and each.memory is not None}
 
 
 def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:
