@@ -1,5 +1,7 @@
 """SI units and bytes inside; human units only at the door."""
 
+import math
+
 MIB = 2**20
 GB = 10**9
 GIB = 2**30
@@ -34,3 +36,10 @@ def duration(seconds: float) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 measurement`, `1,000 measurements`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def decimal(value: float) -> str:
+    """The number with one decimal, below 1 with two significant digits: `23.2`, `0.0041`."""
+    if value == 0.0 or abs(value) >= 0.95:
+        return f"{value:,.1f}"
+    return f"{value:.{min(1 - math.floor(math.log10(abs(value))), 9)}f}"

@@ -152,7 +152,7 @@ class Prepared:
             shipped.framework, fitted_gpus=framework.fitted_gpus, fitted_silicon=framework.fitted_silicon
         )
         model, workload = self.problem.model, self.problem.workload
-        profile = with_scatter(dataclasses.replace(shipped, framework=constants), model=model, workload=workload)
+        profile = with_scatter(dataclasses.replace(shipped, framework=constants), model=model, workload=workload, gpu=self.gpu)
         assert self.stated.parallel is not None
         unchecked = unchecked_features(case=self.problem, candidate=Candidates.alone(self.stated.parallel))
         return step_log_sd(case=dataclasses.replace(self.problem, profile=profile), unchecked=len(unchecked))

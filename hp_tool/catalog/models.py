@@ -102,17 +102,13 @@ def is_file_name(name: str) -> bool:
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
     """A model from ModelSpec's fields, or from a Hugging Face config.json's content (told by model_type or architectures).
 
-    An unknown key of the first form is an InputError that names the nearest known one; counts of parameters are
-    derived, and checked where given. `origin`: the file it stands in.
+    An unknown key of the first form is an InputError that names the nearest known one. Counts of parameters, which a printed
+    model has, follow from the other fields and are counted anew. `origin`: the file it stands in.
     """
     if is_config(mapping):
         return checked_model(read_config(mapping))
     fields = {key: value for key, value in mapping.items() if key not in COUNTS}
-    spec = checked_model(records.build(ModelSpec, fields, field="model", origin=origin))
-    for key, derived in parameter_counts(spec).items() if len(fields) < len(mapping) else ():
-        if mapping.get(key, derived) != derived:
-            raise _wrong(key, f"{key} {mapping[key]!r} differs from {derived:,}, as the other fields give it; leave it out")
-    return spec
+    return checked_model(records.build(ModelSpec, fields, field="model", origin=origin))
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:

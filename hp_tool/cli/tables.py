@@ -26,7 +26,7 @@ from hp_tool.render.columns import (
 )
 from hp_tool.render.fit import chance, needs
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
-from hp_tool.units import JOULES_PER_MWH, counted, duration, gib
+from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
@@ -126,9 +126,11 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     print_unchecked(console, [estimate])
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
-        energy = f", {estimate.energy / JOULES_PER_MWH:,.1f} MWh" if estimate.energy is not None else ""
-        lost = "" if estimate.effective_days is None else f" of training, {estimate.effective_days:.1f} with failures"
-        console.print(f"{estimate.days:.1f} days{lost}, {estimate.gpu_hours:,.0f} GPU-hours{cost}{energy}")
+        energy = f", {decimal(estimate.energy / JOULES_PER_MWH)} MWh" if estimate.energy is not None else ""
+        lost = "" if estimate.effective_days is None else f" of training, {decimal(estimate.effective_days)} with failures"
+        spent = estimate.gpu_hours or 0.0
+        hours = decimal(spent) if spent < 1.0 else f"{spent:,.0f}"
+        console.print(f"{decimal(estimate.days)} days{lost}, {hours} GPU-hours{cost}{energy}")
     if estimate.goodput is not None:
         console.print(goodput_line(estimate.goodput))
 
@@ -253,4 +255,4 @@ def goodput_line(goodput: Goodput) -> str:
 
 
 def _days(days: float | None) -> str:
-    return ABSENT if days is None else f"{days:.1f}"
+    return ABSENT if days is None else decimal(days)

@@ -195,10 +195,18 @@ def _mapping(data: object) -> dict[str, Any]:
 
 def _check(query: Query) -> None:
     """Raise InputError where a section is missing or an axis too long; types say everything else."""
-    section, content = (query.training, "batch") if query.kind == "training" else (query.inference, "load")
+    section, content = (query.inference, "its load there: add inference.input_length and output_length")
+    if query.kind == "training":
+        section, content = (
+            query.training,
+            (
+                "its batch there: add training.sequence_length and training.global_batch_size (--sequence-length and "
+                "--global-batch-size on the command line)"
+            ),
+        )
     if section is None:
         raise InputError(
-            f"{query.kind} is missing; a query of kind {query.kind} describes its {content} there",
+            f"{query.kind} is missing; a query of kind {query.kind} describes {content}",
             field=query.kind,
             code="missing_field",
         )

@@ -9,7 +9,7 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.workload import CHOICES
-from hp_tool.units import GIB
+from hp_tool.units import GIB, decimal
 
 ABSENT = "-"
 
@@ -131,7 +131,7 @@ def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
         Column(head="MFU", unit="%", meaning=MFU, cells=percents(e.mfu for e in estimates), drop=7),
         Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=2),
         *([fit_column(estimates, drop=3)] if any(e.fit for e in estimates) else []),
-        Column(head="days", cells=decimals(days), drop=6),
+        Column(head="days", cells=tuple(ABSENT if day is None else decimal(day) for day in days), drop=6),
     ]
     return columns if any(day is not None for day in days) else columns[:-1]
 

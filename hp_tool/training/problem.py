@@ -29,7 +29,7 @@ from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
-from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
 from hp_tool.domain.pipeline_layout import (
@@ -357,16 +357,22 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
     factor = release_factor(profile.framework, workload.framework_version)
     if factor != 1.0:
         profile = dataclasses.replace(profile, release_factor=factor)
-    return with_scatter(profile, model=model, workload=workload)
+    return with_scatter(profile, model=model, workload=workload, gpu=cluster.gpu)
 
 
-def with_scatter(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
+def with_scatter(
+    profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
+) -> EfficiencyProfile:
     """The profile with the scatter of step times that holds for this kind of model and this release."""
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
     constants, release = profile.framework, workload.framework_version
     more = 0.0
-    if model.num_experts:
+    if model.num_experts and constants.expert_time_log_sd is None:
+        # No run of the framework had experts: they scatter as Megatron Core's of all releases do.
+        measured = efficiency(gpu=gpu, framework="megatron-core").framework
+        more += (measured.expert_time_log_sd or 0.0) ** 2 + (measured.earlier_expert_time_log_sd or 0.0) ** 2
+    elif model.num_experts:
         earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
     newest = constants.newest_release

@@ -163,6 +163,10 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
     assert isinstance(run.parallel, ParallelConfig)
     beside = [rival["calibrated_step_s"] for rival in rivals_of(run)]
     cost = partial(run_gpu_seconds, num_gpus=1, settings=search.settings)
+    expected_s = cost(step_s=step_s, startup_s=startup_s) + sum(
+        cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside
+    )
+    limit_s = search.time_limit_s(run, startup_s=startup_s)
     return PlannedRun(
         chosen_by=chosen_by,
         parallel=run.parallel,
@@ -171,9 +175,8 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         num_nodes=-(-devices // search.cluster.gpus_per_node),
         step_s=step_s,
         configurations=1 + len(beside),
-        wall_s=cost(step_s=step_s, startup_s=startup_s)
-        + sum(cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside),
-        time_limit_s=search.time_limit_s(run, startup_s=startup_s),
+        wall_s=min(expected_s, limit_s),  # where it is cut off; the start-up is a guess before any run
+        time_limit_s=limit_s,
         hold_probability=predicted["hold_probability"],
     )
 

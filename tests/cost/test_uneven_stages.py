@@ -198,7 +198,8 @@ def test_dualpipe_takes_uneven_stages_and_hides_the_exchange(schedule: str, para
         assert one.time is not None and {reason.code for reason in one.reasons} <= {"memory"}
         assert sum(one.time.parts_s.values()) == pytest.approx(one.time.step_s)
     assert dual.time is not None and plain.time is not None and dual.parallel is not None
-    assert dual.time.parts_s["expert_parallel"] < 0.5 * plain.time.parts_s["expert_parallel"]
+    # The slowest stage of the plain one is the last, with three layers of experts; of the other a full one, with four.
+    assert dual.time.parts_s["expert_parallel"] / 4 < 0.5 * plain.time.parts_s["expert_parallel"] / 3
     again = DEEPSEEK | {"parallel": to_dict(config_query(dual.parallel))}
     assert estimate(query=parse_query(again), with_fixes=False).time == dual.time, "the answer is valid input"
 

@@ -1,0 +1,68 @@
+"""Small promises of the command line's answers: digits, hints, and what a printed object is good for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LLAMA = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "64")
+LOAD = ("--sequence-length", "4096", "--global-batch-size", "128", "--set", "parallel.expert_parallel_size=8")
+
+
+def hp_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (str(Path(sys.executable).with_name("hp-tool")), *arguments), capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_printed_model_is_a_query_s_model_with_a_field_changed(tmp_path: Path) -> None:
+    printed = json.loads(hp_tool("models", "llama-3-8b", "--json").stdout) | {"num_hidden_layers": 16}
+    query = {
+        "kind": "training", "model": printed, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"sequence_length": 4096, "global_batch_size": 128},
+    }  # fmt: skip
+    (tmp_path / "query.json").write_text(json.dumps(query))
+    answer = hp_tool("estimate", str(tmp_path / "query.json"), "--json")
+    assert json.loads(answer.stdout)["status"] != "error", answer.stdout
+
+
+def test_a_missing_batch_names_its_flags() -> None:
+    answer = hp_tool("estimate", *LLAMA)
+    assert answer.returncode == 2
+    assert "--sequence-length" in answer.stderr and "--global-batch-size" in answer.stderr
+
+
+def test_a_search_s_max_runs_are_its_budget(tmp_path: Path) -> None:
+    (tmp_path / "query.yaml").write_text(Path("examples/quickstart.yaml").read_text().replace("budget_runs", "max_runs"))
+    answer = hp_tool("tune", str(tmp_path / "query.yaml"), "--plan")
+    assert answer.returncode == 2 and "budget_runs" in answer.stderr and "parallel_runs" not in answer.stderr
+
+
+def test_a_short_training_has_days_and_energy_with_digits() -> None:
+    answer = hp_tool("estimate", *LLAMA, *LOAD[:4], "--total-tokens", "1e7")
+    line = next(line for line in answer.stdout.splitlines() if "GPU-hours" in line)
+    assert " 0.0 MWh" not in line and not line.startswith("0.0 days") and " 0 GPU-hours" not in line
+
+
+def test_a_plan_before_any_run_keeps_within_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_DATABASE_URL", f"sqlite:///{tmp_path / 'new.db'}")
+    answer = hp_tool("tune", "examples/quickstart.yaml", "--plan", "--json")
+    plan = json.loads(answer.stdout)["plan"]
+    assert plan["first"]["wall_s"] <= plan["first"]["time_limit_s"]
+    assert plan["gpu_seconds"] <= plan["most_gpu_seconds"]
+
+
+@pytest.mark.parametrize("release", [(), ("--set", "training.framework_version=26.06")])
+def test_experts_without_a_run_are_told_no_narrower(release: tuple[str, ...]) -> None:
+    widths = []
+    for framework in (("--set", "training.framework=torch-fsdp"), release):
+        answer = hp_tool(
+            "estimate", "--model", "mixtral-8x7b", *LLAMA[2:], *LOAD, "--set", "parallel.zero_stage=3", *framework, "--json"
+        )
+        low, high = json.loads(answer.stdout)["estimate"]["intervals"]["step_s"]
+        widths.append(high / low)
+    assert widths[0] >= widths[1]
