@@ -83,6 +83,16 @@ def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[
     return set(modules) | aliases | {name for several in parts for names in several for name in names}
 
 
+def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
+    """Return the workload with the matrices of its adapters named, where torch keeps apart what Megatron Core fuses."""
+    lora = workload.lora
+    if lora is None or lora.target_modules is not None or workload.framework != "torch-fsdp" or model.kv_lora_rank is not None:
+        return workload
+    known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
+    names = tuple(name for name in UNFUSED_TARGETS if name in known)
+    return replace(workload, lora=replace(lora, target_modules=names))
+
+
 def layer_adapter_parameters(model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, moe: bool, routed: bool) -> Floats:
     """Adapter parameters of one layer on one rank: of routed experts, or of all other matrices."""
     matrices = (matrix for matrix in rank_matrices(model, candidates, moe=moe) if matrix.routed == routed)

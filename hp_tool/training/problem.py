@@ -21,7 +21,7 @@ from hp_tool.cost.goodput import goodput
 from hp_tool.cost.lengths.dynamic import with_dynamic_context
 from hp_tool.cost.lengths.imbalance import with_imbalance
 from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows, padded_rows
-from hp_tool.cost.lora import UNFUSED_TARGETS, target_names
+from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
@@ -174,16 +174,6 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed) if missed else estimate
 
 
-def _with_targets(workload: TrainingWorkload, model: ModelSpec) -> TrainingWorkload:
-    """Return the workload with its adapters' matrices named, where torch keeps apart what Megatron fuses."""
-    lora = workload.lora
-    if lora is None or lora.target_modules is not None or workload.framework != "torch-fsdp" or model.kv_lora_rank is not None:
-        return workload
-    known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
-    names = tuple(name for name in UNFUSED_TARGETS if name in known)
-    return dataclasses.replace(workload, lora=dataclasses.replace(lora, target_modules=names))
-
-
 def resolve_training(query: Query) -> TrainingProblem:
     """Look the names up. Raises InputError, NotFoundError for unknown names, UnsupportedError for what is not modelled."""
     if query.kind != "training" or query.training is None:
@@ -204,7 +194,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.training.expert_precision is not None:
         peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
-    workload, rows, lengths = _with_lengths(_with_targets(query.training, model))
+    workload, rows, lengths = _with_lengths(with_named_targets(query.training, model=model))
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
