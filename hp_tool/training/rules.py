@@ -173,9 +173,8 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
     )
     unrun = by_run and 2 not in (stages or known)
     _refuse("training.gradient_reduction", (unrun, "run is a way of zero_stage 2; choose that, or leave it out"))
-    for stage in stages:
-        message = f"{framework} has no zero_stage {stage}; choose {' or '.join(map(str, known))}"
-        _refuse("parallel.zero_stage", (stage not in known, message))
+    unknown, choices = next((stage for stage in stages if stage not in known), None), " or ".join(map(str, known))
+    _refuse("parallel.zero_stage", (unknown is not None, f"{framework} has no zero_stage {unknown}; choose {choices}"))
 
 
 def _check_states(workload: TrainingWorkload) -> None:

@@ -59,7 +59,12 @@ def test_deepspeed_comes_back_the_same(zero: int, micro: int, precision: str, re
     query["training"]["precision"] = precision
     query["training"]["global_batch_size"] = 256
     setup = setup_of(query)
-    said = {"cluster.gpu": "h100-sxm-80gb", "model": "llama-3-70b", "training.sequence_length": 8192}
+    said = {
+        "training.framework": "megatron-core",
+        "cluster.gpu": "h100-sxm-80gb",
+        "model": "llama-3-70b",
+        "training.sequence_length": 8192,
+    }
     same_work(setup_of(read_query(deepspeed.text(setup), num_gpus=64, overrides=said)), setup)
 
 
