@@ -85,9 +85,9 @@ def _with_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) ->
     stored = {name: value for name, value in sent.items() if name in after or name not in before}
     for name, value in after.items():
         if value != before.get(name):
-            sides = sent.get(name), before.get(name), value
-            nested = all(isinstance(each, dict) for each in sides)
-            stored[name] = _with_changes(sides[0], before=sides[1], after=sides[2]) if nested else value
+            written, known = sent.get(name), before.get(name)
+            nested = isinstance(written, dict) and isinstance(known, dict) and isinstance(value, dict)
+            stored[name] = _with_changes(sent[name], before=before[name], after=value) if nested else value
     return stored
 
 

@@ -236,8 +236,8 @@ def as_an_earlier_edition(expanded: Any, *, asked: Any, stored: Any) -> Any:
             if name in stored or name in sent
         }
     if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
-        sent = asked if isinstance(asked, list) and len(asked) == len(stored) else [None] * len(stored)
-        triples = zip(expanded, sent, stored, strict=True)
+        whole = isinstance(asked, list) and len(asked) == len(stored)
+        triples = zip(expanded, asked if whole else [None] * len(stored), stored, strict=True)
         return [as_an_earlier_edition(value, asked=each, stored=kept) for value, each, kept in triples]
     return expanded
 

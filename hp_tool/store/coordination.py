@@ -95,7 +95,7 @@ class Coordination(StoreBase):
                 row = connection.execute(claimed, {**_times(at), ID.key: each, "states": states}).one_or_none()
                 if row is None:
                     continue
-                _check_edition(row, edition)
+                _check_edition(row.id, stored_by=row.edition, edition=edition)
                 # A search claimed by its id is wanted, however many workers were lost over it.
                 is_lost = row.state == SearchState.RUNNING and search_id is None
                 lost = row.lost_claims + is_lost
@@ -180,11 +180,11 @@ class Coordination(StoreBase):
             return add_event(connection, search_id=lease.search_id, kind=kind, payload=payload, at=now(connection))
 
 
-def _check_edition(row: sa.Row[Any], edition: int | None) -> None:
+def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None) -> None:
     """Raise StoreError `older_edition` where a newer hp-tool than that of the claimant stored the search."""
-    if edition is not None and row.edition is not None and row.edition > edition:
+    if edition is not None and stored_by is not None and stored_by > edition:
         raise StoreError(
-            f"search {row.id} was stored by a newer hp-tool (edition {row.edition}, this one is {edition}): {schema.INSTALL}",
+            f"search {search_id} was stored by a newer hp-tool (edition {stored_by}, this one is {edition}): {schema.INSTALL}",
             code=OLDER_EDITION,
         )
 

@@ -61,7 +61,8 @@ class Measurements(StoreBase):
                 row = connection.execute(AS_STORED, {ID.key: measurement_id}).one_or_none()
                 if expanded is None or row is None:
                     return False
-                stored = {"source": row.source, "parallel": row.query.get("parallel"), **row_dict(row)}
+                stored = {"source": row.source, "query": row.query, "measurement": row.measurement}
+                stored["parallel"] = row.query.get("parallel")
                 return fingerprint == json_digest(as_an_earlier_edition(expanded, asked=asked, stored=stored))
 
             stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its)
