@@ -26,7 +26,7 @@ def configurations(evidence: Evidence, *, outcome: bool = False) -> list[IntArra
     """
     columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
     if outcome:
-        columns += [evidence.memory_bytes, evidence.out_of_memory]
+        columns += [evidence.memory_bytes, evidence.out_of_memory.astype(np.float64)]
     rows: dict[tuple[float, ...], list[int]] = {}
     for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         rows.setdefault(tuple(map(float, key)), []).append(row)

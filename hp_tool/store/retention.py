@@ -49,7 +49,7 @@ class Forgetting(StoreBase):
         yesterday = self._before(SHORTEST_DAYS)
         ended = sa.select(SEARCH.id).where(SEARCH.state.in_(ENDED)).order_by(SEARCH.finished_at.desc(), SEARCH.id)
         may_go = SEARCH.finished_at < yesterday, NO_OPEN_RUN
-        old = set()
+        old: set[str] = set()
         with self._reading() as connection:
             if older_than_days is not None:
                 before = self._before(older_than_days)
