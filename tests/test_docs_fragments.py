@@ -62,8 +62,8 @@ BLOCKS = [
     (page.name, block)
     for page in sorted(DOCS.glob("*.md"))
     for block in re.findall(r"^```(?:yaml|json)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    # files, which test_docs.py puts in their folder, what a webhook is sent, and what an agent's client reads
-    if not block.startswith(("# my-catalogue/", '{"type": "search.ended"', '{"mcpServers"'))
+    # files, which test_docs.py puts in their folder, what a webhook is sent, what an agent's client reads, a site's own objects
+    if not block.startswith(("# my-catalogue/", '{"type": "search.ended"', '{"mcpServers"', "apiVersion:"))
 ]
 
 

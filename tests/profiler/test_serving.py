@@ -126,7 +126,7 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     plan = torchrun.job_plan(request, job_name="answers")
     command = (*plan.command[: plan.command.index("-m", 3)], str(script), ".")
     environment = {**plan.environment, "PYTHONPATH": str(script.parents[2])}
-    plan = replace(plan, command=command, environment=environment, files=files, timeout_s=120.0)
+    plan = replace(plan, command=command, environment=environment, files={**plan.files, **files}, timeout_s=120.0)
     wait(launcher, launcher.submit(plan), until={JobState.FINISHED}, limit_s=150)
     log = (tmp_path / "answers" / "job.log").read_text()
     assert [line for line in log.splitlines() if line.startswith("same tokens")] == [f"same tokens: {n}" for n in sorted(cases)]
