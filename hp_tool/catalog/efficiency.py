@@ -144,14 +144,14 @@ def _standing_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
     def wider(log_sd: float | None, doubt: float) -> float | None:
         return None if log_sd is None else math.hypot(log_sd, doubt)
 
-    time = ("pair_log_sd", "expert_pair_log_sd")
     return dataclasses.replace(
         constants,
         stands_for=name,
         time_log_sd=math.hypot(constants.time_log_sd, STAND_IN_LOG_SD),
         memory_log_sd=math.hypot(constants.memory_log_sd, STAND_IN_MEMORY_LOG_SD),
         reserved_log_sd=wider(constants.reserved_log_sd, STAND_IN_MEMORY_LOG_SD),
-        **{each: wider(getattr(constants, each), STAND_IN_LOG_SD) for each in time},
+        pair_log_sd=wider(constants.pair_log_sd, STAND_IN_LOG_SD),
+        expert_pair_log_sd=wider(constants.expert_pair_log_sd, STAND_IN_LOG_SD),
         fitted_gpus=(),
         fitted_silicon=(),
         fitted_on=f"assumed for {name}: the constants of {constants.framework} ({constants.fitted_on})",

@@ -171,9 +171,9 @@ def read(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             reading.lack(f"model.{field}", f"model.model_config.{key} is not said; add --set model.{field}=...")
-    experts = [each for name, each in found.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
-    if experts:
-        reading.refuse(f"{experts[0].written}: experts are not modelled for nanotron")
+    of_experts = [each for name, each in found.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
+    if of_experts:
+        reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
     scattered = said("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",

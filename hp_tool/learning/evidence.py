@@ -60,7 +60,8 @@ def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -
     everybody's, or an owner's own.
     """
     asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
-    return teaching(store.measurements(limit=MAX_MEASUREMENTS, repeats=MAX_REPEATS, **asked).items, owner=owner)
+    asked["repeats"] = MAX_REPEATS
+    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items, owner=owner)
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:

@@ -15,7 +15,7 @@ from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.fields import building, out_of_bounds
 from hp_tool.domain.parallel import ParallelQuery
-from hp_tool.domain.query import OwnFile, Query
+from hp_tool.domain.query import Kind, OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
 from hp_tool.domain.workload import CHOICES, DisaggregationSpec
 from hp_tool.errors import InputError
@@ -193,20 +193,18 @@ def _mapping(data: object) -> dict[str, Any]:
     return data
 
 
+_CONTENT: dict[Kind, str] = {
+    "training": "its batch there: add training.sequence_length and training.global_batch_size (--sequence-length and "
+    "--global-batch-size on the command line)",
+    "inference": "its load there: add inference.input_length and output_length",
+}
+
+
 def _check(query: Query) -> None:
     """Raise InputError where a section is missing or an axis too long; types say everything else."""
-    section, content = (query.inference, "its load there: add inference.input_length and output_length")
-    if query.kind == "training":
-        section, content = (
-            query.training,
-            (
-                "its batch there: add training.sequence_length and training.global_batch_size (--sequence-length and "
-                "--global-batch-size on the command line)"
-            ),
-        )
-    if section is None:
+    if getattr(query, query.kind) is None:
         raise InputError(
-            f"{query.kind} is missing; a query of kind {query.kind} describes {content}",
+            f"{query.kind} is missing; a query of kind {query.kind} describes {_CONTENT[query.kind]}",
             field=query.kind,
             code="missing_field",
         )

@@ -154,10 +154,11 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
             shape *= statistics.geometric_mean(ratios)
 
     def predicted(row: int) -> Tails:
-        found = {
-            latency: {name: float(means[latency][row] * shapes[latency, name][row]) for name in SHARES} for latency in means
-        }
-        return Tails(**{latency: Tail(**values) for latency, values in found.items()})
+        def tail(latency: str) -> Tail:
+            p50, p90, p99 = (float(means[latency][row] * shapes[latency, name][row]) for name in ("p50", "p90", "p99"))
+            return Tail(p50=p50, p90=p90, p99=p99)
+
+        return Tails(**{latency: tail(latency) for latency in means})
 
     return {row: seen.get(row) or predicted(row) for row in range(len(costed.candidates))}
 
