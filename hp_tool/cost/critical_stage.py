@@ -186,7 +186,6 @@ class _Contents(NamedTuple):
     embedding: Floats
     """Share of the micro-batches that it looks up."""
     output: Floats
-    exists: Bools | Floats | Ints
 
 
 def _slowest(
@@ -222,11 +221,11 @@ def _slowest(
 
     first, *others = _contents(c, pipeline, leading, depths=pipeline.depths * pipeline.output)
     slowest, slowest_s = first, seconds(first)
-    for contents in others:
-        if not anywhere(contents.exists):
+    for contents, exists in zip(others, (True, leading.between, leading.between), strict=True):
+        if not anywhere(exists):
             continue
         each_s = seconds(contents)
-        longer = contents.exists & (each_s > slowest_s)
+        longer: Bools = exists & (each_s > slowest_s)
         slowest = _Contents(*(where(longer, one, other) for one, other in zip(contents, slowest, strict=True)))
         slowest_s = where(longer, each_s, slowest_s)
     with_experts, without = (slowest.layers - slowest.dense) / each, slowest.dense / each
@@ -245,7 +244,7 @@ def _slowest(
     )
 
 
-def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats) -> Sequence[_Contents]:
+def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths: Floats | Ints) -> Sequence[_Contents]:
     """Both ends, and full stages with fewest and with most dense layers. `depths` layers of multi-token prediction go with the
     output layer.
 
@@ -265,8 +264,8 @@ def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths
         here = where(dual, 0.5, 1.0)
         output_first = where(dual, 0.5, where(c.is_v, 1.0, output_first))
     return (
-        _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first, True),
-        _Contents(counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first, True),
-        _Contents(each, leading.fewest, 0.0, 0.0, leading.between),
-        _Contents(each, leading.most, 0.0, 0.0, leading.between),
+        _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first),
+        _Contents(counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first),
+        _Contents(each, leading.fewest, 0.0, 0.0),
+        _Contents(each, leading.most, 0.0, 0.0),
     )

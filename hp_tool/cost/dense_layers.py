@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import ends_are_shorter, layers_before, missing_layers
@@ -20,8 +20,8 @@ class DenseLayers:
     most: Floats
     """On the full stage between the ends that holds most of them."""
     fewest: Floats
-    between: Floats | Ints | bool
-    """1 if there is a full stage between the ends, else 0."""
+    between: Bools
+    """Whether there is a full stage between the ends."""
     total: Floats
 
 
@@ -66,7 +66,7 @@ def dense_on_stage(stage: Ints | Floats, model: ModelSpec, c: Candidates, *, lat
     count: Floats = 0.0
     row = 0
     while anywhere((row < v) & (before(row * p) < dense)):
-        place = row * p + stage
+        place: Ints | Floats = row * p + stage
         if row and c.names_schedules:
             place = where(c.is_v, 2 * p - 1 - stage, place)
         ahead = before(place)

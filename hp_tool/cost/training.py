@@ -189,9 +189,8 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
         if workload.merges_passes or candidates.merges_passes:
             share = merged_share(candidates, micro_batches=micro_batches, asked=workload.merges_passes)
             sparse_times = _mix(sparse_times, layer(moe=True, merged=True), share)
-        times = (*times, sparse_times)
-        if pipeline.dense is None:
-            times = (_mix(*times, pipeline.critical.expert_share),)
+        kinds = pipeline.dense is not None
+        times = (*times, sparse_times) if kinds else (_mix(times[0], sparse_times, pipeline.critical.expert_share),)
     return ModelLayers(
         dense=_spread(layer_bytes(case=case, candidates=unique, s=s), inverse),
         sparse=sparse,
