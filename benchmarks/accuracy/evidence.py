@@ -9,6 +9,7 @@ from benchmarks.accuracy import activations
 from benchmarks.accuracy import other_evidence as other
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import read
+from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import (
     amd_left_out,
     fit,
@@ -24,6 +25,7 @@ from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest, released
 from benchmarks.accuracy.pairs import cells, pairs
+from benchmarks.accuracy.plain import plain_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
@@ -38,6 +40,7 @@ def groups(folder: Path) -> list[Group]:
         *_paper(folder),
         *_megatron(folder),
         *_tuning(folder),
+        *_plain(folder),
         *other.fsdp(folder),
         *other.internevo(folder),
         *other.nanotron(folder),
@@ -82,6 +85,7 @@ def _megatron(folder: Path) -> list[Group]:
     if not today_runs(folder) or not read(folder, "korthikanti2022_table4.csv"):
         return []
     cases = pretraining(folder)
+    cloud = dgxc_cases(folder)
     dense, sparse = ([case for case in cases if case.has_experts == wanted] for wanted in (False, True))
     cut, recent = b200_cases(folder), newest(sparse)
     measured_dies = [case for case in (*dense, *cut) if not case.has_experts and case.card != "gb200-nvl72"]
@@ -93,6 +97,13 @@ def _megatron(folder: Path) -> list[Group]:
         Group(
             title="Dense pre-training on H100", left_out="model", saw=f"{TODAY}, without the model",
             rows=_leaving_out(folder, h100, lambda case: case.name),
+        ),
+        *(
+            Group(
+                title=f"DGX Cloud's Llama 3 on H100, {precision}", left_out="model", saw=f"{TODAY}, without the model",
+                rows=_leaving_out(folder, [c for c in cloud if _precision(c) == precision], lambda case: case.name),
+            )
+            for precision in ("bf16", "fp8")
         ),
         Group(
             title="Dense pre-training on a die left out", left_out="GPU", saw=f"{TODAY}, without the die",
@@ -147,6 +158,37 @@ def _tuning(folder: Path) -> list[Group]:
         ),
         Group(title="Fine-tuning recipes", left_out="all", saw=TODAY, rows=compare_all(tuned, Prepared.shipped)),
     ]
+
+
+def _plain(folder: Path) -> list[Group]:
+    """The same runs asked plainly: model, GPUs, precision, batch and layout."""
+    if not today_runs(folder):
+        return []
+    cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)
+    asked = {
+        "dense in 16 bits on H100": [case for case in cloud if _precision(case) == "bf16"],
+        "dense in fp8 on H100": [case for case in cloud if _precision(case) == "fp8"],
+        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
+        "LoRA of MLPerf": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
+        "mixtures of experts": [case for case in cases if case.has_experts],
+    }
+    return [
+        Group(
+            title=f"The plain question: {what}", left_out="all" if "LoRA" in what else "model",
+            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model",
+            rows=(
+                compare_all(plain_cases(chosen), Prepared.shipped)
+                if "LoRA" in what
+                else _leaving_out(folder, plain_cases(chosen), lambda case: case.name)
+            ),
+        )
+        for what, chosen in asked.items()
+    ]  # fmt: skip
+
+
+def _precision(case: Case) -> str:
+    assert case.query.training is not None
+    return case.query.training.precision
 
 
 def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:

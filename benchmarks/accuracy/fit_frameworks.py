@@ -1,10 +1,10 @@
 """Fit what a framework adds to isolated kernels: `python -m benchmarks.accuracy.fit_frameworks --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100 and older) from the 19 figures
-of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense fp8 recipes and
-MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them come the clocks that
-trainings sustain (`efficiency/clocks`): 16 bits on A100 and B200, fp8 on H100 and B200. H100's of 16 bits are of fit_fsdp, and
-what accumulation in fp32 costs there, and by assumption on B200, of fit_nanotron: run both first. Priors keep them physical;
+of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense recipes,
+DGX Cloud's benchmarks and MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them
+come the clocks that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
+that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on these clocks: run them after. Priors keep them physical;
 `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
@@ -23,6 +23,8 @@ from scipy.optimize import least_squares
 import hp_tool
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read, write_constants
+from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
+from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
 from benchmarks.accuracy.fsdp_memory import scatter_above
@@ -126,14 +128,18 @@ MODERN_PRIORS = {
     "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
     "yearly_gain": (0.0, 0.05, -0.2, 0.3),
 }
+ACCUMULATION_PRIORS = {"b200": (1.3, 0.5, 1.0, 4.0)}
+"""Of fp32_accumulation by die: only the cut models on B200 keep their gradients in fp32."""
 CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
+    ("h100", "bf16"): (0.85, 0.1, 0.4, 1.0),
     ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
     ("b200", "bf16"): (0.8, 0.15, 0.3, 1.0),
     ("b200", "fp8"): (0.85, 0.1, 0.4, 1.0),
 }
 MODERN_NOISE = 0.04
-AUDITED_WEIGHT = 0.5
-"""Of MLPerf's rows: a few layouts of one model each, submitted many times."""
+REPEATED = ("MLPerf Training", DGXC)
+REPEATED_WEIGHT = 0.5
+"""Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +158,7 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
     """Every row that today's constants may be fitted on."""
     audited = [case for case in mlperf_cases(folder) if "lora" not in case.name and " v3.0" not in case.what]
     experts = newest([case for case in recipe_cases(folder) if case.has_experts])
-    return tuple(map(Prepared.of, [*bridge_cases(folder), *audited, *b200_cases(folder), *experts]))
+    return tuple(map(Prepared.of, [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts]))
 
 
 def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
@@ -163,16 +169,18 @@ def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
     chosen = [run for run in runs if run.problem.model.num_experts is None]
     # Of a card that only experts ran on little is known; a release is known by any.
     start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
-    weights = np.array([AUDITED_WEIGHT if " v" in run.case.what else 1.0 for run in chosen]) / MODERN_NOISE
-    priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values())
+    weights = np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in chosen]) / MODERN_NOISE
+    priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values(), *ACCUMULATION_PRIORS.values())
     mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
 
     def constants(z: Floats, *, digits: int = 16) -> Today:
         values = [float(f"{value:.{digits}g}") for value in mean + z * sd]
         named = dict(zip(MODERN_PRIORS, values, strict=False))
         link = dataclasses.replace(start.network, bandwidth_fraction=named.pop("network_bandwidth_fraction"))
-        framework = dataclasses.replace(start, network=link, **named)  # type: ignore[arg-type]
-        return Today(framework, dict(zip(CLOCK_PRIORS, values[len(MODERN_PRIORS) :], strict=True)))
+        shares = dict(zip(CLOCK_PRIORS, values[len(MODERN_PRIORS) :], strict=False))
+        added = dict(zip(ACCUMULATION_PRIORS, values[-len(ACCUMULATION_PRIORS) :], strict=True))
+        framework = dataclasses.replace(start, network=link, fp32_accumulation=added, **named)  # type: ignore[arg-type]
+        return Today(framework, shares)
 
     def residuals(z: Floats) -> Floats:
         found = constants(z)
@@ -268,7 +276,8 @@ def main() -> None:
     old = fit(folder).framework
     today = fit_today(today_runs(folder), old)
     rows = (
-        "dense fp8 recipes of Megatron Bridge and NeMo and MLPerf pre-training from v3.1 on, on H100; dense models and "
+        "dense recipes of Megatron Bridge and NeMo, DGX Cloud's benchmarks of Llama 3 in bf16 and fp8 and MLPerf pre-training "
+        "from v3.1 on, on H100; dense models and "
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
     reserved = scatter_above(folder)
@@ -279,8 +288,11 @@ def main() -> None:
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
         reserved_log_sd=reserved,
     )
+    added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
         today.framework,
+        # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
+        fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
         fitted_on=f"{rows}; {command}",
         reserved_log_sd=reserved,
     )

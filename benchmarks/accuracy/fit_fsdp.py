@@ -1,9 +1,9 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs on A100 of 40 and 80 GB and
-43 on H100, and with them the clocks that 16-bit matmuls sustain on H100. The attention kernels of these runs were written for
-A100: H100 runs them by the instruction of A100, at some two thirds of its peak. In fp8 Transformer Engine's fused modules stand
-in for eager ones. Kernels come from ops/. `leave_one_model_out` and `across_gpus` predict every run by constants that never saw
+43 on H100. The attention kernels of these runs were written for A100: H100 runs them by the instruction of A100, at some two
+thirds of its peak. In fp8 Transformer Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from
+fit_frameworks: run it first. `leave_one_model_out` and `across_gpus` predict every run by constants that never saw
 its model, or its GPU.
 """
 
@@ -23,7 +23,7 @@ from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
 from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
-from benchmarks.accuracy.prepared import Prepared, Shares, seen, write_clocks
+from benchmarks.accuracy.prepared import Prepared, seen
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -38,7 +38,7 @@ PRIORS = {
     "latency_per_peer_s": (5e-6, 1e-5, 0.0, 1e-4),
     "attention_slowdown": (1.2, 0.4, 0.7, 5.0),  # on A100
     "a100 matmuls": (1.0, 0.05, 0.8, 1.2),
-    "h100 clocks": (0.85, 0.1, 0.4, 1.0),
+    "h100 matmuls": (1.0, 0.05, 0.8, 1.2),
     "without wgmma": (0.63, 0.05, 0.4, 0.9),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
 }
 NOISE = 0.04
@@ -48,20 +48,19 @@ START = dataclasses.replace(FIXED, framework="torch-fsdp")
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The framework's constants on each die, and the clocks fitted with them."""
+    """The framework's constants on each die."""
 
     by_die: dict[str, FrameworkEfficiency]
-    shares: Shares
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
-        """With the cards of the runs that they were fitted on."""
-        return Fitted({die: seen(framework, runs) for die, framework in self.by_die.items()}, self.shares)
+        """Return the constants with the cards of the runs that they were fitted on."""
+        return Fitted({die: seen(framework, runs) for die, framework in self.by_die.items()})
 
     def step_s(self, run: Prepared) -> float:
-        return run.step_s(self.by_die[str(run.gpu.silicon)], self.shares)
+        return run.step_s(self.by_die[str(run.gpu.silicon)])
 
     def compare(self, run: Prepared) -> Comparison:
-        return run.compare(self.by_die[str(run.gpu.silicon)], self.shares)
+        return run.compare(self.by_die[str(run.gpu.silicon)])
 
 
 def constants(x: Iterable[float], *, digits: int = 4) -> Fitted:
@@ -72,14 +71,17 @@ def constants(x: Iterable[float], *, digits: int = 4) -> Fitted:
         bandwidth_fraction=values.pop("network_bandwidth_fraction"),
         latency_per_peer_s=values.pop("latency_per_peer_s"),
     )
-    shares: Shares = {("h100", "bf16"): values.pop("h100 clocks")}
-    matmuls, slow, reached = (values.pop(name) for name in ("a100 matmuls", "attention_slowdown", "without wgmma"))
+    a100, h100, slow, reached = (
+        values.pop(name) for name in ("a100 matmuls", "h100 matmuls", "attention_slowdown", "without wgmma")
+    )
     shared = dataclasses.replace(START, network=link, **values)  # type: ignore[arg-type]
     by_die = {
-        "a100": dataclasses.replace(shared, matmul_slowdown=matmuls, attention_slowdown=slow),
-        "h100": dataclasses.replace(shared, attention_slowdown=float(f"{slow * best_of_hopper() / reached:.{digits}g}")),
+        "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_slowdown=slow),
+        "h100": dataclasses.replace(
+            shared, matmul_slowdown=h100, attention_slowdown=float(f"{slow * best_of_hopper() / reached:.{digits}g}")
+        ),
     }
-    return Fitted(by_die, shares)
+    return Fitted(by_die)
 
 
 @functools.cache
@@ -144,7 +146,6 @@ def main() -> None:
             fitted_on=f"{rows}; see START there for what those rows do not tell{own}",
         )
         write(name, found, command="benchmarks.accuracy.fit_fsdp")
-    write_clocks(fitted.shares, fitted_on=rows)
     for title, comparisons in (("one model", leave_one_model_out(runs)), ("one GPU", across_gpus(runs))):
         errors = np.array([abs(c.error) for c in comparisons])
         print(f"MPT leaving {title} out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}")

@@ -19,7 +19,6 @@ from scipy.optimize import least_squares
 from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read
 from benchmarks.accuracy.fit_frameworks import write
 from benchmarks.accuracy.grid_rows import FILE, groups
-from benchmarks.accuracy.prepared import ACCUMULATION, clocks, write_clocks
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
 
 Floats = NDArray[np.float64]
@@ -52,6 +51,7 @@ NOISE = 0.1
 FIXED = FrameworkEfficiency(
     framework="nanotron",
     matmul_slowdown=1.2,
+    fp32_accumulation={"h100": 1.0},
     elementwise_traffic_factor=2.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 reaches 1.2 to 1.3 times its backward FLOP/s forward
     tensor_parallel_overlap=0.0,
@@ -144,11 +144,10 @@ def main() -> None:
         return
     found = fit(rows=read(folder, FILE))
     # Forward matmuls, input gradients and weight gradients take equally long, and only the last accumulate in fp32: they get
-    # what is left of a slowdown of all (run again until nothing is).
-    slowdown = (2.0 + clocks("h100", {}).fp32_accumulation) * found.matmul_slowdown - 2.0
-    accumulation = dict.fromkeys((("h100", ACCUMULATION), ("b200", ACCUMULATION)), slowdown)
-    write_clocks(accumulation, fitted_on=f"on H100, for later dies too: {found.fitted_on}")
-    write("default", dataclasses.replace(found, matmul_slowdown=1.0), command="benchmarks.accuracy.fit_nanotron")
+    # the slowdown of all.
+    slowdown = (2.0 + FIXED.fp32_accumulation["h100"]) * found.matmul_slowdown - 2.0
+    found = dataclasses.replace(found, matmul_slowdown=1.0, fp32_accumulation={"h100": float(f"{slowdown:.4g}")})
+    write("default", found, command="benchmarks.accuracy.fit_nanotron")
     print(found)
 
 

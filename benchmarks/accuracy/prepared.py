@@ -39,23 +39,20 @@ CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
 REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
              "v100": "v100-sxm-32gb"}  # fmt: skip
 """Card under whose power limit a die's shares are stated."""
-ACCUMULATION = "fp32_accumulation"
 Shares = Mapping[tuple[str, str], float]
-"""By die: share of boost that matmuls of a precision sustain, and the slowdown of accumulation in fp32."""
+"""By die: share of boost that matmuls of a precision sustain."""
 
 
 def clocks(die: str, shares: Shares) -> Clocks:
     """The shipped clocks of a die, with these shares in their place."""
     share = {**_shipped(die), **{name: value for (one, name), value in shares.items() if one == die}}
-    slowdown = share.pop(ACCUMULATION, 1.0)
-    return Clocks(gpu=REFERENCE.get(die), share=share, fp32_accumulation=slowdown, fitted_on={})  # type: ignore[arg-type]
+    return Clocks(gpu=REFERENCE.get(die), share=share, fitted_on={})  # type: ignore[arg-type]
 
 
 @functools.cache
 def _shipped(die: str) -> dict[str, float]:
     path = CLOCKS / f"{die}.yaml"
-    found = documents.read(path) if path.is_file() else {"share": {"bf16": 0.8}}
-    return {**found["share"], ACCUMULATION: found.get(ACCUMULATION, 1.0)}
+    return documents.read(path)["share"] if path.is_file() else {"bf16": 0.8}
 
 
 def write_clocks(shares: Shares, *, fitted_on: str) -> None:
@@ -69,7 +66,7 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
     _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
-    for name in ("bf16", "fp8", ACCUMULATION):
+    for name in ("bf16", "fp8"):
         logarithms = [np.log(values[name]) for values in known if name in values]
         typical[name] = float(f"{np.exp(np.mean(logarithms)):.4g}")
     _write("generic", None, typical, dict.fromkeys(typical, "geometric means over a100, h100, b200"))
@@ -78,10 +75,8 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
 def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: Mapping[str, str]) -> None:
     path = CLOCKS / f"{die}.yaml"
     known = documents.read(path) if path.is_file() else {"share": {}, "fitted_on": {}}
-    share = {**known["share"], **{name: value for name, value in values.items() if name != ACCUMULATION}}
     fields = ({"gpu": card} if card else {}) | {
-        "share": share,
-        ACCUMULATION: values.get(ACCUMULATION, known.get(ACCUMULATION, 1.0)),
+        "share": {**known["share"], **values},
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
     write_constants(path, fields, command="benchmarks.accuracy.fit_frameworks")

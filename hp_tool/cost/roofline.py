@@ -53,10 +53,9 @@ def matmul_seconds(
 
 
 def accumulation_slowdown(case: TrainingCase, precision: Precision) -> float:
-    """Factor on weight-gradient matmuls: kernels that add 16-bit products to an fp32 buffer are slower than those that write 16
-    bits, on dies after those they were written for by much.
-    """
-    slowdown, workload = case.profile.gpu.fp32_accumulation, case.workload
+    """Return the factor on weight-gradient matmuls whose 16-bit products the framework adds to an fp32 buffer."""
+    slowdown = case.profile.framework.fp32_accumulation.get(case.cluster.gpu.silicon or "", 1.0)
+    workload = case.workload
     if slowdown == 1.0 or ELEMENT_BYTES[precision] != 2.0 or workload.gradient_precision not in (None, "fp32"):
         return 1.0
     return slowdown if facts(workload.framework).accumulates_in_fp32 else 1.0
@@ -127,7 +126,7 @@ def at_sustained_clocks(
             power = (power_w / reference.power_w) ** (1.0 / 3.0)
             share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
         matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
-    return replace(kernels, matmul=matmul, fp32_accumulation=clocks.fp32_accumulation)
+    return replace(kernels, matmul=matmul)
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:

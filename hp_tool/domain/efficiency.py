@@ -73,8 +73,6 @@ class GpuEfficiency(Strict):
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
     """Serving: the one-kernel all-reduce of up to a few MiB that engines use instead of a ring; None: the ring."""
-    fp32_accumulation: float = 1.0
-    """Training: as in Clocks."""
     measured: bool = True
     """False: borrowed from another GPU; results carry wider intervals."""
 
@@ -87,8 +85,6 @@ class Clocks(Strict):
     """Card under whose power limit the shares hold; None: typical ones, for any card."""
     share: dict[Precision, float]
     """Matmul arithmetic sustained over that at boost, by input precision."""
-    fp32_accumulation: float = 1.0
-    """Seconds of a 16-bit matmul that adds its product to an fp32 buffer, against one that writes 16 bits."""
     fitted_on: dict[str, str]
     """Rows and command that gave each share."""
 
@@ -102,6 +98,9 @@ class FrameworkEfficiency(Strict):
     """A framework without constants of its own, for which these stand in."""
     matmul_slowdown: float = 1.0
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
+    fp32_accumulation: dict[str, float] = field(default_factory=dict)
+    """By die: seconds of a 16-bit weight gradient that the framework's kernel adds to an fp32 buffer, against one that it writes
+    in 16 bits. 1 where it names none."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     narrow_traffic_factor: float | None = None

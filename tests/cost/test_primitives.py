@@ -33,9 +33,9 @@ def plain_profile(machine: ClusterSpec) -> EfficiencyProfile:
     outside = Link(bandwidth_fraction=0.5, latency_s=1e-5, latency_per_peer_s=0.0, ramp_bytes=0.0)
     roof = Roofline(peak_fraction=0.5, bandwidth_fraction=0.5, overhead_s=1e-6)
     return EfficiencyProfile(
-        gpu=replace(shipped.gpu, nvlink=inside, matmul={"bf16": roof}, attention=roof, fp32_accumulation=1.0),
+        gpu=replace(shipped.gpu, nvlink=inside, matmul={"bf16": roof}, attention=roof),
         framework=replace(
-            shipped.framework, network=outside, matmul_slowdown=1.0, tensor_parallel_overlap=0.0,
+            shipped.framework, fp32_accumulation={}, network=outside, matmul_slowdown=1.0, tensor_parallel_overlap=0.0,
             data_parallel_overlap=0.0, pipeline_overlap=0.0,
         ),
     )  # fmt: skip
