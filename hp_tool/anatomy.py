@@ -7,7 +7,7 @@ from typing import Literal
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import dense_on_stage, has_both_kinds
+from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
 from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents, whole_pipeline
@@ -97,8 +97,11 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
             ends = [(rank in (0, p - 1),) * 2 for rank in range(p)]
     dense: Sequence[float | None] = [None] * p
     if has_both_kinds(problem.model):
-        late = framework.late_layers
-        leading = [float(dense_on_stage(rank, problem.model, candidate, late=late)) for rank in range(p)]
+        model, schedule = problem.model, int(candidate.pipeline_schedule)
+        _, leading = stage_counts(
+            model.num_hidden_layers, model.num_hidden_layers - model.moe_layers, p,
+            int(candidate.virtual_pipeline_parallel_size), schedule, late=framework.late_layers,
+        )  # fmt: skip
         if candidate.pipeline_schedule == DUALPIPE:
             leading = [0.5 * (count + mirrored) for count, mirrored in zip(leading, reversed(leading), strict=True)]
         dense = leading

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed import measure
-from benchmarks.speed.workloads import dense_query, moe_query
+from benchmarks.speed.workloads import dense_query, mixed_query, moe_query
 
 
 def evaluate() -> dict[str, Any]:
@@ -21,6 +21,7 @@ def evaluate() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "dense": measure.candidates_per_second(dense_query()),
         "moe": measure.candidates_per_second(moe_query()),
+        "mixed": measure.candidates_per_second(mixed_query()),
         "estimates": measure.estimates_per_second(),
         "growth": measure.growth(),
         "recommend": measure.recommend_process(),
@@ -51,7 +52,7 @@ def as_text(found: dict[str, Any]) -> str:
             f"  {kind['model']}, {kind['candidates']:,}: {kind['per_second'] / 1e6:.2f} million/s "
             f"(median {kind['per_second_median'] / 1e6:.2f}); one by one {kind['baseline_one_by_one_per_second']:,.0f}/s, "
             f"NumPy additions {kind['baseline_numpy_additions_per_second'] / 1e6:,.0f} million/s"
-            for kind in (found["dense"], found["moe"])
+            for kind in (found["dense"], found["moe"], found["mixed"])
         ),
         f"single estimates, {e['queries']} different queries:",
         f"  {e['per_second']:8,.0f}/s as a call (median {e['per_second_median']:,.0f})",

@@ -36,6 +36,12 @@ MOE_QUERY: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512},
     "training": {"sequence_length": 16384, "global_batch_size": 1536},
 }
+MIXED_QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "deepseek-v3",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
+    "training": {"sequence_length": 4096, "global_batch_size": 1536},
+}
 LARGE_QUERY: dict[str, Any] = {
     "kind": "training",
     "model": "gpt-1t",
@@ -73,6 +79,11 @@ def dense_query() -> Query:
 def moe_query() -> Query:
     """The same with every expert-parallel size, and experts split up to four ways."""
     return parse_query(MOE_QUERY | {"parallel": MOE})
+
+
+def mixed_query() -> Query:
+    """The dense space's axes for a model with dense layers before those with experts."""
+    return parse_query(MIXED_QUERY | {"parallel": EVERYTHING | {"recompute": recomputations(7)}})
 
 
 def growing_query(step: int) -> Query:

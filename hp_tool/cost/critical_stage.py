@@ -212,8 +212,10 @@ def _slowest(
     collectives = pipeline.output * (1.0 + depths) * head.output_communication
     output = pipeline.output * (1.0 + depths) * head.output + collectives
 
+    experts_s, dense_s = experts.occupied / each, dense.occupied / each
+
     def layers_s(layers: Floats, dense_layers: Floats) -> Floats:
-        return ((layers - dense_layers) * experts.occupied + dense_layers * dense.occupied) / each
+        return (layers - dense_layers) * experts_s + dense_layers * dense_s
 
     def seconds(contents: _Contents) -> Floats:
         ends = contents.embedding * embedding + contents.output * output
@@ -240,7 +242,7 @@ def _slowest(
         slowest.embedding * embedding + slowest.output * output,
         slowest.output * collectives,
         all_s if of_part else all_s - slowest_s,
-        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers,
+        (p - 1.0) * each * layers_s(all_layers, leading.total) / all_layers if c.names_schedules else 0.0,
     )
 
 
@@ -266,6 +268,6 @@ def _contents(c: Candidates, pipeline: Pipeline, leading: DenseLayers, *, depths
     return (
         _Contents(counts[0] + output_first * depths, of_dense[0], here, output_first),
         _Contents(counts[1] + (1.0 - output_first) * depths, of_dense[1], 1.0 - here, 1.0 - output_first),
-        _Contents(each, leading.fewest, 0.0, 0.0),
-        _Contents(each, leading.most, 0.0, 0.0),
+        _Contents(leading.full, leading.fewest, 0.0, 0.0),
+        _Contents(leading.full, leading.most, 0.0, 0.0),
     )

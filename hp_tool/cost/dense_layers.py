@@ -1,11 +1,25 @@
 """Leading dense layers of a mixture of experts on the stages of a pipeline."""
 
+import functools
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
-from hp_tool.cost.candidates import DUALPIPE, Candidates
+import numpy as np
+
+from hp_tool.cost.arrays import Bools, Floats, Ints
+from hp_tool.cost.candidates import DUALPIPE, DUALPIPE_V, ONE_F_ONE_B, ZBV, Candidates, unique_rows
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.pipeline_layout import ends_are_shorter, layers_before, missing_layers
+from hp_tool.domain.pipeline_layout import chunk_layers
+
+
+class FullStage(NamedTuple):
+    """A full stage between the ends; shape (n,)."""
+
+    rank: Ints | Floats
+    dense: Floats
+    mirrored: Floats
+    """Dense layers of stage p - 1 - rank, which DualPipe's rank holds as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +31,16 @@ class DenseLayers:
 
     first: Floats
     last: Floats
-    most: Floats
-    """On the full stage between the ends that holds most of them."""
-    fewest: Floats
     between: Bools
-    """Whether there is a full stage between the ends."""
+    """Whether stages lie between the ends."""
+    full: Floats
+    """Layers of the fullest of these; the mean of the two stages that a rank of DualPipe runs for half of the micro-batches."""
+    most: Floats
+    """Dense layers of the one of these that holds most."""
+    fewest: Floats
     total: Floats
+    fullest: tuple[FullStage, ...] = ()
+    """Stages between the ends among which memory is the fullest; of a part of a pipeline none."""
 
 
 def has_both_kinds(model: ModelSpec) -> bool:
@@ -31,90 +49,67 @@ def has_both_kinds(model: ModelSpec) -> bool:
 
 
 def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:
-    """The dense layers of a whole pipeline, whose layers lie as `domain.pipeline_layout` has them; `late`: as there.
+    """The dense layers of a whole pipeline, laid out as `domain.pipeline_layout.chunk_layers` has it; `late`: as there.
 
-    Between the ends of DualPipe the mean of a stage and its mirrored one count: a rank runs each for half of the micro-batches.
+    Each combination of stages, chunks and schedule is laid out once.
     """
-    p, (lowest, highest) = c.pipeline_parallel_size, full_ranks(model, c, late=late)
+    unique, inverse = unique_rows(c, ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "pipeline_schedule"))
+    leading = model.num_hidden_layers - model.moe_layers
+    keys = (unique.pipeline_parallel_size, unique.virtual_pipeline_parallel_size, unique.pipeline_schedule)
 
-    def on_rank(rank: Ints | Floats) -> Floats:
-        own = dense_on_stage(rank, model, c, late=late)
-        if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
-            return own
-        mirrored = dense_on_stage(p - 1 - rank, model, c, late=late)
-        return where(c.pipeline_schedule == DUALPIPE, 0.5 * (own + mirrored), own)
+    def row(p: int, v: int, schedule: int) -> tuple[float, ...]:
+        return _row(model.num_hidden_layers, leading, p, v, schedule, late=late)
 
-    one, other = on_rank(minimum(lowest, highest)), on_rank(highest)
-    return DenseLayers(
-        first=dense_on_stage(0 * p, model, c, late=late),
-        last=dense_on_stage(p - 1, model, c, late=late),
-        most=maximum(one, other),
-        fewest=minimum(one, other),
-        between=(p > 2) & (lowest <= highest),
-        total=model.num_hidden_layers - model.moe_layers,
-    )
-
-
-def dense_on_stage(stage: Ints | Floats, model: ModelSpec, c: Candidates, *, late: bool) -> Floats:
-    """Dense layers of the model chunks of one stage: chunk i is on stage i mod p, in a V chunk 2p - 1 - r on stage r."""
-    dense, p, v = model.num_hidden_layers - model.moe_layers, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
-
-    def before(place: Ints | Floats) -> Floats:
-        count: Floats = layers_before(place, num_layers=model.num_hidden_layers, stages=p, chunks=v, late=late)
-        return count
-
-    count: Floats = 0.0
-    row = 0
-    while anywhere((row < v) & (before(row * p) < dense)):
-        place: Ints | Floats = row * p + stage
-        if row and c.names_schedules:
-            place = where(c.is_v, 2 * p - 1 - stage, place)
-        ahead = before(place)
-        count = count + (row < v) * minimum(maximum(dense - ahead, 0), before(place + 1) - ahead)
-        row += 1
-    return count
-
-
-def full_ranks(model: ModelSpec, c: Candidates, *, late: bool) -> tuple[Ints, Ints]:
-    """(first, last) rank between the ends that is as full as any; the first is beyond the last if none is.
-
-    Of DualPipe's ranks, which hold two stages, the first half.
-    """
-    p, v, layers = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, model.num_hidden_layers
-    first, last = missing_layers(num_layers=layers, stages=p, chunks=v)
-    if late:
-        first, last = first + last, 0 * last
-        at_ends = False & (p > 0)
+    columns: list[Any]
+    if c.is_alone:
+        columns = list(row(*(int(key) for key in keys)))
     else:
-        at_ends = ends_are_shorter(num_layers=layers, stages=p, chunks=v)
-    # Chunk i is on rank i mod p: the first and the last few ranks have a shorter chunk, or a few in the middle have two.
-    begun, ended = where(at_ends, 0, first % p), where(at_ends, 0, last % p)
-    overlap = begun + ended >= p
-    lowest = where(overlap, where(p - ended > 1, 1, begun), maximum(begun, 1))
-    highest = where(overlap, where(begun <= p - 2, p - 2, p - ended - 1), p - 1 - maximum(ended, 1))
-    if c.names_schedules:
-        inside = maximum(maximum(where(first < p, first, 0), where(last < p, last, 0)), 1)
-        lowest, highest = where(c.is_v, inside, lowest), where(c.is_v, p - 1, highest)
-        dual, middle = c.pipeline_schedule == DUALPIPE, maximum(p // 2 - 1, 1)
-        paired = minimum(maximum(maximum(begun, ended), 1), middle)
-        lowest, highest = where(dual, paired, lowest), where(dual, middle, highest)
-    return lowest, highest
+        table = np.array([row(*key) for key in np.stack([np.ravel(key) for key in np.broadcast_arrays(*keys)]).T.tolist()])
+        rows = np.zeros(c.pipeline_parallel_size.shape, dtype=np.intp) if inverse is None else inverse
+        columns = [column[rows] for column in table.T] if len(table) else [np.zeros(rows.shape)] * _COLUMNS
+    stages = [FullStage(*columns[place : place + 3]) for place in range(_BEFORE_STAGES, _COLUMNS, 3)]
+    different = [stage for place, stage in enumerate(stages) if not place or np.any(stage.rank != stages[place - 1].rank)]
+    return DenseLayers(
+        first=columns[0], last=columns[1], between=columns[2] > 0, full=columns[3], most=columns[4], fewest=columns[5],
+        total=leading, fullest=tuple(different),
+    )  # fmt: skip
 
 
-def fullest_ranks(model: ModelSpec, c: Candidates, *, late: bool) -> list[Ints]:
-    """Ranks between the ends among which the fullest is: the first full one, one with layers of both kinds if there is one, the
-    first full one with experts in all layers, and the last full one.
+_BEFORE_STAGES, _COLUMNS = 6, 6 + 4 * 3
 
-    Each but the last keeps as many micro-batches as any with its contents; ZB-H1's later ranks wait with more weight gradients.
-    Ranks of candidates without a stage between the ends are meaningless.
+
+@functools.lru_cache(maxsize=1 << 14)
+def _row(layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool) -> tuple[float, ...]:
+    """Fields of DenseLayers for one pipeline, with the four stages whose memory may be the fullest: the first full one, the one
+    with layers of both kinds, the first with fewest dense ones, and the last, which waits with most weight gradients in ZB-H1.
     """
-    p, v, layers = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, model.num_hidden_layers
-    inner = maximum(p - 2, 1)
-    lowest, highest = (minimum(rank, inner) for rank in full_ranks(model, c, late=late))
-    first, last = missing_layers(num_layers=layers, stages=p, chunks=v)
-    size = (layers + first + last) // (p * v)
-    filled = layers - model.moe_layers + (first + last if late else first)
-    behind = minimum(maximum(-(-filled // size) % p, lowest), inner)
-    mixed = (filled % size > 0) & (behind > lowest + 1)
-    ranks = [lowest, *([where(mixed, behind - 1, behind)] if anywhere(mixed) else []), behind]
-    return [*ranks, highest] if c.names_schedules else ranks
+    counts, dense = stage_counts(layers, leading, p, v, schedule, late=late)
+    paired = [_mean_pairs(column) if schedule == DUALPIPE else column for column in (counts, dense)]
+    inner = range(1, p - 1)
+    full = max((paired[0][rank] for rank in inner), default=0)
+    ranks = [rank for rank in inner if paired[0][rank] == full] or [0]
+    of_full = [paired[1][rank] for rank in ranks]
+    pure = min(ranks, key=lambda rank: dense[rank])
+    mixed = next((rank for rank in ranks if 0 < dense[rank] < counts[rank]), pure)
+    last = pure if schedule == ONE_F_ONE_B else ranks[-1]
+    fullest = [value for rank in (ranks[0], mixed, pure, last) for value in (rank, dense[rank], dense[p - 1 - rank])]
+    return (dense[0], dense[-1], p > 2, full, max(of_full), min(of_full), *fullest)
+
+
+def stage_counts(
+    layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool = False
+) -> tuple[list[float], list[float]]:
+    """(layers, dense ones among them) of each stage: chunk i is on stage i mod p, in a V chunk 2p - 1 - r on stage r too."""
+    chunks = chunk_layers(num_layers=layers, stages=p, chunks=v, late=late)
+    dense = [min(max(leading - before, 0), count) for before, count in zip(accumulate([0, *chunks]), chunks, strict=False)]
+
+    def of_stages(column: list[int]) -> list[float]:
+        if schedule in (ZBV, DUALPIPE_V) and v == 2:
+            return [float(column[rank] + column[2 * p - 1 - rank]) for rank in range(p)]
+        return [float(sum(column[rank::p])) for rank in range(p)]
+
+    return of_stages(chunks), of_stages(dense)
+
+
+def _mean_pairs(column: list[float]) -> list[float]:
+    return [0.5 * (one + other) for one, other in zip(column, reversed(column), strict=True)]

@@ -199,7 +199,7 @@ class StageKind(NamedTuple):
             extra_layers=self.extra_layers,
         )
         critical, dense = StageLayers(count=maximum(count, NO_LAYERS), expert_share=share), self.dense_layers
-        kinds = DenseLayers(first=dense, last=dense, most=dense, fewest=dense, between=False, total=dense)
+        kinds = DenseLayers(first=dense, last=dense, between=False, full=count, most=dense, fewest=dense, total=dense)
         return Pipeline(
             stages=(stage,), critical=critical, dense=kinds if has_both_kinds(model) else None, part=1,
             embedding=self.embedding, output=self.output,

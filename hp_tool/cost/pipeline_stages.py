@@ -9,7 +9,7 @@ import numpy as np
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.dense_layers import DenseLayers, dense_layers, dense_on_stage, fullest_ranks, has_both_kinds
+from hp_tool.cost.dense_layers import DenseLayers, dense_layers, has_both_kinds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
@@ -131,7 +131,7 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     fewest = 0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
     stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
     if anywhere(((fewer_first > 0) | (dense is not None)) & (p > 2) & (c.pipeline_schedule != ZBV)):
-        stages = (*stages, *_between_ends(model, c, each, late=framework.late_layers))
+        stages = (*stages, *_between_ends(model, c, each, dense=dense))
     return Pipeline(
         stages=stages,
         critical=_of_kinds(model, each, dense=fewest),
@@ -143,28 +143,23 @@ def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     )
 
 
-def _between_ends(model: ModelSpec, c: Candidates, each: Floats, *, late: bool) -> tuple[PipelineStage, ...]:
+def _between_ends(model: ModelSpec, c: Candidates, each: Floats, *, dense: DenseLayers | None) -> tuple[PipelineStage, ...]:
     """The fullest stages between the ends, with `each` layers."""
-    p = c.pipeline_parallel_size
-    if not has_both_kinds(model):
-        middle = maximum(p - 2, 1)
+    if dense is None:
+        middle = maximum(c.pipeline_parallel_size - 2, 1)
         return pipeline_part(model, c, first_rank=1, layers_before=0.0, stages=middle, layers=each).stages
-
-    def layers(rank: Ints | Floats) -> StageLayers:
-        return _of_kinds(model, each, dense=dense_on_stage(rank, model, c, late=late))
-
     return tuple(
         PipelineStage(
-            rank=rank,
-            layers=layers(rank),
-            mirrored=_mirrored(c, layers(p - 1 - rank)) if c.names_schedules else None,
+            rank=stage.rank,
+            layers=_of_kinds(model, each, dense=stage.dense),
+            mirrored=_mirrored(c, _of_kinds(model, each, dense=stage.mirrored)),
             chunk_layers=each / c.virtual_pipeline_parallel_size,
             embedding=0,
             embedding_copies=0,
             output=0,
             extra_layers=0,
         )
-        for rank in fullest_ranks(model, c, late=late)
+        for stage in dense.fullest
     )
 
 
@@ -194,8 +189,9 @@ def pipeline_part(
         if dense is not None:
             on_first = on_last = left = dense
         kinds = DenseLayers(
-            first=on_first, last=on_last, most=on_first, fewest=on_last, between=False, total=minimum(left, stages * layers)
-        )
+            first=on_first, last=on_last, between=False, full=layers, most=on_first, fewest=on_last,
+            total=minimum(left, stages * layers),
+        )  # fmt: skip
     first, last = (
         _of_kinds(model, layers + extra, dense=leading)
         for extra, leading in zip((alone * depths, depths), (kinds.first, kinds.last) if kinds else (0, 0), strict=True)

@@ -165,23 +165,6 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
     return [layers - (place < first or place >= count - last) for place, layers in enumerate(held)]
 
 
-def layers_before(place: Any, *, num_layers: Any, stages: Any, chunks: Any, late: bool = False) -> Any:
-    """Layers of all model chunks before chunk `place`, of 0 to p v: the running sum of `chunk_layers`."""
-    count = stages * chunks
-    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
-    full = (num_layers + first + last) // count
-    if late:
-        return place * full - (first + last - _positive(first + last - place))
-    ends = ends_are_shorter(num_layers=num_layers, stages=stages, chunks=chunks)
-    at_ends = first * (place > 0) + last * (place >= count)
-    spread = first - _positive(first - place) + _positive(place - (count - last))
-    return place * full - (ends * at_ends + (1 - ends) * spread)
-
-
-def _positive(count: Any) -> Any:
-    return count * (count > 0)
-
-
 def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int) -> str:
     """The same in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
     first, *between, last = (_layers(count) for count in chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks))
