@@ -10,7 +10,7 @@ import hp_tool
 from hp_tool import units
 from scripts.count_calls import Counts, count_calls, count_estimate
 
-MAX_FILES = 40
+MAX_FILES = 47
 MAX_CALLS_BETWEEN_FILES = 220
 """Budgets: lower them when the code allows."""
 

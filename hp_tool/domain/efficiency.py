@@ -99,8 +99,8 @@ class FrameworkEfficiency(Strict):
     matmul_slowdown: float = 1.0
     """The framework's matmuls against isolated ones at the same clocks; above 1 where it calls slower kernels."""
     fp32_accumulation: dict[str, float] = field(default_factory=dict)
-    """By die: seconds of a 16-bit weight gradient that the framework's kernel adds to an fp32 buffer, against one that it writes
-    in 16 bits. 1 where it names none."""
+    """By die: seconds of a 16-bit weight gradient that is added to an fp32 buffer, against one written in 16 bits; 1 where it
+    names none."""
     elementwise_traffic_factor: float
     """Bytes moved by elementwise kernels against the least a fused implementation needs."""
     narrow_traffic_factor: float | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -32,6 +32,8 @@ STILL_LEASED = (
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
+CLOCK_SLACK = timedelta(seconds=5)
+"""How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
 OPEN, ENDED = (tuple(state for state in SearchState if state.ended is ended) for ended in (False, True))
 OPEN_RUN = tuple(state for state in RunState if not state.ended)
 SEARCH_FIELDS = {field.name for field in fields(SearchRecord)}

@@ -13,6 +13,7 @@ from hp_tool.domain.records import EventRecord, JsonObject, Lease, SearchRecord,
 from hp_tool.errors import OLDER_EDITION, ConflictError, InputError, StoreError
 from hp_tool.store import schema, tables
 from hp_tool.store.base import (
+    CLOCK_SLACK,
     ID,
     OPEN_RUN,
     StoreBase,
@@ -32,8 +33,6 @@ MOST_LOST_CLAIMS = 5
 """Workers in a row that fall silent over a search, while no run of it moves on, until it is given up. One or two may be killed
 by chance (their host restarts, another program takes its memory); a search that kills every worker would end them all."""
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
-CLOCK_SLACK = timedelta(seconds=5)
-"""How far a clock may be set back, as time services do all day, without a lease being taken for one of the future."""
 GIVEN_BACK_LATELY = timedelta(minutes=5)
 HERE = "local:"
 """Of the clusters that are each worker's own host, and so as many as there are hosts."""

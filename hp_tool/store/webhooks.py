@@ -15,9 +15,8 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import ENDED, StoreBase, checked, now, read_search
+from hp_tool.store.base import CLOCK_SLACK, ENDED, StoreBase, checked, now, read_search
 from hp_tool.store.columns import row_dict, storable
-from hp_tool.store.coordination import CLOCK_SLACK
 
 HOOK, SEARCH = tables.webhooks, tables.searches
 
