@@ -4,8 +4,9 @@ Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software
 of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication; today's from NVIDIA's dense recipes,
 DGX Cloud's benchmarks and MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them
 come the clocks that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
-that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on these clocks: run them after. Priors keep
-them physical; `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a card's rows.
+that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on these clocks: run them after.
+Priors keep them physical; `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a
+card's rows.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def costs(
         gpu=replace(profile.gpu, attention=roof, matmul={"bf16": roof}, memory_fraction=0.5, kernel_overhead_s=0.0),
         framework=replace(
             profile.framework, fp32_accumulation={}, attention_slowdown=1.0, attention_backward_slowdown=1.0,
-            elementwise_traffic_factor=1.0, optimizer_traffic_factor=1.0, tensor_parallel_forward_overlap=0.0, host_launch_s=0.0,
+            elementwise_traffic_factor=1.0, optimizer_traffic_factor=1.0, tensor_parallel_forward_overlap=0.0,
+            host_launch_s=0.0,
         ),
     )  # fmt: skip
     shape = {
