@@ -177,7 +177,7 @@ def test_a_missed_budget_is_a_reason() -> None:
         ({"model": "t5-11b", "training": {"optimizer": "muon"}}, UnsupportedError, "training.optimizer"),
         ({"training": {"decoder_sequence_length": 128}}, InputError, "training.decoder_sequence_length"),
         ({"training": {"precision": "fp8"}}, InputError, "training.precision"),  # A100 has none
-        ({"training": {"framework": "deepspeed"}}, UnsupportedError, "training.framework"),
+        ({"training": {"framework": "trlx"}}, UnsupportedError, "training.framework"),
         ({"training": {"framework": "torch-fsdp"}, "zero_stage": 1}, InputError, "parallel.zero_stage"),
         ({"training": {"packed": True}}, InputError, "training.sequence_lengths"),
         ({"training": {"sequence_lengths": "synthetic-wen-text"}}, NotFoundError, "training.sequence_lengths"),

@@ -79,7 +79,7 @@ SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=1, m
 PRECISIONS = st.sampled_from(["fp32", "bf16", "fp8", None])
 SOFTWARE = {
     "framework": st.sampled_from(["torch-fsdp", "megatron-core"]),
-    "framework_version": st.sampled_from(["25.04", "26", " odd ", ""]),
+    "framework_version": st.sampled_from(["25.04", "26", " odd "]),
     "parameter_precision": PRECISIONS,
     "gradient_precision": PRECISIONS,
     "cross_entropy": st.sampled_from(["unfused", "fused", "in_place", "chunked"]),
@@ -136,6 +136,8 @@ def test_every_query_stands_in_the_form_and_comes_back(
     values = to_values(schema.query_mapping(query))
     assert schema.parse_query(to_query(read_form(urlencode(values)))) == query
     assert values["cluster.nvlink_segment_gpus"] == "8"
+    left_empty = {name: "" for name in fields("training") if name not in values and name != "cluster"}
+    assert schema.parse_query(to_query(read_form(urlencode(values | left_empty)))) == query
 
 
 @pytest.mark.parametrize(
