@@ -142,6 +142,12 @@ def mark(folder: Path, name: str) -> None:
     readback.touch(folder, name)
 
 
+def has_file(folder: Path, *, name: str) -> bool:
+    """Return whether the job's folder has the file `name`; False where there is no runs folder, and so no job. Raises OSError
+    for a runs folder that is there and cannot be read."""
+    return folder.parent.is_dir() and readback.is_there(folder / name)
+
+
 def output(folder: Path, *, name: str | None = None) -> str:
     """The end of a job's log, or of the file `name` that it left in its folder; empty if it does not exist."""
     return readback.log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)

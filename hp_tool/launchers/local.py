@@ -100,7 +100,7 @@ class LocalLauncher:
 
     def find(self, job_name: str) -> str | None:
         """None for a folder whose job never started: submit() starts it."""
-        return job_name if readback.is_there(self._folder(job_name) / _STARTED) else None
+        return job_name if jobs.has_file(self._folder(job_name), name=_STARTED) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._state(self._folder(handle)) for handle in handles}

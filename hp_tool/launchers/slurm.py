@@ -76,7 +76,7 @@ class SlurmLauncher:
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
-        return job_name if is_there(self._folder(job_name) / JOB) else None
+        return job_name if jobs.has_file(self._folder(job_name), name=JOB) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         return {handle: self._look(self._folder(handle))[0] for handle in handles}

@@ -56,7 +56,9 @@ class Played:
         self.plan = LaunchPlan(
             job_name="job-1", command=command, environment={}, files={"job.py": script}, num_gpus=num_gpus, timeout_s=20.0
         )
-        jobs.create_folder(self.folder, files={"job.json": json.dumps({"num_gpus": num_gpus, "returns": []})})
+        jobs.create_folder(
+            self.folder, files={"job.json": json.dumps({"num_gpus": num_gpus, "timeout_s": 20.0, "returns": []})}
+        )
         self._environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
 
     def run(self, *, job_id: int = 7) -> int:
