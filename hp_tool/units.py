@@ -38,6 +38,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def whole(value: float) -> str:
+    """The number without decimals, below 1 with two significant digits: `1,024`, `0.41`."""
+    return decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
+
+
 def decimal(value: float) -> str:
     """The number with one decimal, below 1 with two significant digits: `23.2`, `0.0041`."""
     if value == 0.0 or abs(value) >= 0.95:
