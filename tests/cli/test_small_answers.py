@@ -111,3 +111,11 @@ def test_a_page_shows_what_its_commands_print(place: int) -> None:
         if words != ["..."]:
             start = words[: words.index("...")] if "..." in words else None
             assert words in printed or (start and any(each[: len(start)] == start for each in printed)), line
+
+
+def test_recomputation_that_saves_nothing_is_not_ranked() -> None:
+    """Fused attention keeps little beside its output: recomputing it holds the fused projection's storage instead."""
+    layout = ("--set", "parallel.tensor_parallel_size=4", "--set", "parallel.recompute=[none,selective]")
+    answer = hp_tool("recommend", *LLAMA, *LOAD[:4], *layout, "--top", "50", "--json")
+    rows = json.loads(answer.stdout)["recommendations"]
+    assert rows and all(row["parallel"]["recompute"] == "none" for row in rows)
