@@ -5,6 +5,8 @@ import math
 MIB = 2**20
 GB = 10**9
 GIB = 2**30
+LEAST_CHANGE = 0.0005
+"""Share of a time below which two are the same to a reader: 0.05 %."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
 JOULES_PER_MWH = 3.6e9
@@ -36,6 +38,11 @@ def duration(seconds: float) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 measurement`, `1,000 measurements`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def whole(value: float) -> str:
+    """The number without decimals, below 1 with two significant digits: `1,024`, `0.41`."""
+    return decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
 
 
 def decimal(value: float) -> str:

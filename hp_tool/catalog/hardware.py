@@ -100,7 +100,9 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
     if query.num_gpus is not None:
         return query.num_gpus
     if node is None:
-        raise InputError("num_gpus must be given where no node_type is named", field="cluster.num_gpus")
+        raise InputError(
+            "num_gpus must be given where no node_type is named; objective min_gpus finds the fewest", field="cluster.num_gpus"
+        )
     return node.num_gpus or node.gpus_per_node
 
 

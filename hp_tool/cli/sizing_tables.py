@@ -7,6 +7,7 @@ from hp_tool.cli.layout import make_console
 from hp_tool.cli.tables import goodput_line, print_reasons
 from hp_tool.domain.sizing import Choice, Sizing
 from hp_tool.render.words import arithmetic
+from hp_tool.units import decimal, whole
 
 
 def print_sizing(sizing: Sizing) -> None:
@@ -38,8 +39,8 @@ def _print_time(console: Console, sizing: Sizing) -> None:
     console.print(arithmetic(chosen.parallel))
     cost = f", ${sizing.cost:,.0f}" if sizing.cost is not None else ""
     console.print(
-        f"{sizing.effective_days:.1f} days on {sizing.num_gpus:,} devices ({sizing.days:.1f} without failures), "
-        f"{sizing.gpu_hours:,.0f} GPU-hours{cost}"
+        f"{decimal(sizing.effective_days)} days on {sizing.num_gpus:,} devices ({decimal(sizing.days)} without failures), "
+        f"{whole(sizing.gpu_hours or 0.0)} GPU-hours{cost}"
     )
     console.print(goodput_line(goodput))
 

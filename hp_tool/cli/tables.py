@@ -26,7 +26,7 @@ from hp_tool.render.columns import (
 )
 from hp_tool.render.fit import chance, needs
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
-from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib
+from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
@@ -128,9 +128,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
         energy = f", {decimal(estimate.energy / JOULES_PER_MWH)} MWh" if estimate.energy is not None else ""
         lost = "" if estimate.effective_days is None else f" of training, {decimal(estimate.effective_days)} with failures"
-        spent = estimate.gpu_hours or 0.0
-        hours = decimal(spent) if spent < 1.0 else f"{spent:,.0f}"
-        console.print(f"{decimal(estimate.days)} days{lost}, {hours} GPU-hours{cost}{energy}")
+        console.print(f"{decimal(estimate.days)} days{lost}, {whole(estimate.gpu_hours or 0.0)} GPU-hours{cost}{energy}")
     if estimate.goodput is not None:
         console.print(goodput_line(estimate.goodput))
 

@@ -19,6 +19,7 @@ from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
+from hp_tool.units import LEAST_CHANGE
 
 LOGS = {"nemo": "megatron-lm", "gpt-neox": "megatron-lm", "accelerate": "deepspeed", "nanotron": "json", "verl": "json"}
 """Whose lines a tool's log has, where not its own."""
@@ -55,7 +56,7 @@ class Assessment:
     step_gap_fraction: float | None
     """Logged step time over the predicted one, less 1."""
     better: Recommendation | ServingRecommendation | None
-    """None where nothing acceptable is predicted to be faster than what runs."""
+    """None where nothing acceptable is predicted to be faster than what runs, by 0.05 % or more."""
     gain_fraction: float | None
     """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the same time."""
     switched_on: tuple[str, ...]
@@ -90,7 +91,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
     theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
     gain = None if theirs is None or ours is None else theirs / ours - 1.0
-    if estimate.feasible and gain is not None and gain <= 0.0:
+    if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
         best, gain = None, None
     gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
     hidden = (query.training and query.training.overlap) or OverlapSpec()

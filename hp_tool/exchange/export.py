@@ -33,6 +33,7 @@ from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
 from hp_tool.queries import schema
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.units import LEAST_CHANGE
 
 TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
     "megatron-lm": megatron_lm.command,
@@ -113,7 +114,11 @@ class Exported:
         """What ranking again chose, and what it costs; an empty text where nothing was."""
         if self.step_s is None:
             return ""
-        cost = "" if self.cost_fraction is None else f", {self.cost_fraction:+.1%} against the query's own best"
+        cost = ""
+        if self.cost_fraction is not None:
+            same = abs(self.cost_fraction) < LEAST_CHANGE
+            cost = ", as fast as" if same else f", {self.cost_fraction:+.1%} against"
+            cost += " the query's own best"
         out = f"; left out, as it has no setting for them: {', '.join(self.left_out)}" if self.left_out else ""
         return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
 

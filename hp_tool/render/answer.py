@@ -2,7 +2,7 @@
 
 from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.render.words import change_in_words
-from hp_tool.units import counted, duration, gib
+from hp_tool.units import counted, decimal, duration, gib
 
 LEAST_SAVED = 0.01
 """Share of a step below which a part is not worth a word."""
@@ -144,7 +144,7 @@ def _saved(baseline: Baseline) -> str | None:
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:
-        return f"saves {baseline.saved_days:.1f} days of training"
+        return f"saves {decimal(baseline.saved_days)} days of training"
     return None
 
 

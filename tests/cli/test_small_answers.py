@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,8 @@ LOAD = ("--sequence-length", "4096", "--global-batch-size", "128", "--set", "par
 
 
 def hp_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (str(Path(sys.executable).with_name("hp-tool")), *arguments), capture_output=True, text=True, timeout=120
-    )
+    program, wide = str(Path(sys.executable).with_name("hp-tool")), os.environ | {"COLUMNS": "250"}
+    return subprocess.run((program, *arguments), capture_output=True, text=True, timeout=120, env=wide)
 
 
 def test_a_printed_model_is_a_query_s_model_with_a_field_changed(tmp_path: Path) -> None:
@@ -66,3 +66,56 @@ def test_experts_without_a_run_are_told_no_narrower(release: tuple[str, ...]) ->
         low, high = json.loads(answer.stdout)["estimate"]["intervals"]["step_s"]
         widths.append(high / low)
     assert widths[0] >= widths[1]
+
+
+def test_fewest_devices_need_no_number_of_them() -> None:
+    answer = hp_tool("recommend", *LLAMA[:4], *LOAD[:4], "--set", "objective=min_gpus", "--top", "1", "--json")
+    assert answer.returncode == 0, answer.stdout
+    (row,) = json.loads(answer.stdout)["recommendations"]
+    assert row["estimate"]["provenance"]["num_gpus"] <= 8
+
+
+def test_other_objectives_still_need_a_number_of_devices() -> None:
+    answer = hp_tool("recommend", *LLAMA[:4], *LOAD[:4])
+    assert answer.returncode == 2 and "cluster.num_gpus" in answer.stderr and "min_gpus" in answer.stderr
+
+
+def test_an_export_that_costs_nothing_says_no_percentage(tmp_path: Path) -> None:
+    query = {
+        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"sequence_length": 4096, "global_batch_size": 128},
+    }  # fmt: skip
+    (tmp_path / "query.json").write_text(json.dumps(query))
+    answer = hp_tool("export", str(tmp_path / "query.json"), "--for", "megatron-lm")
+    assert answer.returncode == 0, answer.stderr
+    assert "as fast as the query's own best" in answer.stderr and "+0.0%" not in answer.stderr
+
+
+def test_a_short_sizing_has_days_and_hours_with_digits() -> None:
+    answer = hp_tool("size", "--parameters", "1e8", "--tokens", "1e8", "--gpu", "h100-sxm-80gb", "--num-gpus", "8")
+    (line,) = [line for line in answer.stdout.splitlines() if "GPU-hours" in line]
+    assert not line.startswith("0.0 days") and "(0.0 without" not in line and " 0 GPU-hours" not in line, line
+
+
+PAGE = Path("docs/why-not.md").read_text(encoding="utf-8").splitlines()
+SHOWN = [place for place, line in enumerate(PAGE) if line.strip().startswith("$ hp-tool")]
+
+
+@pytest.mark.parametrize("place", SHOWN, ids=lambda place: PAGE[place].split()[-1])
+def test_a_page_shows_what_its_commands_print(place: int) -> None:
+    printed = [line.split() for line in hp_tool(*PAGE[place].split()[2:]).stdout.splitlines()]
+    for line in PAGE[place + 1 :]:
+        words = line.split()
+        if words[:1] == ["```"]:
+            break
+        if words != ["..."]:
+            start = words[: words.index("...")] if "..." in words else None
+            assert words in printed or (start and any(each[: len(start)] == start for each in printed)), line
+
+
+def test_recomputation_that_saves_nothing_is_not_ranked() -> None:
+    """Fused attention keeps little beside its output: recomputing it holds the fused projection's storage instead."""
+    layout = ("--set", "parallel.tensor_parallel_size=4", "--set", "parallel.recompute=[none,selective]")
+    answer = hp_tool("recommend", *LLAMA, *LOAD[:4], *layout, "--top", "50", "--json")
+    rows = json.loads(answer.stdout)["recommendations"]
+    assert rows and all(row["parallel"]["recompute"] == "none" for row in rows)
