@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from hp_tool import bounds, serving, training
+from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation, SpaceSummary
@@ -18,6 +19,7 @@ from hp_tool.errors import HpToolError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.training.calibrated import Calibrations, with_unused
 from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
+from hp_tool.training.narrowest import with_narrowest
 from hp_tool.training.recommend import Objective
 
 log = logging.getLogger(__name__)
@@ -105,7 +107,8 @@ def estimate_answer(
 ) -> EstimateAnswer:
     """The answer to a query of one configuration. Raises HpToolError.
 
-    `configuration`: the training query's, if it was resolved or costed earlier. `calibrations`: what is known of clusters;
+    `configuration`: the training query's, if it was resolved or costed earlier. `with_fixes`: also the fixes of an infeasible
+    one, and what would narrow the interval of its step time. `calibrations`: what is known of clusters;
     None leaves the cost model alone.
     """
     estimate: Estimate | InferenceEstimate
@@ -115,6 +118,8 @@ def estimate_answer(
     else:
         configuration = configuration or resolve_configuration(query)
         estimate = configuration.estimate(with_fixes=with_fixes)
+        if with_fixes:
+            estimate = with_narrowest(estimate, query=query, problem=configuration.problem)
         calibrated = configuration.calibrated_estimate(calibrations)
         if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=configuration.problem, calibrations=calibrations)
@@ -154,6 +159,7 @@ def recommend_answer(
         if pareto == "throughput":
             raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
         ranking = training.recommend(query=query, top=top, calibrations=calibrations)
+        ranking = replace(ranking, recommendations=tuple(_with_narrowest(row, query) for row in ranking.recommendations))
         misses = ranking.nearest_misses
         if pareto is not None:
             front = training.pareto_front(query=query, against=pareto, calibrations=calibrations)
@@ -172,13 +178,18 @@ def recommend_answer(
     )
 
 
+def _with_narrowest(row: Recommendation, query: Query) -> Recommendation:
+    one = Configuration.of(row, query=query).query
+    return replace(row, estimate=with_narrowest(row.estimate, query=one))
+
+
 def answer_lines(
     lines: Sequence[Line], *, task: Task, top: int, read: Read = schema.parse_query, calibrations: Calibrations | None = None
 ) -> list[str]:
     """An answer for each line, the same as if it were the only one. Estimates that differ in their configuration alone are
     costed together, which is several times faster: pass a few dozen lines at a time.
 
-    Estimates come without fixes, which would cost more than the rest of a batch together.
+    Estimates come without fixes and `narrowest`, which would cost more than the rest of a batch together.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:

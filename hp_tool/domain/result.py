@@ -82,6 +82,16 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowest:
+    """What a query leaves unsaid whose naming narrows the interval of its step time most."""
+
+    set: dict[str, Any]
+    """Values to put into the query, by path: training.framework_version."""
+    step_s: tuple[float, float]
+    """The interval of the query with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mend:
     """A small change that makes an infeasible configuration feasible, with its price."""
 
@@ -151,6 +161,8 @@ class Estimate:
     hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
+    narrowest: Narrowest | None = None
+    """None where nothing unsaid widens the interval of step time by more than a tenth."""
     out_of_memory_probability: float | None = None
     """That it needs more than the whole device, by the interval of its memory; 0 if a run of it worked."""
     fit: Fit | None = None

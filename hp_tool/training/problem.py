@@ -356,22 +356,28 @@ def with_scatter(
     """The profile with the scatter of step times that holds for this kind of model and this release."""
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
-    constants, release = profile.framework, workload.framework_version
-    more = 0.0
-    if model.num_experts and constants.expert_time_log_sd is None:
+    constants = profile.framework
+    more = release_variance(profile, experts=bool(model.num_experts), gpu=gpu, release=workload.framework_version)
+    if more == 0.0:
+        return profile
+    scatter = math.sqrt(constants.time_log_sd**2 + more)
+    return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
+
+
+def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None) -> float:
+    """Return what a model's experts and its framework's release add to the variance of ln(measured / predicted step time)."""
+    constants, more = profile.framework, 0.0
+    if experts and constants.expert_time_log_sd is None:
         # No run of the framework had experts: they scatter as Megatron Core's of all releases do.
         measured = efficiency(gpu=gpu, framework="megatron-core").framework
         more += (measured.expert_time_log_sd or 0.0) ** 2 + (measured.earlier_expert_time_log_sd or 0.0) ** 2
-    elif model.num_experts:
+    elif experts:
         earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
         more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
     newest = constants.newest_release
     if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
-    if more == 0.0:
-        return profile
-    scatter = math.sqrt(constants.time_log_sd**2 + more)
-    return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
+    return more
 
 
 def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:

@@ -72,6 +72,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "out_of_memory_probability": answer.get("out_of_memory_probability"),
             "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
             "confidence": intervals.get("confidence"),
+            "narrowest": answer.get("narrowest"),
             "extrapolated_because": because,
             "memory_capacity_bytes": _rounded(memory["capacity_bytes"]) if "capacity_bytes" in memory else None,
             "memory_parts_bytes": _parts(memory, suffix="_bytes"),

@@ -20,7 +20,7 @@ from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import chance, needs
+from hp_tool.render.fit import chance, narrower, needs
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
@@ -93,6 +93,8 @@ class ConfigurationView(View):
     mends: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
+    narrower: str
+    """What would narrow the interval of its step time; empty if nothing does."""
     """Of the metrics' ranges."""
     memory: Stack | None
     """By pipeline stage."""
@@ -227,6 +229,7 @@ def _view(
         mends=() if known.feasible else tuple(_fix_row(this, fix, calibrated, calibrations) for fix in estimate.mends),
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
+        narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
         memory=memory,
         shown_stages=shown_stages,
         num_stages=num_stages,

@@ -1,0 +1,49 @@
+"""What a training query leaves unsaid that widens the interval of its step time, and how narrow naming it makes it."""
+
+import math
+from dataclasses import replace
+
+from hp_tool.domain.query import Query
+from hp_tool.domain.releases import LATEST, is_later
+from hp_tool.domain.result import Estimate, Narrowest
+from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.training.problem import TrainingProblem, release_variance, resolve_training
+
+LEAST = 1.1
+"""How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
+RELEASE = "training.framework_version"
+
+
+def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None) -> Estimate:
+    """Return the estimate of the query's one configuration with what would narrow its interval most, if anything does.
+
+    `problem`: the query's, if it was resolved earlier.
+    """
+    if estimate.intervals is None or query.training is None or query.training.framework_version is not None:
+        return estimate
+    release = _narrowing(problem or resolve_training(query))
+    if release is None:
+        return estimate
+    said = replace(query, training=replace(query.training, framework_version=release))
+    narrowed = resolve_configuration(said).estimate(with_fixes=False).intervals
+    if narrowed is None or _width(estimate.intervals.step_s) <= LEAST * _width(narrowed.step_s):
+        return estimate
+    return replace(estimate, narrowest=Narrowest(set={RELEASE: release}, step_s=narrowed.step_s))
+
+
+def _narrowing(problem: TrainingProblem) -> str | None:
+    """The newest release that is known, if no release is given and predictions for this one scatter less."""
+    if problem.workload.framework_version is not None:
+        return None
+    newest = problem.profile.framework.newest_release
+    release = newest if newest is not None and is_later(newest, than=LATEST) else LATEST
+    unsaid, named = (
+        release_variance(problem.profile, experts=bool(problem.model.num_experts), gpu=problem.cluster.gpu, release=each)
+        for each in (None, release)
+    )
+    return release if named < unsaid else None
+
+
+def _width(interval: tuple[float, float]) -> float:
+    low, high = interval
+    return math.log(high / low)

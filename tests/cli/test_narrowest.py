@@ -1,0 +1,77 @@
+"""What an answer leaves unsaid and widens its interval: `narrowest` of estimates, in JSON and in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+MIXTURE = ("--model=mixtral-8x7b", "--gpu=h100-sxm-80gb", "--num-gpus=64", "--sequence-length=4096", "--global-batch-size=512")
+PIPELINE = "--set=parallel.pipeline_parallel_size=8"
+LEAST = 1.1
+
+
+def estimated(run: Run, *arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run("estimate", *arguments, "--json").stdout)["estimate"]
+    return answer
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    return [f'--set={path}="{value}"' for path, value in values.items()]
+
+
+def width(interval: Sequence[float]) -> float:
+    return math.log(interval[1] / interval[0])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        (*MIXTURE, PIPELINE),
+        (*MIXTURE, "--set=parallel.expert_parallel_size=8"),
+        (*MIXTURE, PIPELINE, "--gpu=a100-sxm-80gb"),
+        (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b"),
+    ],
+)
+def test_writing_what_is_named_gives_the_interval_that_is_promised(entry_point: Run, query: tuple[str, ...]) -> None:
+    estimate = estimated(entry_point, *query)
+    narrowest = estimate["narrowest"]
+    assert narrowest["set"].keys() == {"training.framework_version"}
+    assert width(estimate["intervals"]["step_s"]) > LEAST * width(narrowest["step_s"])
+    written = estimated(entry_point, *query, *flags(narrowest["set"]))
+    assert written["intervals"]["step_s"] == narrowest["step_s"]
+    assert written["narrowest"] is None, "nothing is left unsaid"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        (*MIXTURE, PIPELINE, '--set=training.framework_version="25.09"'),
+        (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
+        (*MIXTURE, "--set=parallel.pipeline_parallel_size=7"),
+    ],
+    ids=["said", "dense", "illegal"],
+)
+def test_nothing_is_named_where_nothing_unsaid_widens(entry_point: Run, query: tuple[str, ...]) -> None:
+    assert estimated(entry_point, *query)["narrowest"] is None
+
+
+def test_people_are_told(hp_tool: Run) -> None:
+    release = estimated(hp_tool, *MIXTURE, PIPELINE)["narrowest"]["set"]["training.framework_version"]
+    shown = " ".join(hp_tool("estimate", *MIXTURE, PIPELINE).stdout.split())
+    assert f"name the release (training.framework_version: {release}): " in shown
+    assert " instead of " in shown
+
+
+def test_rows_of_a_ranking_name_it_too(entry_point: Run) -> None:
+    first = json.loads(entry_point("recommend", *MIXTURE, "--top=2", "--json").stdout)["recommendations"][0]
+    narrowest = first["estimate"]["narrowest"]
+    chosen = first["set"] | {f"parallel.{name}": value for name, value in first["parallel"].items() if value is not None}
+    values = {path: json.dumps(value) for path, value in chosen.items()}
+    row = [f"--set={path}={value}" for path, value in values.items()]
+    assert estimated(entry_point, *MIXTURE, *row, *flags(narrowest["set"]))["intervals"]["step_s"] == narrowest["step_s"]
+    assert "name the release (training.framework_version" in entry_point("recommend", *MIXTURE, "--top=2").stdout
