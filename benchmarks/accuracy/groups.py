@@ -27,7 +27,7 @@ OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 
 FORMULAS = "nothing: formulas alone"
 OPS = "ops/ and Tables 4 and 5 of arXiv 2205.05198"
-TODAY = "H100 recipes and MLPerf pre-training, recipes and cut models on B200, recipes of experts"
+TODAY = "H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, recipes of experts"
 """What constants saw, in words; ops/ are kernels and collectives timed alone."""
 LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
 """What the constants did not see of the rows: their model, their GPU (card or die), their setting (layout, number of nodes, or
