@@ -174,9 +174,11 @@ class LocalLauncher:
                 )
             except subprocess.TimeoutExpired:
                 raise LauncherError(f"the supervisor of {folder.name} did not detach within {_START_LIMIT_S:g} s") from None
+        if done.returncode == 0:  # it has the job, whatever that has done to the folder since
+            return
         deadline = time.monotonic() + _START_LIMIT_S
         while not readback.is_there(folder / _STARTED):  # immediate, unless two callers raced
-            if done.returncode != 0 or time.monotonic() > deadline:
+            if done.returncode != supervisor.HELD or time.monotonic() > deadline:
                 raise LauncherError(f"the supervisor of {folder.name} did not start; see {folder / 'supervisor.log'}")
             time.sleep(0.02)
 

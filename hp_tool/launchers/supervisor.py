@@ -35,6 +35,8 @@ _LOG_TOO_LONG = "log_too_long"
 _SWEEP_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+HELD = 75
+"""Exit status where another supervisor has the job, or had it."""
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
 """Around a JSON object, on a line of its own."""
 MAX_FILE_BYTES = 2**18
@@ -44,14 +46,14 @@ MAX_REPORTS = 16
 
 
 def main(path: Path) -> int:
-    """Detach and run the job of the folder `path`; return 0 at once if another supervisor has or had it."""
+    """Detach and run the job of the folder `path`; return HELD at once if another supervisor has or had it."""
     folder = Folder(path)
     lock = (path / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (path / "started.json").touch(exist_ok=False)
     except (BlockingIOError, FileExistsError):
-        return 0
+        return HELD
     if os.fork():  # the child keeps the lock, and the caller need not reap it
         return 0
     os.setsid()
