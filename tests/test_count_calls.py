@@ -11,7 +11,7 @@ from hp_tool import units
 from scripts.count_calls import Counts, count_calls, count_estimate
 
 MAX_FILES = 47
-MAX_CALLS_BETWEEN_FILES = 220
+MAX_CALLS_BETWEEN_FILES = 245
 """Budgets: lower them when the code allows."""
 
 

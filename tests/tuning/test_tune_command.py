@@ -48,7 +48,7 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
     assert result["search"]["profile_runs"] == 4
     best = result["recommendations"][0]
     assert set(best) == {
-        *("rank", "group", "parallel", "estimate", "measurement", "calibrated_estimate"),
+        *("rank", "group", "parallel", "set", "estimate", "measurement", "calibrated_estimate"),
         *("expected_step_s", "out_of_memory_probability"),
     }
     assert best["rank"] == 1
