@@ -12,7 +12,7 @@ Braces around anything that is no name stay as they are; `{{name}}` is `{name}`.
 import difflib
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -32,40 +32,19 @@ from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerComman
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
-from hp_tool.formats import megatron_bridge, megatron_lm, verl
 from hp_tool.formats.logs import LogFacts, read_log
+from hp_tool.formats.registry import Format, formats
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.launchers import jobs
 from hp_tool.training.problem import TrainingProblem
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})")
-FLAGS: dict[str, Callable[[TrainingSetup], list[str]]] = {
-    "megatron-lm": lambda setup: [
-        word
-        for flag, words in (megatron_lm.flags(setup) | megatron_lm.loop_flags(setup)).items()
-        for word in (f"--{flag}", *words)
-    ],
-    "megatron-bridge": lambda setup: _overrides(megatron_bridge.overrides(setup)),
-    "verl": lambda setup: _overrides(verl.overrides(setup)),
-}
-"""A configuration as words of a command line."""
-BRIDGE_LAYERS = "model.num_layers"
-"""Bridge's recipes bring the number of layers: only a reduced run says another."""
-FILES = {
-    "megatron-lm-yaml": "megatron-lm.yaml",
-    "nemo": "nemo.py",
-    "torchtitan": "torchtitan.toml",
-    "deepspeed": "deepspeed.json",
-    "accelerate": "accelerate.yaml",
-}
-"""Export formats that are files, and the names of these in the run's folder."""
 AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in OF_THE_QUERY)
 """Fields of a configuration that candidates may differ in."""
 _MODEL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 _TRAINING = ("sequence_length", "global_batch_size", "precision")
 _RUN = ("num_gpus", "num_nodes", "gpus_per_node", "gradient_accumulation_steps", "train_iters", "steps", "warmup_steps", "seed")
 NAMES = (*AXES, *_MODEL, *_TRAINING, *_RUN)
-SPECIAL = (*(f"flags:{name}" for name in FLAGS), *(f"file:{name}" for name in FILES))
 MAX_ARGUMENTS = 1000
 MAX_CHARACTERS = 32_768
 """Limit of one argument or variable; the kernel's is 131,072."""
@@ -76,13 +55,21 @@ _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute
 """The columns of candidates for an axis that is no column itself."""
 _DERIVED = ("data_parallel_size",)
 """Axes that follow from the others and the number of devices."""
-_BATCH = ("global_batch_size", "gradient_accumulation_steps", *SPECIAL)
-_FOLLOWED: dict[Reducible, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "flags:megatron-lm", "flags:megatron-bridge", "file:megatron-lm-yaml"),
-    "replicas": _BATCH,
-    "micro_batches": _BATCH,
-}
-"""Of what a command has to name something in order to follow a reduction; few exports say the model's shape."""
+
+
+def special() -> dict[str, Format[Any]]:
+    """Return the formats that a command may name: those of flags as `flags:NAME`, those of files as `file:NAME`."""
+    training = formats("training")
+    flags = {f"flags:{each.flags_name or each.name}": each for each in training if each.flags is not None}
+    return flags | {f"file:{each.name}": each for each in training if each.file is not None}
+
+
+def _followed(what: Reducible) -> tuple[str, ...]:
+    """Return what a command has to name something of in order to follow a reduction; few formats say the model's shape."""
+    if what == "layers":
+        says = {name: each.says_shape or (name.startswith("flags:") and each.fewer_layers) for name, each in special().items()}
+        return ("num_hidden_layers", *filter(says.get, says))
+    return ("global_batch_size", "gradient_accumulation_steps", *special())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +136,9 @@ def check_trainer(trainer: TrainerCommand) -> None:
         )
     named = set(placeholders(command))
     for what in trainer.reducible:
-        if not named & set(_FOLLOWED[what]):
+        if named.isdisjoint(followed := _followed(what)):
             raise InputError(
-                f"trainer.reducible: the command cannot follow fewer {what}: name {{{_FOLLOWED[what][0]}}} in it, or leave "
-                f"{what} out",
+                f"trainer.reducible: the command cannot follow fewer {what}: name {{{followed[0]}}} in it, or leave {what} out",
                 field="trainer.reducible",
             )
 
@@ -165,7 +151,7 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
         if varied and axis not in _DERIVED and not tells(trainer, axis):
             raise InputError(
                 f"the candidates differ in {axis}, which trainer.command does not name: add {{{axis}}} or "
-                f"{{flags:{next(iter(FLAGS))}}} to it, or fix parallel.{axis} to one value",
+                f"{{{next(iter(special()))}}} to it, or fix parallel.{axis} to one value",
                 field="trainer.command",
                 code="missing_field",
             )
@@ -187,19 +173,18 @@ def program_name(trainer: TrainerCommand) -> str:
 
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:
     """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
-    names = set(placeholders(trainer.command))
-    asked = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
-    setup = exchange.training_setup(asked, request.parallel) if any(":" in name for name in names) else None
-    files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in names}
+    named = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
+    reduced = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
+    setup = exchange.training_setup(reduced, request.parallel) if named else None
+    files = {name: each for name, each in named.items() if name.startswith("file:")}
     values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
+    values |= {name: each.file for name, each in files.items()}
     command: list[str] = []
     for argument in trainer.command:
         whole = PLACEHOLDER.fullmatch(argument)
         if setup is not None and whole is not None and whole["name"] == "flags":
-            command += FLAGS[whole["rest"][1:]](setup)
-            if argument == "{flags:megatron-bridge}" and request.fidelity.num_hidden_layers is not None:
-                command.append(f"{BRIDGE_LAYERS}={request.model.num_hidden_layers}")
-        elif (word := _filled(argument, values, names_of_files=files)) is not None:
+            command += _flags(named[whole[0][1:-1]], setup, fewer_layers=request.fidelity.num_hidden_layers is not None)
+        elif (word := _filled(argument, values)) is not None:
             command.append(word)
     return Program(
         command=tuple(command),
@@ -209,12 +194,14 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
             *(() if trainer.metrics_file is None else (trainer.metrics_file,)),
             *((jobs.REQUEST,) if trainer.reducible else ()),
         ),
-        files={name_of: exchange.TRAINING[name](setup) for name, name_of in files.items() if setup is not None},
+        files={values[name]: each.write(setup) for name, each in files.items() if each.write is not None},
     )
 
 
-def _overrides(options: Mapping[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in options.items()]
+def _flags(format: Format[Any], setup: TrainingSetup, *, fewer_layers: bool) -> list[str]:
+    assert format.flags is not None  # `special` names no other
+    more = format.fewer_layers(setup) if fewer_layers and format.fewer_layers is not None else []
+    return format.flags(setup) + more
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:
@@ -226,9 +213,9 @@ def placeholders(command: tuple[str, ...]) -> Iterator[str]:
         for match in PLACEHOLDER.finditer(argument):
             name, rest = match["name"], match["rest"]
             whole = name + (rest if rest.startswith(":") else "")
-            if whole not in (NAMES if ":" not in whole else SPECIAL):
-                near = difflib.get_close_matches(whole, [*NAMES, *SPECIAL], n=1, cutoff=0.5)
-                hint = f"did you mean {{{near[0]}}}?" if near else f"known: {', '.join([*NAMES, *SPECIAL])}"
+            if whole not in (NAMES if ":" not in whole else special()):
+                near = difflib.get_close_matches(whole, [*NAMES, *special()], n=1, cutoff=0.5)
+                hint = f"did you mean {{{near[0]}}}?" if near else f"known: {', '.join([*NAMES, *special()])}"
                 raise InputError(
                     f"trainer.command: unknown placeholder {match[0]}; {hint}", field="trainer.command", code="unknown_key"
                 )
@@ -262,16 +249,14 @@ def _values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
     }
 
 
-def _filled(argument: str, values: Mapping[str, Any], *, names_of_files: Mapping[str, str]) -> str | None:
-    """An argument with its values filled in; None if it is left out."""
+def _filled(argument: str, values: Mapping[str, Any]) -> str | None:
+    """Return an argument with its values filled in; None if it is left out."""
     whole = PLACEHOLDER.fullmatch(argument)
     if whole is not None and whole["rest"].startswith("?"):
         return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None
 
     def text(match: re.Match[str]) -> str:
-        if match["name"] == "file":
-            return names_of_files[match["rest"][1:]]
-        value = values[match["name"]]
+        value = values[match["name"] + match["rest"]]
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     return re.sub(r"\{(\{[a-z][a-z0-9_:?-]*\})\}", r"\1", PLACEHOLDER.sub(text, argument))

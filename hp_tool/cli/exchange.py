@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hp_tool.cli import queries
 from hp_tool.errors import InputError
-from hp_tool.formats.names import EXPORTS, IMPORTS, SERVERS
 
 if TYPE_CHECKING:
     from hp_tool.exchange import Assessment
+
+
+class FormatsCommand(TyperCommand):
+    """A command whose help lists the formats: they are loaded when it is called, not when the command line starts."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, with the formats' names in the help of --format."""
+        from hp_tool.formats.registry import listed_readable, listed_writable
+
+        for each in self.params:
+            if each.name == "format":
+                each.help = each.help.format(readable=listed_readable(), writable=listed_writable())  # type: ignore[attr-defined]
+        return super().get_params(ctx)
 
 
 def export(
@@ -23,13 +36,7 @@ def export(
             metavar="RESULT", help="Output of recommend, estimate or tune with --json, or a query; - reads standard input."
         ),
     ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help=f"{', '.join(EXPORTS)}; for serving {', '.join(SERVERS)}.",
-        ),
-    ] = None,
+    format: Annotated[str | None, typer.Option("--format", help="{writable}.")] = None,
     rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
     tool: Annotated[
         str | None,
@@ -63,15 +70,13 @@ def import_(
         str,
         typer.Argument(
             metavar="CONFIGURATION",
-            help="A launch script (Megatron-LM, Megatron-DeepSpeed, a Trainer under DeepSpeed or Accelerate, verl, vllm, "
-            "sglang), a configuration file (torchtitan, DeepSpeed, Accelerate, Megatron Bridge, NeMo, GPT-NeoX, verl, "
-            "nanotron), or a log that begins with Megatron's arguments; - is standard input.",
+            help="A launch script, a configuration file, or a log that begins with Megatron's arguments; - is standard input.",
         ),
     ],
     log: Annotated[
         str | None, typer.Option(help="The run's log, for step times, memory, and what the script leaves open.")
     ] = None,
-    format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(IMPORTS)}; guessed by default.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="{readable}; guessed by default.")] = None,
     variable: Annotated[
         list[str] | None,
         typer.Option(

@@ -14,7 +14,7 @@ from hp_tool.cli.batch import batch
 from hp_tool.cli.calibrate import calibrate, measurements
 from hp_tool.cli.catalog import clusters, gpus, models, recipes, trainers
 from hp_tool.cli.db import db, doctor
-from hp_tool.cli.exchange import export, import_
+from hp_tool.cli.exchange import FormatsCommand, export, import_
 from hp_tool.cli.predict import estimate, recommend, size
 from hp_tool.cli.printable import printable
 from hp_tool.cli.tune import tune
@@ -36,11 +36,12 @@ def build() -> typer.Typer:
     app.callback()(_options)
     commands: tuple[Callable[..., None], ...] = (
         *(estimate, recommend, tune, size, calibrate, measurements, batch),
-        *(models, gpus, clusters, recipes, trainers, doctor, export),
+        *(models, gpus, clusters, recipes, trainers, doctor),
     )
     for command in commands:
         app.command()(command)
-    app.command(name="import")(import_)
+    app.command(cls=FormatsCommand)(export)
+    app.command(name="import", cls=FormatsCommand)(import_)
     app.add_typer(db, name="db")
     for entry in importlib.metadata.entry_points(group="hp_tool.commands"):
         entry.load()(app)

@@ -1,12 +1,11 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from hp_tool.exchange.assessment import Assessment, LoggedRun, assess, search_query
-from hp_tool.exchange.export import TRAINING, Exported, export, export_for, exported, training_setup
+from hp_tool.exchange.export import Exported, export, export_for, exported, training_setup
 from hp_tool.exchange.reading import read_configuration, read_query
-from hp_tool.formats.imports import detect
+from hp_tool.formats.detection import detect
 
 __all__ = [
-    "TRAINING",
     "Assessment",
     "Exported",
     "LoggedRun",

@@ -15,14 +15,13 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange.export import options, runs
 from hp_tool.formats.logs import read_log
-from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
+from hp_tool.formats.registry import get, usual
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
 from hp_tool.units import LEAST_CHANGE
 
-LOGS = {"nemo": "megatron-lm", "gpt-neox": "megatron-lm", "accelerate": "deepspeed", "nanotron": "json", "verl": "json"}
-"""Whose lines a tool's log has, where not its own."""
 WARMUP_LINES = 2
 """Logged steps at a run's start that are left out where more follow: compilation, caches, first communication."""
 
@@ -79,7 +78,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     `reading` says what the query was read from; its tool wrote the log. Raises InputError, UnsupportedError.
     """
     serves = query.kind == "inference"
-    tool = reading.tool if reading is not None else "vllm" if serves else "megatron-lm"
+    tool = reading.tool if reading is not None else usual(query.kind).name
     estimate: Estimate | InferenceEstimate = (serving if serves else training).estimate(query=query)
     logged = None if log is None or serves else _logged(query, log, tool)
     workload = query.training and replace(query.training, overlap=None)
@@ -178,7 +177,7 @@ def _logged(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Medians of what a log printed, as seconds a step whatever unit the trainer prefers."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # it trains
-    facts = read_log(log, reader=LOGS.get(tool, tool))
+    facts = read_log(log, reader=get(tool).log)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)
     settled = seconds[WARMUP_LINES:] or seconds

@@ -13,61 +13,19 @@ from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats import (
-    accelerate,
-    deepspeed,
-    engines,
-    fine_tuning,
-    llm_d,
-    megatron_bridge,
-    megatron_lm,
-    nanotron,
-    torchtitan,
-    verl,
-)
-from hp_tool.formats.imports import detect as detect
-from hp_tool.formats.names import FRAMEWORKS, SERVERS
-from hp_tool.formats.reading import as_settings
-from hp_tool.formats.setup import ServingSetup, TrainingSetup, option_words
+from hp_tool.formats.registry import Format, Kind, formats, get, writable
+from hp_tool.formats.setup import ServingSetup, TrainingSetup
 from hp_tool.queries import schema
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.units import LEAST_CHANGE
 
-TRAINING: dict[str, Callable[[TrainingSetup], str]] = {
-    "megatron-lm": megatron_lm.command,
-    "megatron-lm-yaml": megatron_lm.yaml,
-    "nemo": megatron_bridge.text,
-    "torchtitan": torchtitan.toml,
-    "deepspeed": deepspeed.text,
-    "accelerate": accelerate.text,
-    "trl": fine_tuning.trl,
-    "axolotl": fine_tuning.axolotl,
-    "llama-factory": fine_tuning.llama_factory,
-    "slurm": megatron_lm.slurm,
-    "kubernetes": megatron_lm.kubernetes,
-    "nanotron": nanotron.text,
-    "verl": verl.text,
-}
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
 OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
 """Those that only Megatron Core has of what is ranked here."""
-_ALONE: dict[str, Any] = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), 1)
-_DEEPSPEED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "full")}
-_SHARDED = {**_ALONE, "context_parallel_size": 1, "recompute": ("none", "per_layer"), "zero_stage": (2, 3)}
-RUNS: dict[tuple[str, bool], dict[str, Any]] = {
-    ("torchtitan", True): {"zero_stage": (2, 3)},
-    ("accelerate", True): {"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
-    ("accelerate", False): _DEEPSPEED,
-    **{(tool, True): _SHARDED for tool in ("trl", "axolotl", "llama-factory")},
-    ("deepspeed", False): _DEEPSPEED,
-    ("nanotron", False): {"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
-    ("verl", False): {"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
-    ("verl", True): {**_ALONE, "recompute": ("none", "per_layer")},
-}
-"""Axes of what a tool can be told, where it cannot be told all; by the tool, and whether it runs under torch-fsdp."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
 
@@ -80,8 +38,7 @@ def export(
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
     query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
     """
-    if format not in (formats := (*TRAINING, *SERVERS)):
-        raise InputError(f"no format {format}; choose one of {', '.join(formats)}", field="format")
+    _writer(format)
     if "kind" in result:
         query = read(result)
         ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
@@ -141,40 +98,28 @@ def _noted(text: str, format: str) -> Exported:
 
 def notes(text: str, format: str) -> tuple[str, ...]:
     """Return what a written text cannot make its tool do, each with what does."""
-    return deepspeed.notes(text) if format == "deepspeed" else ()
+    return get(format).notes(text)
 
 
 def export_for(
     *, result: Mapping[str, Any], format: str, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
 ) -> Exported:
     """Rank again among what the tool of this format runs, and write the best. Raises InputError, UnsupportedError."""
-    if format not in TRAINING:
-        raise InputError(f"no format {format} to rank for; choose one of {', '.join(TRAINING)}", field="for")
+    tool = _writer(format, field="for")
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
-        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="for")
+        raise InputError(f"{format} trains; a serving configuration becomes {', '.join(writable('inference'))}", field="for")
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
-    framework = FRAMEWORKS.get(format, query.training.framework)
-    workload = replace(query.training, framework=framework)
-    left_out: list[str] = []
-    if framework != query.training.framework:
-        for name in (*OF_ONE_FRAMEWORK, *(() if framework == "megatron-core" else OF_MEGATRON)):
-            default = next(f.default for f in fields(workload) if f.name == name)
-            if getattr(workload, name) != default:
-                open_again: dict[str, Any] = {name: default}
-                workload = replace(workload, **open_again)
-                left_out.append(f"training.{name}")
-    if workload.cross_entropy is None and format in fine_tuning.LOSSES:
-        workload = replace(workload, cross_entropy=fine_tuning.LOSSES[format])
-    axes = runs(format, replace(query, training=workload))
-    same = framework == query.training.framework
+    workload, left_out = _workload_for(tool, query.training)
+    same = workload.framework == query.training.framework
     free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
-    asked = replace(query, training=workload, parallel=replace(free, **axes), objective=None)
-    answer = training.recommend(query=asked, top=MAX_TRIED)
+    ranked = replace(query, training=workload, objective=None)
+    ranked = replace(ranked, parallel=replace(free, **runs(format, ranked)))
+    answer = training.recommend(query=ranked, top=MAX_TRIED)
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
         try:
-            text = write(Configuration.of(row, query=asked), format)
+            text = write(Configuration.of(row, query=ranked), format)
         except UnsupportedError as error:
             refusal = refusal or error
             continue
@@ -184,13 +129,13 @@ def export_for(
         return Exported(
             format=format,
             text=text,
-            framework=framework,
+            framework=workload.framework,
             parallel=schema.to_dict(row.parallel),
             step_s=step_s,
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
-            left_out=tuple(left_out),
-            notes=notes(text, format),
+            left_out=left_out,
+            notes=tool.notes(text),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else Configuration.of(own, query=query).query.training
@@ -201,22 +146,60 @@ def export_for(
     )
 
 
+def _workload_for(tool: Format[Any], workload: TrainingWorkload) -> tuple[TrainingWorkload, tuple[str, ...]]:
+    """Return the workload under the tool's framework, and the keys that mean nothing there and were left out."""
+    adapted = replace(workload, framework=tool.framework or workload.framework)
+    left_out = []
+    if adapted.framework != workload.framework:
+        for name in (*OF_ONE_FRAMEWORK, *(() if adapted.framework == "megatron-core" else OF_MEGATRON)):
+            default = next(f.default for f in fields(workload) if f.name == name)
+            if getattr(workload, name) != default:
+                open_again: dict[str, Any] = {name: default}
+                adapted = replace(adapted, **open_again)
+                left_out.append(f"training.{name}")
+    if adapted.cross_entropy is None and tool.loss is not None:
+        adapted = replace(adapted, cross_entropy=tool.loss)
+    return adapted, tuple(left_out)
+
+
+def _writer(name: str, *, field: str = "format") -> Format[Any]:
+    """Return the format of a name that configurations are written in. Raises InputError."""
+    kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
+    known = {each.name: each for kind in kinds for each in formats(kind) if each.write is not None}
+    if name not in known:
+        to_rank = " to rank for" if field == "for" else ""
+        raise InputError(f"no format {name}{to_rank}; choose one of {', '.join(known)}", field=field)
+    return known[name]
+
+
 def runs(tool: str, query: Query) -> dict[str, Any]:
-    """Axes of `parallel` as far as the tool that runs the query can be told about them."""
+    """Return axes of `parallel` as far as the tool that runs the query can be told about them."""
     fsdp = query.training is not None and query.training.framework == "torch-fsdp"
-    return RUNS.get((tool, fsdp), {})
+    return dict(get(tool).fsdp_axes if fsdp else get(tool).axes)
 
 
 def write(configuration: Configuration, format: str) -> str:
     """Return the configuration in the words of a format. Raises UnsupportedError for what they cannot say, InputError."""
+    serves = isinstance(configuration.parallel, ServingConfig)
+    known = {each.name: each.write for each in formats("inference" if serves else "training") if each.write is not None}
+    if format not in known:
+        verb, kind = ("trains", "serving") if serves else ("serves", "training")
+        raise InputError(f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format")
+    return known[format](_setup(configuration))
+
+
+def options(configuration: Configuration, format: str) -> dict[str, str]:
+    """Return a configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
+    tool = get(format)
+    if tool.options is None:
+        raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
+    return tool.options(_setup(configuration))
+
+
+def _setup(configuration: Configuration) -> ServingSetup | TrainingSetup:
     if isinstance(configuration.parallel, ServingConfig):
-        if format not in SERVERS:
-            raise InputError(f"{format} trains; a serving configuration becomes {', '.join(SERVERS)}", field="format")
-        setup = serving_setup(configuration)
-        return llm_d.text(setup) if format == "llm-d" else engines.command(setup, engine=format)
-    if format not in TRAINING:
-        raise InputError(f"{format} serves; a training configuration becomes {', '.join(TRAINING)}", field="format")
-    return TRAINING[format](training_setup(resolve_training(configuration.query), configuration.parallel))
+        return serving_setup(configuration)
+    return training_setup(resolve_training(configuration.query), configuration.parallel)
 
 
 def serving_setup(configuration: Configuration) -> ServingSetup:
@@ -284,21 +267,3 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
         if usual is None or parse_layout(usual).chunks != asked.chunks:
             return asked
     return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)
-
-
-def options(configuration: Configuration, tool: str) -> dict[str, str]:
-    """Return a configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
-    if isinstance(configuration.parallel, ServingConfig):
-        _, values = engines.ENGINES[tool](serving_setup(configuration))
-        return {name: " ".join(words) for name, words in option_words(values).items()}
-    setup = training_setup(resolve_training(configuration.query), configuration.parallel)
-    if tool in ("megatron-lm", "gpt-neox"):
-        return {f"--{name}": " ".join(words) for name, words in megatron_lm.flags(setup).items()}
-    if tool == "nemo":
-        return megatron_bridge.overrides(setup)
-    if tool == "verl":
-        return verl.overrides(setup)
-    content = {"torchtitan": torchtitan, "deepspeed": deepspeed, "accelerate": accelerate, "nanotron": nanotron}[tool].config(
-        setup
-    )
-    return {each.written: " ".join(each.values) for each in as_settings(content)}

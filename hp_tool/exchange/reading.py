@@ -11,8 +11,8 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError
 from hp_tool.formats import imports
-from hp_tool.formats.imports import detect as detect
 from hp_tool.formats.reading import MAX_NAMED, ImportRefusedError, Missing, Read, Reading, Setting
+from hp_tool.formats.source import Source
 from hp_tool.queries import schema
 
 _BARE = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
@@ -40,14 +40,14 @@ def read_configuration(
     at all.
     """
     changes = dict(overrides or {})
-    told = num_gpus or changes.get("cluster.num_gpus")
-    source = imports.Source(
+    devices = num_gpus or changes.get("cluster.num_gpus")
+    source = Source(
         text=text,
         variables=variables or {},
         files=files or {},
         ignore=ignore,
         log=log,
-        num_gpus=told if isinstance(told, int) and told > 0 else None,
+        num_gpus=devices if isinstance(devices, int) and devices > 0 else None,
         vocabulary=_vocabulary,
         layers_of=lambda name: catalog.model(name).num_hidden_layers,
         precision_of=stored_precision,

@@ -3,10 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, sort, table, untold, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, settings_of, sort, table, untold, whole_number
+from hp_tool.formats.renamed import recipe
+from hp_tool.formats.shell import Script
+from hp_tool.formats.source import Source
 
 _SHORT = {
     "tp": "tensor-parallel-size",
@@ -42,20 +46,47 @@ _CHECKPOINTS = (
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
-def read(
-    settings: Iterable[Setting],
-    *,
-    engine: str,
-    model: str | None,
-    reading: Reading,
-    num_experts_of: Callable[[str], int | None],
-    precision_of: Callable[[str], str | None],
-    spare: Iterable[str] = (),
-) -> None:
-    """Fill `reading` with the query of a command; `model` stands before the options of `vllm serve`. The GPUs are those of one
-    deployment as it is started.
+def reader(engine: str) -> Callable[[Source, Reading], None]:
+    """Return the reader of an engine's command."""
+
+    def follow(source: Source, reading: Reading) -> None:
+        launch, script = source.launch(reading)
+        words, model = list(launch.words), None
+        if engine == "vllm" and words and not words[0].text.startswith("-"):
+            model = words.pop(0).text
+        if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
+            reading.num_gpus = source.num_gpus  # srun starts one server
+        settings = settings_of(words, table=table(engine), reading=reading)
+        own = [each for each in settings if each.name != "config"]
+        read(
+            [*_of_file(settings, script, reading, engine=engine), *own],
+            engine=engine,
+            model=model,
+            reading=reading,
+            source=source,
+        )
+
+    return follow
+
+
+def _of_file(words: list[Setting], script: Script, reading: Reading, *, engine: str) -> list[Setting]:
+    """Return the options in the file behind a server's --config: switches stand without a value, or are off."""
+    options = []
+    for each in recipe(words, script, reading):
+        argument = look_up(each.name, table(engine))
+        if argument is None or argument.arity != "0":
+            options.append(each)
+        elif each.values != ("false",):
+            options.append(replace(each, values=()))
+    return options
+
+
+def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source) -> None:
+    """Fill the reading with the query of a command; `model` stands before the options of `vllm serve`.
+
+    The GPUs are those of one deployment as it is started.
     """
-    found = sort(settings, table=table(engine), reading=reading, spare=spare)
+    found = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
     flags = {_NAMES.get(name, name): list(each.values) for name, each in found.items() if not each.unknown}
     for name, each in found.items():
         argument = look_up(name, table(engine))
@@ -74,7 +105,7 @@ def read(
                     parallel[name] = max(parallel[name] // groups, 1)
         else:
             replicas = parallel.pop("attention_data_parallel_size")
-    elif groups > 1 and model is not None and num_experts_of(model) is None:
+    elif groups > 1 and model is not None and source.num_experts_of(model) is None:
         replicas = parallel.pop("attention_data_parallel_size")
     if "enable-expert-parallel" in flags:
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
@@ -85,7 +116,7 @@ def read(
         parallel["redundant_experts"] = copies
     devices = t * parallel.get("pipeline_parallel_size", 1) * parallel.get("attention_data_parallel_size", 1) * replicas
     inference: dict[str, Any] = {"engine": engine, **_formats(flags)}
-    if "quantization" not in flags and model is not None and (precision := precision_of(model) or _quantized(model)):
+    if "quantization" not in flags and model is not None and (precision := source.precision_of(model) or _quantized(model)):
         inference["precision"] = precision
         reading.read.append(Read(flag="checkpoint", value=model, line=None, field="inference.precision"))
     if flags.keys() & {"enable-dbo", "enable-two-batch-overlap"}:

@@ -213,6 +213,11 @@ def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]
     return _leaves(mapping, rows=_rows(lines), prefix="")
 
 
+def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
+    """Return the leaves of a file's mapping by dotted key, each as it is written."""
+    return {each.written: " ".join(each.values) for each in as_settings(mapping)}
+
+
 def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str) -> list[Setting]:
     found: list[Setting] = []
     for key, value in mapping.items():

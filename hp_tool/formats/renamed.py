@@ -1,6 +1,5 @@
 """Configurations that name Megatron's arguments in their own way: GPT-NeoX, Megatron Bridge, NeMo, --yaml-cfg, and the list
-that
-Megatron prints at a log's start.
+that Megatron prints at a log's start.
 """
 
 import ast
@@ -14,8 +13,10 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import InputError
-from hp_tool.formats.megatron_lm.arguments import TABLE
 from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look_up, plain, table
+from hp_tool.formats.shell import Script
+from hp_tool.formats.source import beside, parsed
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
 """Of a file whose keys are Megatron's own where they decide something."""
@@ -145,6 +146,18 @@ def of_printed(found: list[Setting], *, reading: Reading) -> list[Setting]:
     drop = {"num-layers-per-virtual-pipeline-stage", "vocab-size"} if "num-virtual-stages-per-pipeline-rank" in both else set()
     spare = {"encoder-num-layers", "encoder-seq-length", *(drop - {"vocab-size"})}
     return [each for each in passed if each.name not in spare]
+
+
+def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[Setting]:
+    """Return the arguments in the file behind --config, which TRL's scripts and servers read before those of the command."""
+    named = next((each for each in words if each.name == "config" and each.values), None)
+    if named is None:
+        return []
+    text = beside(script, named.values[0])
+    if text is None:
+        reading.refuse(f"{named.written} {named.values[0]}: the file is not at hand; give it with --file {named.values[0]}")
+        return []
+    return file_settings(parsed(text), text=text)
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:

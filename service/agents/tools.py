@@ -17,11 +17,11 @@ from pydantic import Field
 from hp_tool.configuration import Configuration
 from hp_tool.documents import read_text
 from hp_tool.errors import HpToolError
-from hp_tool.formats.names import EXPORTS, SERVERS
 from hp_tool.queries import schema
 from service.agents import figures
 from service.agents.arguments import ImportArgument, QueryArgument
 from service.agents.keys import Section, keys_of
+from service.api.format_names import Writable
 from service.async_client import AsyncClient
 
 P = ParamSpec("P")
@@ -187,7 +187,7 @@ class Tools:
         self,
         context: Context,
         query: QueryArgument,
-        format: Annotated[str, Field(description=f"{', '.join(EXPORTS)}; serving: {', '.join(SERVERS)}.")],
+        format: Writable,
         rank: Annotated[int, Field(ge=1, le=1000, description="Which recommendation of the query.")] = 1,
         rerank: Annotated[
             bool,

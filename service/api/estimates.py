@@ -22,6 +22,7 @@ from hp_tool.queries.registered import names_registered, registered_model, with_
 from service.api import openapi
 from service.api.bodies import QueryBody, json_response, read_body, read_query, resolve, stream_answers
 from service.api.dependencies import CalibrationsDep, FindDep, RecordedDep, versioned
+from service.api.format_names import Readable, Writable
 
 router = versioned(tag="estimates")
 formats = versioned(tag="formats")
@@ -126,9 +127,7 @@ class ExportRequest(BaseModel):
 
     result: dict[str, Any]
     """What estimates, recommendations or a search's result answered, or a query."""
-    format: str
-    """megatron-lm, megatron-lm-yaml, nemo, torchtitan, deepspeed, accelerate, trl, axolotl, llama-factory, nanotron, verl,
-    slurm, kubernetes, vllm, sglang, trtllm or llm-d."""
+    format: Writable
     rank: Annotated[int, Field(ge=1, le=1000)] = 1
     """Which recommendation."""
     rerank: StrictBool = False
@@ -142,9 +141,7 @@ class ImportRequest(BaseModel):
 
     command: Annotated[str, Field(max_length=200_000)]
     """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
-    format: str | None = None
-    """megatron-lm, torchtitan, deepspeed, accelerate, nemo, gpt-neox, verl, nanotron, vllm or sglang; guessed where left
-    out."""
+    format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Where the configuration does not say."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}

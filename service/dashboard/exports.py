@@ -16,15 +16,13 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
 from hp_tool.exchange import export_for
 from hp_tool.exchange.export import options, written
-from hp_tool.formats.names import SERVERS
+from hp_tool.formats.registry import usual
 from hp_tool.queries import schema
 from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
 
 COMMAND, FLAGS, YAML = "command", "flags", "yaml"
 """Formats beside those of other tools: what starts it in its framework's own tool, the flags of that alone, and the query."""
-TOOLS = {"torch-fsdp": "torchtitan", "nanotron": "nanotron"}
-"""What launches a framework's trainings, if not Megatron-LM."""
 _PLAIN = re.compile(r"[\w./:=,+ -]*")
 
 router = APIRouter(tags=["dashboard"])
@@ -71,9 +69,8 @@ def _best(record: SearchRecord) -> _Best:
 def _tool(query: Query) -> str:
     """The tool that runs what a query describes."""
     if query.training is not None:
-        return TOOLS.get(query.training.framework, "megatron-lm")
-    engine = query.inference.engine if query.inference else ""
-    return engine if engine in SERVERS else SERVERS[0]
+        return usual("training", query.training.framework).name
+    return usual("inference", query.inference.engine if query.inference else None).name
 
 
 def _flags(configuration: Configuration) -> str:

@@ -16,8 +16,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
-from hp_tool.exchange import TRAINING
-from hp_tool.formats.engines import ENGINES
+from hp_tool.formats.registry import writable
 from hp_tool.queries import schema
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
@@ -173,7 +172,6 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     """Context of one search's page."""
     view = SearchView.of(record)
     account = view.progress | (view.summary or {})
-    export_formats = ENGINES if trials.serves(view.query) else TRAINING
     best = best_of_search(record, store)
     configuration = best and stored_configuration(view.query, best)
     schedule, bubble_fraction = (None, None) if best is None or not view.state.ended else executed(view.query, best.parallel)
@@ -187,7 +185,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
         best_href=configuration and configuration_href(configuration),
-        export_formats=tuple(export_formats),
+        export_formats=writable("inference" if trials.serves(view.query) else "training"),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),
         ended=view.state.ended,

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hp_tool.formats.megatron_lm.write import field_name
+from hp_tool.formats.tools.megatron_lm.write import field_name
 
 Words = dict[str, list[str]]
 
@@ -184,6 +184,6 @@ def _typed(name: str, texts: list[str], *, negative: bool) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    from hp_tool.formats.megatron_lm.arguments import number_list
+    from hp_tool.formats.tools.megatron_lm.arguments import number_list
 
     return int(text) if text.isdecimal() else number_list(ast.parse(text, mode="eval").body)

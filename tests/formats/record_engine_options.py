@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from hp_tool.formats.engines import VERSIONS
+from tests.formats.test_engine_options import VERSIONS
 
 DATA = Path(__file__).with_name("engine_options")
 COMPILED = ("vllm._C", "vllm._moe_C")

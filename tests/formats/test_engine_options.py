@@ -12,12 +12,13 @@ import yaml
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange import export
-from hp_tool.formats.engines import VERSIONS
+from hp_tool.formats.tools import sglang, trtllm, vllm
 from tests.formats.engine_parsers import parsed
 
 QUANTIZATION = {"fp8"}
 """Words of vLLM's --quantization that exports use, which its parser does not check (QuantizationMethods of
 vllm/model_executor/layers/quantization/__init__.py)."""
+VERSIONS = {"vllm": vllm.VERSION, "sglang": sglang.VERSION, "trtllm": trtllm.VERSION}
 LAYOUTS = (
     {"tensor_parallel_size": 8},
     {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},

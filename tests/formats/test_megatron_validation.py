@@ -11,8 +11,8 @@ import pytest
 from hp_tool.errors import InputError
 from hp_tool.formats import shell
 from hp_tool.formats.launch import find
-from hp_tool.formats.megatron_lm import command
 from hp_tool.formats.reading import Reading, settings_of, table
+from hp_tool.formats.tools.megatron_lm import command
 from tests.conftest import skip_or_fail
 from tests.formats.cases import setup_of
 from tests.formats.megatron_rules import complaints, configured, official

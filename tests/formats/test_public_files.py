@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import HpToolError, InputError
-from hp_tool.exchange import assess, read_configuration
-from hp_tool.formats.imports import detect
+from hp_tool.exchange import assess, detect, read_configuration
 from hp_tool.formats.reading import ImportRefusedError, Reading
 from hp_tool.queries import schema
 

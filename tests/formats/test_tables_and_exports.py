@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange import TRAINING, assess, export, export_for, read_configuration, read_query
-from hp_tool.formats import names, nanotron, verl
-from hp_tool.formats.imports import _READERS
-from hp_tool.formats.megatron_lm import scripts
+from hp_tool.exchange import assess, export, export_for, read_configuration, read_query
 from hp_tool.formats.reading import table
+from hp_tool.formats.registry import get, writable
+from hp_tool.formats.tools import nanotron, verl
+from hp_tool.formats.tools.megatron_lm import scripts
 from hp_tool.queries import schema
 from tests.conftest import skip_or_fail
 from tests.formats.cases import llama, same_work, setup_of
 
 TABLES = sorted(
-    path.stem for path in (Path(scripts.__file__).parents[1] / "tables").glob("*.yaml") if path.stem != "trained_with"
+    path.stem for path in (Path(scripts.__file__).parents[2] / "tables").glob("*.yaml") if path.stem != "trained_with"
 )
 
 NOT_ARGUMENTS = set(
@@ -74,7 +74,7 @@ def test_every_argument_of_megatron_core_has_its_line() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_names_each_argument_once_with_a_reason(name: str) -> None:
-    content = yaml.safe_load((Path(scripts.__file__).parents[1] / "tables" / f"{name}.yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load((Path(scripts.__file__).parents[2] / "tables" / f"{name}.yaml").read_text(encoding="utf-8"))
     said = [
         entry.partition("=")[0]
         for fate in ("read", "ignored", "refused")
@@ -86,8 +86,7 @@ def test_a_table_names_each_argument_once_with_a_reason(name: str) -> None:
 
 
 def test_the_formats_are_those_that_help_texts_name() -> None:
-    assert set(_READERS) == set(names.IMPORTS)
-    for format in names.EXPORTS:
+    for format in writable("training"):
         with pytest.raises(InputError, match=r"the query has|serves|trains"):
             export(result=SERVING, format=format)
     assert json.dumps(schema.to_dict(llama()))
@@ -168,7 +167,7 @@ def test_what_is_exported_comes_back_the_same_in_every_field(format: str, data: 
     query = data.draw(asked(format))
     try:
         setup = setup_of(query)
-        text = TRAINING[format](setup)
+        text = get(format).write(setup)
     except UnsupportedError as error:
         assert error.field
         return
@@ -184,7 +183,7 @@ def test_what_is_exported_comes_back_the_same_in_every_field(format: str, data: 
 def test_what_is_left_to_fill_in_is_listed_and_marked_in_place(format: str, count: int) -> None:
     query = llama(pipeline_parallel_size=2, zero_stage=1) | {"model": "llama-3-8b"}
     query["training"]["framework"] = FRAMEWORK.get(format, ("megatron-core",))[0]
-    text = TRAINING[format](setup_of(query))
+    text = get(format).write(setup_of(query))
     for number in range(1, count + 1):
         assert f"#   {number}. " in text and f"# FILL IN {number}" in text
     assert f"FILL IN {count + 1}" not in text

@@ -1,12 +1,15 @@
 """torchtitan 0.2's TOML file, both ways: sections and keys as in torchtitan/config/job_config.py."""
 
+import re
 import tomllib
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import Reading, as_settings, sort, table
+from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table
+from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.source import Source, beside
 
 TOOL = "torchtitan 0.2"
 FLAVORS = {
@@ -107,20 +110,40 @@ def toml(setup: TrainingSetup) -> str:
     return f"# {TOOL}: {headline(setup)}\n" + tomli_w.dumps(config(setup))
 
 
-def read(
-    text: str, *, reading: Reading, num_gpus: int | None, layers_of: Callable[[str], int], spare: Iterable[str] = ()
-) -> None:
-    """Fill `reading` with the query that a TOML file asks for; `layers_of` gives a catalogue model's number of layers.
+def _text(source: Source, reading: Reading) -> str:
+    """Return the TOML file, which a script may only name. Raises InputError where it is not at hand."""
+    if re.search(r"(?m)^[ \t]*\[\w", source.text) or not re.search(r"--job\.config_file|torchtitan", source.text):
+        return source.text
+    launch, script = source.launch(reading)
+    arguments = [word.text for word in launch.words]
+    named = next((word.partition("=")[2] for word in arguments if word.startswith("--job.config_file=")), "")
+    named = named or next(
+        (arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word in ("--job.config_file", "--job.config-file")), ""
+    )
+    text = beside(script, named)
+    if not text:
+        raise InputError(
+            f"the command's file {named or '(none named)'} is not at hand; import it, or give it with --file", field="command"
+        )
+    reading.refused += [
+        f"{word}: overrides on the command line are not read; write them into the file"
+        for word in arguments
+        if re.match(r"--(model|training|parallelism|activation_checkpoint)\.", word)
+    ]
+    return text
 
-    Raises InputError, UnsupportedError.
-    """
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query that a TOML file asks for. Raises InputError, UnsupportedError."""
+    text = _text(source, reading)
+    num_gpus = reading.num_gpus
     if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
         raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
-    sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=spare)
+    sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=source.ignore)
 
     def section(name: str) -> dict[str, Any]:
         found = tables.get(name, {})
@@ -165,7 +188,7 @@ def read(
             f"pipeline_parallel_schedule {schedule} is not modelled for {TOOL}", field="parallelism.pipeline_parallel_schedule"
         )
     if p > 1 and schedule == _SCHEDULES[True]:
-        layers = layers_of(shape) if shape else p
+        layers = source.layers_of(shape) if shape else p
         parallel["virtual_pipeline_parallel_size"] = _chunks(split, stages=p, layers=layers)
     training = {
         "sequence_length": _size(batch, "seq_len", usual=2048),
@@ -225,3 +248,29 @@ def _zero_stage(split: dict[str, Any], *, sharded: bool, pipelined: bool) -> int
         return 0
     policy = split.get("fsdp_reshard_after_forward", "default")
     return 2 if policy == "never" or (policy == "default" and pipelined) else 3
+
+
+register(
+    Format(
+        name="torchtitan",
+        signs=(
+            Sign(
+                of="text",
+                rank=10,
+                holds=words(r"(?m)^[ \t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ \t]*(#.*)?$"),
+            ),
+            Sign(of="script", rank=70, holds=words(r"--job\.config_file|--model\.flavor")),
+        ),
+        read=read,
+        write=toml,
+        options=lambda setup: key_values(config(setup)),
+        usual_of="torch-fsdp",
+        framework="torch-fsdp",
+        fsdp_axes={"zero_stage": (2, 3)},
+        log="torchtitan",
+        file="torchtitan.toml",
+        reads="the TOML file of 0.1 and 0.2",
+        writes="TOML, for the models torchtitan has flavors of",
+        checked="torchtitan 0.2.2's ConfigManager and ParallelDims on 8 to 1,024 processes; read back by `import`",
+    )
+)

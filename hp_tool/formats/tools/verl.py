@@ -2,14 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.scripts import FILL, environment
-from hp_tool.formats.megatron_lm.write import field_name, recomputation, shorter_ends
-from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.interpolation import interpolated
+from hp_tool.formats.reading import Ignored, Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.renamed import file_settings
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
+from hp_tool.formats.signs import Sign, any_key, words
+from hp_tool.formats.source import Source, mapping_of
+from hp_tool.formats.tools.megatron_lm.scripts import FILL, environment
+from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
 
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
@@ -112,8 +117,8 @@ def text(setup: TrainingSetup) -> str:
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
     path, *others = (shlex.quote(f"{name}={value}") for name, value in given.items())
     marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
-    for number, (what, words) in enumerate(_YOURS[1:], 2):
-        marked += [f"# {FILL} {number}: {what}", *words]
+    for number, (what, lines) in enumerate(_YOURS[1:], 2):
+        marked += [f"# {FILL} {number}: {what}", *lines]
     return "\n".join(
         (
             "#!/usr/bin/env bash",
@@ -130,9 +135,27 @@ def text(setup: TrainingSetup) -> str:
     )
 
 
-def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:
-    """Fill `reading` with the query of the actor's update."""
-    found = sort(settings, table=table("verl"), reading=reading, spare=spare)
+def _settings(source: Source, reading: Reading) -> list[Setting]:
+    """Return the settings of a file, or the overrides of a script's command."""
+    content = mapping_of(source.text)
+    if content is not None:
+        return file_settings(interpolated(content, variables=source.variables), text=source.text)
+    launch, _ = source.launch(reading)
+    settings = settings_of(launch.words)
+    named = re.search(r"--config[-_]name[= ]\S*megatron", " ".join(word.text for word in launch.words))
+    if named and all(each.name != STRATEGY for each in settings):
+        settings.append(Setting(name=STRATEGY, written=named[0], values=("megatron",)))
+    reading.ignored += [
+        Ignored(flag=word.text, reason="chooses the trainer's own file", line=word.line)
+        for word in launch.words
+        if "=" not in word.text
+    ]
+    return settings
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of the actor's update."""
+    found = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
     plain = {name.lstrip("+"): each for name, each in found.items()}
 
     def text_of(name: str, default: str) -> str:
@@ -148,7 +171,7 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
 
     megatron = text_of(f"{_ACTOR}.strategy", "fsdp") == "megatron"
     nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
-    reading.num_gpus = num_gpus or nodes * per_node
+    reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
     batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
     micro = size(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
@@ -223,5 +246,22 @@ def settings_of(words: Iterable[Any]) -> list[Setting]:
     return found
 
 
-def is_verl(content: Mapping[str, Any]) -> bool:
-    return "actor_rollout_ref" in content
+register(
+    Format(
+        name="verl",
+        signs=(
+            Sign(of="keys", rank=20, holds=any_key("actor_rollout_ref", "critic")),
+            Sign(of="script", rank=17, holds=words(r"verl\.trainer\.(fsdp_)?sft_trainer"), refused="verl's trainer of SFT"),
+            Sign(of="script", rank=30, holds=words(r"\bverl\.trainer\.|actor_rollout_ref\.")),
+        ),
+        read=read,
+        write=text,
+        options=overrides,
+        axes={"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
+        fsdp_axes={"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": ("none", "per_layer")},
+        flags=lambda setup: [f"{name}={value}" for name, value in overrides(setup).items()],
+        reads="its YAML file, or a script with overrides: the actor's update",
+        writes="a script with overrides of the actor's update",
+        checked="not installed in the tests: its configuration files were read; read back by `import`",
+    )
+)

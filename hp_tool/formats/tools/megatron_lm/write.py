@@ -8,9 +8,9 @@ from hp_tool.cost.network import dense_group
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm import words
-from hp_tool.formats.megatron_lm.words import Flags
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
+from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm.words import Flags
 
 
 def flags(setup: TrainingSetup) -> Flags:

@@ -1,13 +1,13 @@
-"""Megatron's arguments in the YAML files of other trainers: GPT-NeoX, Megatron Bridge, NeMo."""
+"""YAML files of Megatron Bridge and NeMo, in Megatron's arguments."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.megatron_lm.read import read as read_arguments
-from hp_tool.formats.reading import Read, Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Reading, Setting, fraction, sort, table, whole_number
 from hp_tool.formats.renamed import file_settings, renamed
+from hp_tool.formats.source import Source
+from hp_tool.formats.tools.megatron_lm.read import read as read_arguments
 
 _MIXED = {
     "bf16": (), "fp16": (), "fp8_delayed": ("fp8-format=hybrid",), "fp8_current": ("fp8-format=hybrid",
@@ -19,8 +19,6 @@ _MIXED = {
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
 """torch's names of number formats, and those of Megatron's arguments; its optimizer keeps fp8 in bytes."""
-_OWN = ("mlp-type", "attention-config", "use-bias-in-attn-linear")
-"""Keys of GPT-NeoX that no flag of Megatron stands for."""
 _BY_PROVIDER = ("normalization", "position_embedding_type", "gated_linear_unit", "add_bias_linear")
 """What a class of model providers decides where a file leaves it out."""
 _PLAIN = ("GPTModelProvider", "GPTConfig")
@@ -29,78 +27,10 @@ _DISTRIBUTED = ("mcore_distributed_optim", "distributed_fused_adam")
 """NeMo's optimizers that shard their states over data parallelism."""
 
 
-def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
-    """A GPT-NeoX file; several are given as one, the later ones laid over the earlier."""
-    own = [each for each in file_settings(content, text=text) if each.name not in _OWN]
-    settings = renamed(own, tool="gpt-neox", reading=reading, spare=spare)
-    keys = {str(key).replace("-", "_"): value for key, value in content.items()}
-    found = {each.name: each for each in settings}
-    if "position-embedding-type" in found and found["position-embedding-type"].values == ("rotary",):
-        settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
-        settings.remove(found["position-embedding-type"])
-    if found.get("glu-activation") and found["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
-        settings.remove(found.pop("glu-activation"))
-    if content.get("precision") in ("bfloat16", "fp16"):
-        name = "bf16" if content["precision"] == "bfloat16" else "fp16"
-        settings.append(Setting(name=name, written="precision", values=()))
-    kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or ""))) - {"all"}
-    if kinds & {"flash"}:
-        settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
-    if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
-        reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
-    settings += _gated(keys, found)
-    steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
-    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
-    parallel = [whole_number(found[name].values[0], name) for name in sizes if name in found]
-    if "global-batch-size" not in found and "micro-batch-size" in found and steps and num_gpus:
-        replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
-        micro = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
-        whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
-        settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
-    settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
-    for name in ("hidden-dropout", "attention-dropout"):
-        if name not in found:  # NeoX's default; Megatron's is 0.1
-            settings.append(Setting(name=name, written=name.replace("-", "_"), values=("0",)))
-    stage = found.get("zero-stage")
-    if stage is None:
-        settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
-    elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
-        pass
-    read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
-    if "use_bias_in_attn_linear" in keys and isinstance(reading.query.get("model"), dict):
-        biased = keys["use_bias_in_attn_linear"] is not False
-        reading.query["model"]["attention_bias"] = biased
-        reading.read.append(
-            Read(flag="use_bias_in_attn_linear", value=str(biased).lower(), line=None, field="model.attention_bias")
-        )
-
-
-def _gated(keys: Mapping[str, Any], found: Mapping[str, Setting]) -> list[Setting]:
-    """A gated MLP as Megatron's flags: GPT-NeoX rounds two thirds of 4h up to multiples of mlp_multiple_of, and its older
-    mlp_type llama to multiples of 256, without bias.
-    """
-    older = keys.get("mlp_type") == "llama"
-    if not older and "glu-activation" not in found:
-        return []
-    settings = [Setting(name=name, written="mlp_type", values=()) for name in ("swiglu", "disable-bias-linear") if older]
-    if "ffn-hidden-size" not in found and "hidden-size" in found:
-        hidden = whole_number(found["hidden-size"].values[0], "hidden_size")
-        multiple = 256 if older else max(whole_number(keys.get("mlp_multiple_of", 1), "mlp_multiple_of"), 1)
-        width = -(-int(4 * hidden * 2 / 3) // multiple) * multiple
-        settings.append(Setting(name="ffn-hidden-size", written="hidden_size", values=(str(width),)))
-    return settings
-
-
-def _positive(setting: Setting) -> Setting:
-    """NeoX writes 0 for no model or pipeline parallelism."""
-    if setting.name.endswith("model-parallel-size") and setting.values == ("0",):
-        return Setting(name=setting.name, written=setting.written, values=("1",), line=setting.line)
-    return setting
-
-
-def nemo(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str]) -> None:
-    """A file of Megatron Bridge's ConfigContainer, or of NeMo."""
-    leaves = file_settings(content, text=text)
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, or of NeMo."""
+    content, num_gpus, spare = source.keys(reading), reading.num_gpus, source.ignore
+    leaves = file_settings(content, text=source.text)
     trainer = content.get("trainer") if isinstance(content.get("trainer"), Mapping) else {}
     if num_gpus is None and isinstance(trainer, Mapping) and "devices" in trainer:
         num_gpus = whole_number(trainer["devices"], "trainer.devices") * whole_number(

@@ -1,9 +1,16 @@
 """Accelerate 1.15: a sharded configuration as the YAML file of `accelerate launch --config_file` (config_args.py)."""
 
+import re
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.reading import Reading, key_values
+from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.signs import Evidence, Sign, any_key
+from hp_tool.formats.source import Source, mapping_of
+from hp_tool.formats.tools import deepspeed
+from hp_tool.formats.trainer import accelerate, arguments
 
 TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = {
@@ -77,3 +84,39 @@ def text(setup: TrainingSetup) -> str:
         f"{setup.accumulation_steps} gradient accumulation steps, optimizer {w.optimizer}, dropout {w.dropout:g}.\n"
     )
     return head + yaml.safe_dump(config(setup), sort_keys=False)
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of Accelerate's file, or of a script that starts a Trainer."""
+    content = mapping_of(source.text)
+    if content is None:
+        deepspeed.read(source, reading)
+        return
+    accelerate.read(content, text=source.text, reading=reading, spare=source.ignore)
+
+
+def _launched(evidence: Evidence) -> bool:
+    launched = re.search(r"accelerate\s+launch", evidence.text) is not None
+    return launched and "--config_file" in evidence.text and evidence.files
+
+
+register(
+    Format(
+        name="accelerate",
+        signs=(
+            Sign(of="keys", rank=30, holds=any_key("distributed_type", "compute_environment")),
+            Sign(of="script", rank=60, holds=_launched),
+        ),
+        read=read,
+        write=text,
+        options=lambda setup: key_values(config(setup)),
+        framework="torch-fsdp",
+        axes=arguments.AXES,
+        fsdp_axes={"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
+        log="deepspeed",
+        file="accelerate.yaml",
+        reads="its YAML file, or a launch script of Hugging Face's Trainer, or TRL's, with that file",
+        writes="YAML for FSDP 2",
+        checked="Accelerate 1.15's ClusterConfig and ParallelismConfig on 16 to 1,024 processes; read back by `import`",
+    )
+)

@@ -5,9 +5,9 @@ import shlex
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
-from hp_tool.formats.megatron_lm.write import field_name, optimizer_states, packed_context, recomputation, shorter_ends
 from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
+from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
+from hp_tool.formats.tools.megatron_lm.write import field_name, optimizer_states, packed_context, recomputation, shorter_ends
 
 TOOL = "Megatron Bridge 0.3"
 _RECIPES: dict[str, tuple[str, Values]] = {

@@ -1,18 +1,22 @@
-"""DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json) from a setup; `trainer` reads it."""
+"""DeepSpeed 0.18's JSON configuration (deepspeed.ai/docs/config-json), both ways."""
 
 import json
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.reading import Reading, key_values
+from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
+from hp_tool.formats.signs import Sign, any_key, words
+from hp_tool.formats.source import Source
+from hp_tool.formats.trainer import arguments, scripts
+from hp_tool.formats.trainer.arguments import BESIDE
 
 TOOL = "DeepSpeed 0.18"
 SAID = {
     "sequence_length", "global_batch_size", "precision", "gradient_precision", "attention", "dropout", "optimizer",
     "micro_batch_size", "recompute", "zero_stage", "offload",
 }  # fmt: skip
-BESIDE = "for_the_training_script"
-"""A key that neither DeepSpeed nor the Trainer looks at: arguments that have to stand beside the file."""
 RECOMPUTES = (
     "this file does not make a Trainer recompute activations, and DeepSpeed's activation_checkpointing block would not either: "
     "pass --gradient_checkpointing true to the Trainer, or call deepspeed.checkpointing in your own model"
@@ -59,3 +63,33 @@ def notes(text: str) -> tuple[str, ...]:
     """Return what a written file says to whoever starts the training script."""
     note = json.loads(text).get(BESIDE, {}).get("note")
     return () if note is None else (note,)
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of a DeepSpeed file, or of a script that starts a Trainer."""
+    content = source.mapping
+    if content is None:
+        scripts.read(source, reading)
+        return
+    arguments.read(content, text=source.text, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+_KEYS = any_key("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+_TRAINER = words(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch")
+register(
+    Format(
+        name="deepspeed",
+        signs=(Sign(of="keys", rank=60, holds=_KEYS), Sign(of="script", rank=61, holds=_TRAINER)),
+        read=read,
+        write=text,
+        options=lambda setup: key_values(config(setup)),
+        notes=notes,
+        axes=arguments.AXES,
+        log="deepspeed",
+        file="deepspeed.json",
+        reads="its JSON file, or a launch script of Hugging Face's Trainer, or TRL's, with `--file ds.json`",
+        writes="JSON: batch, ZeRO, precision, offload; recomputation is the Trainer's (`--gradient_checkpointing`), which the "
+        "file's `for_the_training_script` and standard error say",
+        checked="DeepSpeed 0.18.3's DeepSpeedConfig on 8 to 1,024 processes; read back by `import`",
+    )
+)

@@ -8,8 +8,10 @@ import re
 import yaml
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engines import refuse_unsaid, vllm
+from hp_tool.formats.engines import refuse_unsaid
+from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import ServingSetup, headline, option_words
+from hp_tool.formats.tools import vllm
 
 PORT = 8000
 MOUNTED = "/mnt/models"
@@ -25,7 +27,7 @@ def text(setup: ServingSetup) -> str:
             f"a replica of {ranks} GPUs spans nodes of {cluster.gpus_per_node}; the manifest describes replicas of one pod",
             field="parallel",
         )
-    _, options = vllm(setup)
+    _, options = vllm.start(setup)
     arguments = [word for name, words in option_words(options).items() for word in (name, *words)]
     name = re.sub(r"[^a-z0-9-]+", "-", setup.model.name.casefold()).strip("-")[:50] or "model"
     container = {
@@ -48,3 +50,14 @@ def text(setup: ServingSetup) -> str:
     }
     written: str = yaml.safe_dump(manifest, sort_keys=False, width=120)
     return f"# {headline(setup)}; {cluster.num_gpus // ranks} replicas\n{written}"
+
+
+register(
+    Format(
+        name="llm-d",
+        kind="inference",
+        write=text,
+        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which is one pod",
+        checked="a schema of the fields it uses, after KServe's types",
+    )
+)

@@ -8,9 +8,9 @@ from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
 from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError
-from hp_tool.formats.megatron_lm import words
-from hp_tool.formats.megatron_lm.arguments import TABLE, Arguments
 from hp_tool.formats.reading import Reading, Setting, sort, table
+from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
 
 _ALIASES = {
     "model-parallel-size": "tensor-model-parallel-size", "batch-size": "micro-batch-size", "encoder-seq-length": "seq-length",

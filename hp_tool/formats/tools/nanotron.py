@@ -1,13 +1,15 @@
 """nanotron 0.4's YAML file of run_train.py, both ways: keys as in src/nanotron/config."""
 
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.megatron_lm.scripts import FILL, trained_with
-from hp_tool.formats.reading import Reading, as_settings, sort, table, whole_number
+from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table, whole_number
+from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.signs import Sign
+from hp_tool.formats.source import Source
+from hp_tool.formats.tools.megatron_lm.scripts import FILL, trained_with
 
 TOOL = "nanotron 0.4"
 _MODEL = {
@@ -140,9 +142,10 @@ def text(setup: TrainingSetup) -> str:
     return "\n".join((*head, *lines, ""))
 
 
-def read(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:
-    """Fill `reading` with the query of a nanotron file."""
-    found = sort(as_settings(content, lines=text), table=table("nanotron"), reading=reading, spare=spare)
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of a nanotron file."""
+    content, num_gpus = source.keys(reading), reading.num_gpus
+    found = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
 
     def said(name: str, default: str) -> str:
         setting = found.get(name)
@@ -195,3 +198,20 @@ def read(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
             **({"context_parallel_size": context} if context > 1 else {}),
         },
     }
+
+
+register(
+    Format(
+        name="nanotron",
+        signs=(Sign(of="keys", rank=40, holds=lambda evidence: {"parallelism", "tokens"} <= evidence.keys),),
+        read=read,
+        write=text,
+        options=lambda setup: key_values(config(setup)),
+        usual_of="nanotron",
+        framework="nanotron",
+        axes={"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
+        reads="its YAML file",
+        writes="the YAML file of its Llama, which starts on random tokens",
+        checked="not installed in the tests: its configuration classes were read; read back by `import`",
+    )
+)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError
-from hp_tool.formats.megatron_lm import words
 from hp_tool.formats.reading import Reading, Setting, table, untold, whole_number
+from hp_tool.formats.tools.megatron_lm import words
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000

@@ -1,0 +1,130 @@
+"""The formats: one object for each kind of file or script that is read or written, registered by the tool's own module."""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from hp_tool.domain.workload import CrossEntropy
+from hp_tool.errors import InputError
+from hp_tool.formats import tools
+from hp_tool.formats.reading import Reading
+from hp_tool.formats.setup import ServingSetup, TrainingSetup
+from hp_tool.formats.signs import Sign
+from hp_tool.formats.source import Source
+
+Kind = Literal["training", "inference"]
+Setup = TypeVar("Setup", TrainingSetup, ServingSetup)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format(Generic[Setup]):
+    """A tool's configuration: how it is recognised, read and written, and what the tool runs."""
+
+    name: str
+    kind: Kind = "training"
+    place: int = 1
+    """Where lists have it; formats of one place stand by name."""
+    signs: tuple[Sign, ...] = ()
+    read: Callable[[Source, Reading], None] | None = None
+    """Fills the reading with the query that a configuration asks for."""
+    write: Callable[[Setup], str] | None = None
+    """Returns a configuration's text. Raises UnsupportedError for what the tool has no word for."""
+    options: Callable[[Setup], dict[str, str]] | None = None
+    """Returns a configuration's flags or keys, each with its value."""
+    notes: Callable[[str], tuple[str, ...]] = lambda text: ()
+    """Returns what a written text cannot make the tool do, each with what does."""
+    usual_of: str | None = None
+    """The framework or engine whose configurations are written in this format where nobody names one."""
+    framework: str | None = None
+    """The one framework that the tool runs; None: it runs what it is given."""
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Axes of `parallel` as far as the tool can be told about them, where it cannot be told all."""
+    fsdp_axes: Mapping[str, Any] = field(default_factory=dict)
+    """The same under torch-fsdp."""
+    loss: CrossEntropy | None = None
+    """The way to compute the loss that the tool has no switch for."""
+    log: str = "json"
+    """The reader of its logs (formats.logs)."""
+    file: str | None = None
+    """Its name in the folder of a trainer's run, where the text is a file that the trainer takes."""
+    flags: Callable[[TrainingSetup], list[str]] | None = None
+    """Returns a configuration as words of a trainer's command line."""
+    flags_name: str = ""
+    """What a trainer's command names them by, where that is not the format's name."""
+    says_shape: bool = False
+    """Whether the written text and the flags say the model's shape."""
+    fewer_layers: Callable[[TrainingSetup], list[str]] | None = None
+    """Returns the words that give a reduced run its number of layers, where the flags do not say the shape."""
+    reads: str = ""
+    """What is read, for the documentation."""
+    writes: str = ""
+    checked: str = ""
+    """What tests hold the written text to."""
+
+
+_FORMATS: dict[str, Format[Any]] = {}
+
+
+def register(format: Format[Any]) -> None:
+    """Make a format known to every door. Raises ValueError where the name is taken."""
+    if format.name in _FORMATS:
+        raise ValueError(f"format {format.name} is registered already")
+    _FORMATS[format.name] = format
+
+
+def unregister(name: str) -> None:
+    """Forget a format."""
+    del _FORMATS[name]
+
+
+@functools.cache
+def _import_tools() -> None:
+    for module in pkgutil.walk_packages(tools.__path__, prefix=f"{tools.__name__}."):
+        importlib.import_module(module.name)
+
+
+def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
+    """Return all formats, or those of one kind, in the order of lists."""
+    _import_tools()
+    known = (each for each in _FORMATS.values() if kind in (None, each.kind))
+    return tuple(sorted(known, key=lambda each: (each.kind != "training", each.place, each.name)))
+
+
+def readable() -> tuple[str, ...]:
+    """Return the names of the formats that are read."""
+    return tuple(each.name for each in formats() if each.read is not None)
+
+
+def writable(kind: Kind | None = None) -> tuple[str, ...]:
+    """Return the names of the formats that configurations of a kind, or of both, are written in."""
+    return tuple(each.name for each in formats(kind) if each.write is not None)
+
+
+def listed_readable() -> str:
+    """Return the names of the formats that are read, for help texts and descriptions."""
+    return ", ".join(readable())
+
+
+def listed_writable() -> str:
+    """Return the names of the formats that are written, for help texts and descriptions."""
+    return f"{', '.join(writable('training'))}; for serving {', '.join(writable('inference'))}"
+
+
+def get(name: str) -> Format[Any]:
+    """Return the format of a name. Raises InputError."""
+    _import_tools()
+    if name not in _FORMATS:
+        raise InputError(f"no format {name}; choose one of {', '.join(each.name for each in formats())}", field="format")
+    return _FORMATS[name]
+
+
+def usual(kind: Kind, runs: str | None = None) -> Format[Any]:
+    """Return the format that a framework's or an engine's configurations are written in where nobody names one.
+
+    `runs` is the framework or engine; None, or one without a format of its own, takes the first of the kind.
+    """
+    own = (each for each in formats(kind) if each.usual_of == runs)
+    return next(own, formats(kind)[0])

@@ -1,0 +1,92 @@
+"""axolotl 0.19: its YAML file, which fine-tunes over FSDP 2."""
+
+from typing import Any
+
+import yaml
+
+from hp_tool.formats import fine_tuning
+from hp_tool.formats.fine_tuning import OPTIMIZERS, loads_once, model_path, targets
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import TrainingSetup, headline
+from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.tools.megatron_lm.scripts import FILL
+
+TOOL = "axolotl 0.19"
+
+
+def text(setup: TrainingSetup) -> str:
+    """Return axolotl's YAML file, for `axolotl train`. Raises UnsupportedError for what it cannot say."""
+    fine_tuning.check(setup, tool=TOOL, loss="unfused")
+    per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+    head = (
+        f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes {setup.cluster.num_nodes} "
+        f"--nproc-per-node {per_node}\n# {FILL} 1: datasets, learning rate, schedule and length; output_dir\n"
+    )
+    return head + yaml.safe_dump(config(setup), sort_keys=False)
+
+
+def config(setup: TrainingSetup) -> dict[str, Any]:
+    """Return the content of axolotl's file."""
+    w, c = setup.workload, setup.parallel
+    shard = c.data_parallel_shard_size or c.data_parallel_size
+    content: dict[str, Any] = {
+        "base_model": model_path(setup),
+        "sequence_len": w.sequence_length,
+        "micro_batch_size": c.micro_batch_size,
+        "gradient_accumulation_steps": setup.accumulation_steps,
+        "bf16": w.precision == "bf16",
+        "fp16": w.precision == "fp16",
+        "optimizer": OPTIMIZERS[w.optimizer],
+        "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
+        "sample_packing": False,
+        "pad_to_sequence_len": True,
+        "gradient_checkpointing": False,  # FSDP's own, below
+        "dp_shard_size": shard,
+        "dp_replicate_size": c.data_parallel_size // shard,
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "reshard_after_forward": c.zero_stage == 3,
+            "activation_checkpointing": setup.recompute.granularity != "none",
+            "offload_params": False,
+            "cpu_ram_efficient_loading": loads_once(setup),
+            "state_dict_type": "SHARDED_STATE_DICT",
+        },
+        "datasets": [{"path": "mhenrichsen/alpaca_2k_test", "type": "completion" if w.task == "pretrain" else "alpaca"}],
+        "learning_rate": 2e-4 if w.lora is not None else 2e-5,
+        "lr_scheduler": "cosine",
+        "num_epochs": 1,
+        "output_dir": "./out",
+    }
+    if w.lora is not None:
+        content |= {
+            "adapter": "qlora" if w.frozen_precision == "nf4" else "lora",
+            "load_in_4bit": w.frozen_precision == "nf4",  # nf4 with doubly quantised scales
+            "lora_r": w.lora.rank,
+            "lora_alpha": 2 * w.lora.rank,
+            "lora_dropout": w.lora.dropout,
+            "lora_target_modules": list(targets(setup, tool=TOOL)),
+        }
+    return content
+
+
+register(
+    Format(
+        name="axolotl",
+        signs=(
+            Sign(of="keys", rank=50, holds=any_key("base_model"), refused="Axolotl"),
+            Sign(of="keys", rank=91, holds=key_within("base_model"), refused="Axolotl"),
+            Sign(
+                of="script",
+                rank=12,
+                holds=words(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
+                refused="Axolotl",
+            ),
+        ),
+        write=text,
+        framework="torch-fsdp",
+        fsdp_axes=fine_tuning.AXES,
+        writes="its YAML file over FSDP 2, in full or with LoRA and QLoRA",
+        checked="the fields of axolotl 0.19's schemas",
+    )
+)

@@ -1,0 +1,72 @@
+"""Megatron-LM's arguments in a launch script, or as a log prints them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.launch import Launch
+from hp_tool.formats.reading import Ignored, Reading, Setting, settings_of, table, whole_number
+from hp_tool.formats.renamed import of_printed, printed
+from hp_tool.formats.shell import Script
+from hp_tool.formats.source import Source, beside, parsed
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
+from hp_tool.formats.tools.megatron_lm.read import OTHER_PROGRAMS, read
+
+
+def read_source(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of a script, or of a log that begins with the arguments."""
+    from_log, facts = printed(source.log)
+    listed, own = printed(source.text.splitlines()) if "arguments ---" in source.text else ([], {})
+    if listed:
+        facts = {**facts, **own}
+        settings = of_printed(listed, reading=reading)
+        if reading.num_gpus is None and facts.get("world_size", "").isdecimal():
+            reading.num_gpus = whole_number(facts["world_size"], "world_size")
+    else:
+        launch, script = source.launch(reading)
+        _check_program(launch)
+        settings = settings_of(launch.words, table=table(TABLE), reading=reading)
+        _deepspeed_beside(settings, script, reading)
+    if from_log:
+        ours = {each.name for each in settings if not each.unknown}
+        more = [each for each in of_printed(from_log, reading=Reading(tool=reading.tool)) if each.name not in ours]
+        settings = [each for each in settings if not each.unknown] + more
+    if "padded_vocab_size" in facts and all(each.name not in ("padded-vocab-size", "vocab-size") for each in settings):
+        settings.append(Setting(name="padded-vocab-size", written="padded vocab", values=(facts["padded_vocab_size"],)))
+    if known := source.vocabulary({each.name: each for each in settings}):
+        reading.hints["model.vocab_size"] = known
+    read(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+
+
+def _check_program(launch: Launch) -> None:
+    name = PurePosixPath(launch.program).name.lower()
+    parts = set(re.split(r"[_./-]", name)) if name.startswith(("pretrain", "train", "finetune")) or "." in name else set()
+    for part, what in OTHER_PROGRAMS.items():
+        if part in parts:
+            raise UnsupportedError(
+                f"{launch.program} trains {what}; only decoders, as pretrain_gpt.py trains them, are read", field="command"
+            )
+
+
+def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading) -> None:
+    """Add what Megatron-DeepSpeed's own file says, if the script writes it or it was given: its ZeRO stage and precision, which
+    DeepSpeed's engine takes whatever the flags say."""
+    named = next((each for each in settings if each.name == "deepspeed-config" and each.values), None)
+    if named is None:
+        return
+    text = beside(script, named.values[0])
+    if text is None:
+        reason = "not at hand; give it with --file if it says a ZeRO stage or a precision"
+        reading.ignored.append(Ignored(flag=named.values[0], reason=reason, line=named.line))
+        return
+    content = parsed(text)
+    zero = content.get("zero_optimization")
+    if isinstance(zero, Mapping) and "stage" in zero:
+        written = f"{named.values[0]}: zero_optimization.stage"
+        settings.append(Setting(name="zero-stage", written=written, values=(str(zero["stage"]),)))
+    kinds = {"fp16": ("fp16",), "bf16": ("bf16", "bfloat16")}
+    for kind, keys in kinds.items():
+        if any(isinstance(one := content.get(key), Mapping) and one.get("enabled") is True for key in keys):
+            settings[:] = [each for each in settings if each.name not in kinds]
+            settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled", values=()))

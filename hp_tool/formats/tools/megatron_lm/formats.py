@@ -1,0 +1,77 @@
+"""Megatron-LM's formats: a script, the same under Slurm and Kubernetes, and a file for --yaml-cfg."""
+
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.renamed import PRINTED_ARGUMENTS
+from hp_tool.formats.setup import TrainingSetup
+from hp_tool.formats.signs import Sign, key_within, words
+from hp_tool.formats.tools.megatron_lm.commands import read_source
+from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm
+from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml
+
+_FLAGS = (
+    r"--(num[-_]layers|tensor[-_]model[-_]parallel[-_]size|hidden[-_]size|micro[-_]batch[-_]size|recompute[-_]granularity)\b"
+)
+
+
+def options(setup: TrainingSetup) -> dict[str, str]:
+    """Return the flags of a configuration, each with its value. Raises UnsupportedError."""
+    return {f"--{name}": " ".join(values) for name, values in flags(setup).items()}
+
+
+def _words(setup: TrainingSetup) -> list[str]:
+    return [word for flag, values in (flags(setup) | loop_flags(setup)).items() for word in (f"--{flag}", *values)]
+
+
+register(
+    Format(
+        name="megatron-lm",
+        place=0,
+        signs=(
+            Sign(of="text", rank=20, holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None),
+            Sign(of="script", rank=50, holds=words(_FLAGS)),
+        ),
+        read=read_source,
+        write=command,
+        options=options,
+        usual_of="megatron-core",
+        framework="megatron-core",
+        log="megatron-lm",
+        flags=_words,
+        says_shape=True,
+        reads="a launch script, its flags, or a log that begins with Megatron's arguments; also its older releases and "
+        "Megatron-DeepSpeed",
+        writes="a script that starts `pretrain_gpt.py` with torchrun",
+        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions of its training loop, "
+        "GPTModel; `bash -n`; read back by `import`",
+    )
+)
+register(
+    Format(
+        name="megatron-lm-yaml",
+        write=yaml,
+        framework="megatron-core",
+        file="megatron-lm.yaml",
+        says_shape=True,
+        writes="the same for `--yaml-cfg`, to lay over its `gpt_config.yaml`, which must hold every key",
+        checked="fields of TransformerConfig and ModelParallelConfig, by section",
+    )
+)
+register(
+    Format(
+        name="slurm",
+        write=slurm,
+        framework="megatron-core",
+        writes="Megatron-LM's script for sbatch",
+        checked="`bash -n`",
+    )
+)
+register(
+    Format(
+        name="kubernetes",
+        signs=(Sign(of="keys", rank=93, holds=key_within("apiVersion"), refused="Kubernetes"),),
+        write=kubernetes,
+        framework="megatron-core",
+        writes="Megatron-LM's script in an Indexed Job with its Service",
+        checked="Kubernetes' schema",
+    )
+)

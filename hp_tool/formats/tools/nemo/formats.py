@@ -1,0 +1,53 @@
+"""The format of Megatron Bridge and NeMo."""
+
+from collections.abc import Mapping
+
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import TrainingSetup
+from hp_tool.formats.signs import Evidence, Sign, words
+from hp_tool.formats.tools.nemo.read import read
+from hp_tool.formats.tools.nemo.write import overrides, text
+
+
+def _is_its_file(evidence: Evidence) -> bool:
+    model = evidence.content.get("model")
+    if evidence.keys & {"language_model", "model_parallel"}:
+        return True
+    return isinstance(model, Mapping) and (
+        bool(evidence.keys & {"train", "trainer", "ddp", "mixed_precision"})
+        or any("tensor_model_parallel_size" in str(key) for key in model)
+    )
+
+
+def flags(setup: TrainingSetup) -> list[str]:
+    """Return the overrides as words of a command line."""
+    return [f"{name}={value}" for name, value in overrides(setup).items()]
+
+
+def _fewer_layers(setup: TrainingSetup) -> list[str]:
+    """Return the number of layers, which recipes bring."""
+    return [f"model.num_layers={setup.model.num_hidden_layers}"]
+
+
+_RECIPE = "a recipe by name (its settings stand in Python; import the YAML file it saves)"
+register(
+    Format(
+        name="nemo",
+        signs=(
+            Sign(of="keys", rank=70, holds=_is_its_file),
+            Sign(of="script", rank=18, holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]"), refused=_RECIPE),
+        ),
+        read=read,
+        write=text,
+        options=overrides,
+        framework="megatron-core",
+        log="megatron-lm",
+        file="nemo.py",
+        flags=flags,
+        flags_name="megatron-bridge",
+        fewer_layers=_fewer_layers,
+        reads="the YAML files of Megatron Bridge and of NeMo",
+        writes="overrides of a Megatron Bridge 0.3 recipe; LoRA as those of a recipe for PEFT",
+        checked="not installed in the tests: its names were read in its source, the optimizer's are fields of Megatron Core",
+    )
+)

@@ -1,0 +1,56 @@
+"""SGLang's server, both ways: options as in sglang/srt/server_args.py."""
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.engine_commands import reader
+from hp_tool.formats.engines import above_one, command, model_word, number_formats, option_values, travels_by_deepep
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import ServingSetup, Values
+from hp_tool.formats.signs import Sign, words
+
+VERSION = "0.5.6.post2"
+
+
+def start(setup: ServingSetup) -> tuple[str, Values]:
+    """sglang.launch_server, options as in sglang/srt/server_args.py; with attention data parallelism TP counts all ranks, and
+    limits are divided by the attention groups.
+    """
+    c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
+    deepep = travels_by_deepep(setup)
+    if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:
+        ranks = c.tensor_parallel_size * groups
+        raise UnsupportedError(
+            f"SGLang's DeepEP divides the experts over all {ranks} ranks of a stage; set expert_parallel_size to {ranks}",
+            field="parallel.expert_parallel_size",
+        )
+    return f"python -m sglang.launch_server --model-path {model_word(setup)}", {
+        "--tp-size": c.tensor_parallel_size * groups,
+        "--pp-size": c.pipeline_parallel_size,
+        "--max-running-requests": c.max_num_seqs * groups,
+        "--chunked-prefill-size": c.max_num_batched_tokens * groups,
+        "--context-length": setup.longest,
+        "--mem-fraction-static": setup.memory_fraction,
+        "--enable-dp-attention": groups > 1,
+        "--dp-size": above_one(groups),
+        "--ep-size": above_one(c.expert_parallel_size),
+        "--enable-eplb": c.redundant_experts > 0,
+        "--ep-num-redundant-experts": c.redundant_experts or None,
+        "--moe-a2a-backend": "deepep" if deepep else None,
+        "--enable-two-batch-overlap": w.two_batch_overlap is True,
+        **number_formats(setup, engine="sglang", version=VERSION, cache={"bf16": "bf16", "fp8": "fp8_e4m3"}),
+    }
+
+
+register(
+    Format(
+        name="sglang",
+        kind="inference",
+        signs=(Sign(of="script", rank=21, holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b")),),
+        read=reader("sglang"),
+        write=lambda setup: command(setup, tool=f"sglang {VERSION}", start=start),
+        options=lambda setup: option_values(start(setup)[1]),
+        usual_of="sglang",
+        reads="`sglang.launch_server`: a query of kind inference",
+        writes="the command of one replica",
+        checked="the engine's own parser, recorded; read back by `import`",
+    )
+)

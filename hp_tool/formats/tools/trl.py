@@ -1,0 +1,53 @@
+"""TRL 1.16: a script that fine-tunes over FSDP 2, started by Accelerate."""
+
+from typing import Any
+
+from hp_tool.formats import fine_tuning
+from hp_tool.formats.fine_tuning import DTYPES, targets, trainer_arguments
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import TrainingSetup, Values, option_words
+
+TOOL = "TRL 1.16"
+
+
+def text(setup: TrainingSetup) -> str:
+    """Return a script that writes Accelerate's file and starts `trl.scripts.sft`. Raises UnsupportedError."""
+    fine_tuning.check(setup, tool=TOOL, loss="chunked")
+    return fine_tuning.script(setup, tool=TOOL, program="-m trl.scripts.sft", options=option_words(arguments(setup)))
+
+
+def arguments(setup: TrainingSetup) -> Values:
+    """Return arguments of trl.scripts.sft: SFTConfig's, ModelConfig's and the Trainer's."""
+    w = setup.workload
+    options: dict[str, Any] = {f"--{name}": str(value) for name, value in trainer_arguments(setup).items()}
+    options |= {"--max_length": w.sequence_length, "--attn_implementation": "sdpa" if w.attention == "flash" else "eager"}
+    options["--loss_type"] = "chunked_nll"  # in 1.16 as nll, which earlier releases compute at once
+    options["--dtype"] = "float32" if w.lora is None or w.precision == "fp32" else DTYPES[w.precision]
+    if w.lora is not None:
+        options |= {
+            "--use_peft": True,
+            "--lora_r": w.lora.rank,
+            "--lora_dropout": str(w.lora.dropout),
+            "--lora_target_modules": list(targets(setup, tool=TOOL)),
+        }
+        if w.frozen_precision == "nf4":
+            options |= {
+                "--load_in_4bit": True,
+                "--bnb_4bit_quant_type": "nf4",
+                "--use_bnb_nested_quant": True,
+                "--bnb_4bit_quant_storage": DTYPES[w.precision],  # FSDP shards tensors of one type
+            }
+    return options
+
+
+register(
+    Format(
+        name="trl",
+        write=text,
+        framework="torch-fsdp",
+        fsdp_axes=fine_tuning.AXES,
+        loss="chunked",
+        writes="a script that writes Accelerate's file and starts `trl.scripts.sft`, in full or with LoRA and QLoRA",
+        checked="the fields of TRL 1.16's and transformers' classes; read back by `import`",
+    )
+)

@@ -1,0 +1,80 @@
+"""TensorRT-LLM's server: options as in tensorrt_llm/commands/serve.py."""
+
+import json
+
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.engines import above_one, command, model_word, narrowing, option_values
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import ServingSetup, Values
+from hp_tool.formats.signs import Sign, key_within, words
+
+VERSION = "1.0"
+
+
+def start(setup: ServingSetup) -> tuple[str, Values]:
+    """trtllm-serve with the PyTorch backend, options as in tensorrt_llm/commands/serve.py, and in the file that
+    --extra_llm_api_options names what has no option there (see `extra_options`). With attention data parallelism every rank of
+    its tensor-parallel group attends to requests of its own: groups of several ranks have no word.
+    """
+    c, w = setup.parallel, setup.workload
+    narrowing(setup, engine="trtllm", words={})
+    if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
+            field="attention_data_parallel_size",
+        )
+    if w.two_batch_overlap:
+        raise UnsupportedError(
+            "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",
+            field="inference.two_batch_overlap",
+        )
+    return f"trtllm-serve {model_word(setup)}", {
+        "--backend": "pytorch",
+        "--tp_size": c.tensor_parallel_size * c.attention_data_parallel_size,
+        "--pp_size": c.pipeline_parallel_size,
+        "--max_batch_size": c.max_num_seqs,
+        "--max_num_tokens": c.max_num_batched_tokens,
+        "--max_seq_len": setup.longest,
+        "--ep_size": above_one(c.expert_parallel_size),
+    }
+
+
+def extra_options(setup: ServingSetup) -> dict[str, object]:
+    """TensorRT-LLM's LlmArgs for its options file; empty where there is nothing to say."""
+    options: dict[str, object] = {}
+    if setup.parallel.attention_data_parallel_size > 1:
+        options["enable_attention_dp"] = True
+    if setup.parallel.redundant_experts:
+        slots = (setup.model.num_experts or 0) + setup.parallel.redundant_experts
+        options["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
+    if setup.workload.kv_cache_precision == "fp8":
+        options["kv_cache_config"] = {"dtype": "fp8"}
+    return options
+
+
+def text(setup: ServingSetup) -> str:
+    """Return a shell script that starts one replica. Raises UnsupportedError for what the command cannot say."""
+    before, last = [], []
+    if extra := extra_options(setup):
+        before = ['extra="$(mktemp --suffix=.yaml)"', "cat > \"$extra\" <<'END'", json.dumps(extra), "END"]
+        last = ['--extra_llm_api_options "$extra"']
+    return command(setup, tool=f"trtllm {VERSION}", start=start, before=before, last=last)
+
+
+_SERVER = words(r"trtllm-serve|tensorrt_llm\.commands\.serve")
+_OPTIONS = key_within("enable_attention_dp")
+register(
+    Format(
+        name="trtllm",
+        kind="inference",
+        signs=(
+            Sign(of="keys", rank=97, holds=_OPTIONS, refused="TensorRT-LLM's options"),
+            Sign(of="script", rank=11, holds=_SERVER, refused="TensorRT-LLM's server"),
+        ),
+        write=text,
+        options=lambda setup: option_values(start(setup)[1]),
+        usual_of="trtllm",
+        writes="the command of one replica",
+        checked="not installed in the tests: options were read in the engine's documentation",
+    )
+)

@@ -1,0 +1,1 @@
+"""A Trainer of Hugging Face, under DeepSpeed or Accelerate: its arguments, and the files beside them."""

@@ -1,0 +1,124 @@
+"""Accelerate's file, and the options of `accelerate launch` that say the same."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hp_tool.formats.launch import SWITCHES
+from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, table, whole_number
+from hp_tool.formats.trainer import arguments
+
+_KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
+_SECTIONS = {
+    "fsdp_": "fsdp_config",
+    "parallelism_config_": "parallelism_config",
+    **dict.fromkeys(("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"),
+}
+"""Options of `accelerate launch`, and where its file has them."""
+
+
+def read(
+    content: Mapping[str, Any], *, text: str, reading: Reading, words: Iterable[Setting] = (), spare: Iterable[str] = ()
+) -> None:
+    """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data parallelism; the script's
+    arguments say the batch."""
+    reading.tool = "accelerate"
+    if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
+        reading.num_gpus = whole_number(content["num_processes"], "num_processes")
+    kind = str(content.get("distributed_type", "MULTI_GPU"))
+    leaves = {each.name: each for each in as_settings(content, lines=text)}
+    settings = list(words)
+    stage = "0"
+    if kind == "DEEPSPEED":
+        stage = _value(leaves, "deepspeed-config.zero-stage", "2")
+    elif kind == "FSDP":
+        version = _value(leaves, "fsdp-config.fsdp-version", "1")
+        strategy = _value(leaves, "fsdp-config.fsdp-sharding-strategy", "FULL_SHARD").upper()
+        reshard = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper()
+        shared = {"FULL_SHARD": "3", "1": "3", "SHARD_GRAD_OP": "2", "2": "2", "NO_SHARD": "0", "3": "0", "HYBRID_SHARD": "3"}
+        stage = ("3" if reshard in ("TRUE", "FULL_SHARD") else "2") if version == "2" else shared.get(strategy, "3")
+    elif kind not in ("MULTI_GPU", "NO"):
+        reading.refused.append(f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read")
+    settings.append(Setting(name="zero-stage", written="distributed_type", values=(stage,)))
+    precision = _value(leaves, "mixed-precision", "no")
+    if precision in ("bf16", "fp16", "fp8"):
+        settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision", values=()))
+    checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
+    if (steps := leaves.get("deepspeed-config.gradient-accumulation-steps")) is not None and steps.values != ("auto",):
+        settings.append(
+            Setting(name="gradient-accumulation-steps", written=steps.written, values=steps.values, line=steps.line)
+        )
+    own = Reading(tool=reading.tool)
+    sort(
+        [each for name, each in leaves.items() if each.name != "deepspeed-config.gradient-accumulation-steps"],
+        table=table("accelerate"),
+        reading=own,
+        spare=spare,
+    )
+    reading.read += own.read
+    reading.ignored += own.ignored
+    reading.refused += own.refused
+    arguments.read(None, words=settings, reading=reading, num_gpus=reading.num_gpus, spare=spare)
+    training, parallel = reading.query["training"], reading.query["parallel"]
+    if precision == "fp8":
+        training["precision"] = "fp8"
+    if kind == "FSDP":
+        training["framework"] = "torch-fsdp"
+        parallel["recompute"] = "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
+        degrees = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
+        for field, key in degrees.items():
+            parallel[field] = whole_number(_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key)
+        if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
+            parallel["sequence_parallel"] = False
+        shard = whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"), "dp_shard_size")
+        if (
+            whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"), "dp_replicate_size")
+            > 1
+        ):
+            parallel["data_parallel_shard_size"] = shard
+    if _value(leaves, "deepspeed-config.offload-optimizer-device", "none") == "cpu":
+        training["offload"] = "optimizer"
+    for name, field in (
+        ("per-device-train-batch-size", "parallel.micro_batch_size"),
+        ("gradient-accumulation-steps", "training.global_batch_size"),
+    ):
+        if all(each.name not in (name, "train-batch-size") for each in settings):
+            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add --set {field}=...")
+    if all(isinstance(each, Read) and each.field != "cluster.num_gpus" for each in reading.read):
+        reading.read.append(
+            Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")
+        )
+
+
+def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
+    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's file would say it."""
+    parts = words.lower().split()
+    if "offload" in parts:
+        reading.refuse(f"--fsdp {words}: offload of weights is not modelled")
+    if "hybrid_shard_zero2" in parts:
+        reading.refuse(f"--fsdp {words}: ZeRO 2 within groups of replicas is not read")
+    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
+    return {"fsdp_sharding_strategy": next((part.upper() for part in parts if part in strategies), "FULL_SHARD")}
+
+
+def launch_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return what the options of `accelerate launch` say, as its file would; empty where they only start processes."""
+    content: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            break
+        name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
+        value = word.partition("=")[2] if separator else "true" if name.replace("_", "-") in SWITCHES else next(rest, "")
+        section = next((each for start, each in _SECTIONS.items() if name.startswith(start)), None)
+        if name in _KINDS:
+            content["distributed_type"] = _KINDS[name]
+        elif section is not None:
+            content.setdefault(section, {})[name] = value.lower() if value.lower() in ("true", "false") else value
+        elif name in ("mixed_precision", "num_processes", "num_machines"):
+            content[name] = value
+    return content if content.keys() - {"num_processes", "num_machines"} else {}
+
+
+def _value(leaves: Mapping[str, Setting], name: str, default: str) -> str:
+    setting = leaves.get(name)
+    return " ".join(setting.values) if setting is not None and setting.values else default

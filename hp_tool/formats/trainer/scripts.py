@@ -1,0 +1,62 @@
+"""A script that starts a Trainer: its arguments, and the files of DeepSpeed and Accelerate that it names."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hp_tool.formats.reading import Reading, Setting, settings_of, table
+from hp_tool.formats.renamed import recipe
+from hp_tool.formats.shell import Script
+from hp_tool.formats.source import Source, beside, parsed
+from hp_tool.formats.trainer import accelerate, arguments
+
+_DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of the script's Trainer."""
+    launch, script = source.launch(reading)
+    words = settings_of(launch.words, table=table("trainer"), reading=reading)
+    words = [*recipe(words, script, reading), *(each for each in words if each.name != "config")]
+    text = _deepspeed_file(words, script, reading)
+    content = None if text is None else parsed(text)
+    config = next((beside(script, name) for name in _accelerate_files(script)), None)
+    options = _accelerate_options(words, script, reading, alone=config is None)
+    if config is None and (text is not None or not options):
+        num_gpus = reading.num_gpus
+        arguments.read(content, text=text or "", words=words, reading=reading, num_gpus=num_gpus, spare=source.ignore)
+        return
+    laid = {} if config is None else parsed(config)
+    for key, value in options.items():
+        laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
+    accelerate.read(laid, text=config or "", reading=reading, words=words, spare=source.ignore)
+
+
+def _deepspeed_file(words: list[Setting], script: Script, reading: Reading) -> str | None:
+    """Return the text of DeepSpeed's file; one that is named and not at hand is noted as missing."""
+    named = next((each.values[0] for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None)
+    text = None if named is None else beside(script, named)  # the command's own come last, and win
+    if named is not None and text is None:
+        stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
+        suggestion = f", or add --set parallel.zero_stage={stage[1]}" if stage else ""
+        reading.lack("parallel.zero_stage", f"{named} is not at hand; give it with --file {named}{suggestion}")
+    return text
+
+
+def _accelerate_options(words: list[Setting], script: Script, reading: Reading, *, alone: bool) -> dict[str, Any]:
+    """Return the options of `accelerate launch`, or the Trainer's own --fsdp where nothing else shards (`alone`: no file of
+    Accelerate's does)."""
+    started = [word.text for command in script.commands for word in command.words]
+    options = accelerate.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
+    fsdp = next((" ".join(each.values).strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
+    if fsdp and alone and not options:
+        return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
+    return options
+
+
+def _accelerate_files(script: Script) -> Iterator[str]:
+    """Yield the names behind --config_file of `accelerate launch`."""
+    for command in script.commands:
+        for word, after in zip(command.words, command.words[1:], strict=False):
+            if word.text in ("--config_file", "--config-file"):
+                yield after.text
