@@ -1,1 +1,1 @@
-"""Other tools' configurations, both ways; the only room that knows foreign names. One module per tool and version."""
+"""Other tools' configurations, both ways; the only room that knows foreign names. One module or folder per tool in `tools`."""

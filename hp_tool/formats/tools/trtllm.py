@@ -75,6 +75,6 @@ register(
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="trtllm",
         writes="the command of one replica",
-        checked="not installed in the tests: options were read in the engine's documentation",
+        checked="options and values recorded from the engine's own parser",
     )
 )

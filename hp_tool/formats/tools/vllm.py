@@ -57,6 +57,6 @@ register(
         usual_of="vllm",
         reads="`vllm serve`: a query of kind inference",
         writes="the command of one replica",
-        checked="the engine's own parser, recorded; read back by `import`",
+        checked="options and values recorded from the engine's own parser; read back by `import`",
     )
 )

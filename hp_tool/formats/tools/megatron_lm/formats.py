@@ -52,7 +52,7 @@ register(
         framework="megatron-core",
         file="megatron-lm.yaml",
         says_shape=True,
-        writes="the same for `--yaml-cfg`, to lay over its `gpt_config.yaml`, which must hold every key",
+        writes="its file for `--yaml-cfg`, to lay over Megatron-LM's `gpt_config.yaml`, which must hold every key",
         checked="fields of TransformerConfig and ModelParallelConfig, by section",
     )
 )

@@ -1,0 +1,31 @@
+"""The tables of docs/formats.md, from the registered formats: `python scripts/formats_table.py` writes them into the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hp_tool.formats.registry import formats
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "formats.md"
+
+
+def tables() -> dict[str, str]:
+    """Return the formats that are read and those that are written, as tables of Markdown."""
+    read = [f"| `{each.name}` | {each.reads} |" for each in formats() if each.read is not None]
+    written = [f"| `{each.name}` | {each.writes} | {each.checked} |" for each in formats() if each.write is not None]
+    return {
+        "read": "\n".join(("| format | from |", "|---|---|", *read)),
+        "written": "\n".join(("| format | what | checked against |", "|---|---|---|", *written)),
+    }
+
+
+def with_tables(page: str) -> str:
+    """Return the page with each table behind its mark."""
+    for name, table in tables().items():
+        page = re.sub(rf"(<!-- formats {name}.*? -->\n\n)(\|.*\n)*", lambda mark, table=table: f"{mark[1]}{table}\n", page)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
