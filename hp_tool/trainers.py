@@ -330,7 +330,7 @@ def measurement(
         return ended
     step_s = statistics.median(times_s)
     shortfall = f"{steps} of {settings.steps} steps measured"
-    found = Measurement(
+    run = Measurement(
         status="ok",
         step_s=step_s,
         step_s_spread=interquartile_range(times_s),
@@ -345,7 +345,7 @@ def measurement(
         cause=None if done else f"{shortfall}: {ended.cause}" if ended.status == "timeout" else shortfall,
     )
     try:
-        return checked(found, field="log")
+        return checked(run, field="log")
     except InputError as error:
         return replace(ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}")
 

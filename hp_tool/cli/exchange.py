@@ -150,8 +150,8 @@ def import_(
         raise typer.Exit(3)
 
 
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given or ()]
+def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    pairs = [each.partition("=") for each in texts or ()]
     if bad := next((name for name, separator, _ in pairs if not separator), None):
         raise InputError(f"{option} {bad}: write NAME=VALUE", field=option)
     return {name: value for name, _, value in pairs}
@@ -161,15 +161,15 @@ def _by_own_names(beside: dict[str, str]) -> dict[str, str]:
     return {PurePosixPath(name).name: text for name, text in reversed(beside.items())} | beside
 
 
-def _files(given: list[str] | None) -> dict[str, str]:
+def _files(names: list[str] | None) -> dict[str, str]:
     """Texts by the name that the script uses: the one given, or the file's own."""
     from hp_tool.documents import read_text
 
-    found: dict[str, str] = {}
-    for each in given or ():
+    texts: dict[str, str] = {}
+    for each in names or ():
         name, separator, path = each.partition("=")
-        found[name if separator else Path(each).name] = read_text(Path(path if separator else each))
-    return found
+        texts[name if separator else Path(each).name] = read_text(Path(path if separator else each))
+    return texts
 
 
 def _print(assessment: Assessment) -> None:

@@ -258,12 +258,12 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
     layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
     usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
-    asked = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
-    if asked is not None:
-        check_layout(asked, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
-        if len(asked.chunks) != math.prod(sizes.values()):
+    wanted = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
+    if wanted is not None:
+        check_layout(wanted, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
+        if len(wanted.chunks) != math.prod(sizes.values()):
             chunks = math.prod(sizes.values())
-            raise InputError(f"{asked.text} has {len(asked.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD)
-        if usual is None or parse_layout(usual).chunks != asked.chunks:
-            return asked
+            raise InputError(f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD)
+        if usual is None or parse_layout(usual).chunks != wanted.chunks:
+            return wanted
     return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)

@@ -86,9 +86,9 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
 
     The GPUs are those of one deployment as it is started.
     """
-    found = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
-    flags = {_NAMES.get(name, name): list(each.values) for name, each in found.items() if not each.unknown}
-    for name, each in found.items():
+    by_name = sort(settings, table=table(engine), reading=reading, spare=source.ignore)
+    flags = {_NAMES.get(name, name): list(each.values) for name, each in by_name.items() if not each.unknown}
+    for name, each in by_name.items():
         argument = look_up(name, table(engine))
         if each.unknown and argument is not None and argument.fate == "read":
             field = argument.why
@@ -148,21 +148,21 @@ def _number(flags: Mapping[str, list[str]], name: str) -> int:
 
 def _redundant(words: list[str]) -> int:
     try:
-        found = json.loads(" ".join(words)).get("num_redundant_experts", 0)
+        count = json.loads(" ".join(words)).get("num_redundant_experts", 0)
     except (ValueError, AttributeError):
         raise InputError("--eplb-config wants a JSON mapping", field="--eplb-config") from None
-    return whole_number(found, "--eplb-config")
+    return whole_number(count, "--eplb-config")
 
 
 def _formats(flags: Mapping[str, list[str]]) -> dict[str, str]:
     """Precision and the cache's, where the command says them: a quantised checkpoint says by itself what it is."""
 
-    def said(name: str, values: Mapping[str, str]) -> str | None:
+    def known(name: str, values: Mapping[str, str]) -> str | None:
         word = (flags.get(name) or ["auto"])[0]
         if word != "auto" and word not in values:
             raise UnsupportedError(f"--{name} {word} is not modelled; choose {', '.join(values)}", field=f"--{name}")
         return values.get(word)
 
-    precision = said("quantization", _QUANTIZED) or said("dtype", _PRECISIONS)
-    found = {"precision": precision, "kv_cache_precision": said("kv-cache-dtype", _CACHES)}
-    return {name: word for name, word in found.items() if word is not None}
+    precision = known("quantization", _QUANTIZED) or known("dtype", _PRECISIONS)
+    number_formats = {"precision": precision, "kv_cache_precision": known("kv-cache-dtype", _CACHES)}
+    return {name: word for name, word in number_formats.items() if word is not None}

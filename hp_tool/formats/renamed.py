@@ -32,10 +32,10 @@ MAX_PRINTED = 3_000
 def names(tool: str) -> Mapping[str, str]:
     """Arguments of Megatron by the tool's own keys; those that a key switches off end in `!`."""
     text = resources.files("hp_tool.formats").joinpath(f"tables/{tool}.yaml").read_text(encoding="utf-8")
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for argument, keys in (yaml.safe_load(text).get("as") or {}).items():
-        found |= dict.fromkeys(keys.split(), argument)
-    return found
+        arguments |= dict.fromkeys(keys.split(), argument)
+    return arguments
 
 
 def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()) -> list[Setting]:
@@ -44,7 +44,7 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
     """
     own, known, megatron = table(tool), names(tool), table(TABLE)
     spared = {plain(name) for name in spare}
-    found: list[Setting] = []
+    passed: list[Setting] = []
     for setting in settings:
         if setting.name in spared:
             reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
@@ -66,10 +66,10 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
         elif not name:
             reading.refused.append(f"{setting.written} is not known to {reading.tool}")
         else:
-            found += _argument(
+            passed += _argument(
                 setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=_arity(name), reading=reading
             )
-    return found
+    return passed
 
 
 def _arity(name: str) -> str:
@@ -93,7 +93,7 @@ def _argument(setting: Setting, name: str, *, off: bool, megatron_arity: str, re
 
 def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
     """The arguments that Megatron printed into a log, and facts of other lines: world_size, padded_vocab_size."""
-    found: list[Setting] = []
+    listed: list[Setting] = []
     facts: dict[str, str] = {}
     inside = False
     for number, line in enumerate(lines, 1):
@@ -106,12 +106,12 @@ def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
             inside = False
         elif PRINTED_ARGUMENTS.search(text):
             inside = True
-        elif inside and len(found) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
-            found.append(Setting(name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number))
-        if number > 200_000 or ("iteration" in text and "elapsed time" in text and found):
+        elif inside and len(listed) < MAX_PRINTED and (entry := _PRINTED_LINE.search(text)):
+            listed.append(Setting(name=plain(entry[1]), written=entry[1], values=_values(entry[2]), line=number))
+        if number > 200_000 or ("iteration" in text and "elapsed time" in text and listed):
             break
-    world = next((each.values[0] for each in found if each.name == "world-size" and each.values), None)
-    return found, ({"world_size": world} if world else {}) | facts
+    world = next((each.values[0] for each in listed if each.name == "world-size" and each.values), None)
+    return listed, ({"world_size": world} if world else {}) | facts
 
 
 def _values(text: str) -> tuple[str, ...]:
@@ -123,19 +123,19 @@ def _values(text: str) -> tuple[str, ...]:
     return (re.sub(r"^(AttnBackend|CudaGraphScope|torch)\.", "", text),)
 
 
-def of_printed(found: list[Setting], *, reading: Reading) -> list[Setting]:
+def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     """Printed arguments as flags. Every argument is printed, so a value that is not read may be a default, and counts as
     one."""
     known, megatron = names("printed"), table(TABLE)
     passed: list[Setting] = []
-    for setting in found:
+    for setting in listed:
         name = known.get(setting.name, setting.name)
         argument = megatron.get(name.removesuffix("!"))
         off = " ".join(setting.values).strip().lower() in _OFF
-        told = argument is not None and (
+        wanted = argument is not None and (
             argument.fate == "read" or (argument.arity == "0" and not off) or setting.name in known
         )
-        if told and argument is not None and not (argument.arity != "0" and off):
+        if wanted and argument is not None and not (argument.arity != "0" and off):
             passed += _argument(
                 setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=argument.arity, reading=reading
             )

@@ -22,12 +22,12 @@ def read(source: Source, reading: Reading) -> None:
     own = [each for each in file_settings(content, text=source.text) if each.name not in _OWN]
     settings = renamed(own, tool="gpt-neox", reading=reading, spare=spare)
     keys = {str(key).replace("-", "_"): value for key, value in content.items()}
-    found = {each.name: each for each in settings}
-    if "position-embedding-type" in found and found["position-embedding-type"].values == ("rotary",):
+    by_name = {each.name: each for each in settings}
+    if "position-embedding-type" in by_name and by_name["position-embedding-type"].values == ("rotary",):
         settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
-        settings.remove(found["position-embedding-type"])
-    if found.get("glu-activation") and found["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
-        settings.remove(found.pop("glu-activation"))
+        settings.remove(by_name["position-embedding-type"])
+    if by_name.get("glu-activation") and by_name["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
+        settings.remove(by_name.pop("glu-activation"))
     if content.get("precision") in ("bfloat16", "fp16"):
         name = "bf16" if content["precision"] == "bfloat16" else "fp16"
         settings.append(Setting(name=name, written="precision", values=()))
@@ -36,20 +36,20 @@ def read(source: Source, reading: Reading) -> None:
         settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
     if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
         reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
-    settings += _gated(keys, found)
+    settings += _gated(keys, by_name)
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
     sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
-    parallel = [whole_number(found[name].values[0], name) for name in sizes if name in found]
-    if "global-batch-size" not in found and "micro-batch-size" in found and steps and num_gpus:
+    parallel = [whole_number(by_name[name].values[0], name) for name in sizes if name in by_name]
+    if "global-batch-size" not in by_name and "micro-batch-size" in by_name and steps and num_gpus:
         replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
-        micro = whole_number(found["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
+        micro = whole_number(by_name["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
         whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
         settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
     settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
     for name in ("hidden-dropout", "attention-dropout"):
-        if name not in found:  # NeoX's default; Megatron's is 0.1
+        if name not in by_name:  # NeoX's default; Megatron's is 0.1
             settings.append(Setting(name=name, written=name.replace("-", "_"), values=("0",)))
-    stage = found.get("zero-stage")
+    stage = by_name.get("zero-stage")
     if stage is None:
         settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
@@ -63,16 +63,16 @@ def read(source: Source, reading: Reading) -> None:
         )
 
 
-def _gated(keys: Mapping[str, Any], found: Mapping[str, Setting]) -> list[Setting]:
+def _gated(keys: Mapping[str, Any], by_name: Mapping[str, Setting]) -> list[Setting]:
     """A gated MLP as Megatron's flags: GPT-NeoX rounds two thirds of 4h up to multiples of mlp_multiple_of, and its older
     mlp_type llama to multiples of 256, without bias.
     """
     older = keys.get("mlp_type") == "llama"
-    if not older and "glu-activation" not in found:
+    if not older and "glu-activation" not in by_name:
         return []
     settings = [Setting(name=name, written="mlp_type", values=()) for name in ("swiglu", "disable-bias-linear") if older]
-    if "ffn-hidden-size" not in found and "hidden-size" in found:
-        hidden = whole_number(found["hidden-size"].values[0], "hidden_size")
+    if "ffn-hidden-size" not in by_name and "hidden-size" in by_name:
+        hidden = whole_number(by_name["hidden-size"].values[0], "hidden_size")
         multiple = 256 if older else max(whole_number(keys.get("mlp_multiple_of", 1), "mlp_multiple_of"), 1)
         width = -(-int(4 * hidden * 2 / 3) // multiple) * multiple
         settings.append(Setting(name="ffn-hidden-size", written="hidden_size", values=(str(width),)))

@@ -145,10 +145,10 @@ def text(setup: TrainingSetup) -> str:
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a nanotron file."""
     content, num_gpus = source.keys(reading), reading.num_gpus
-    found = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
+    settings = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
 
     def said(name: str, default: str) -> str:
-        setting = found.get(name)
+        setting = settings.get(name)
         value = " ".join(setting.values) if setting is not None else default
         return default if value in ("none", "null", "") else value
 
@@ -170,11 +170,11 @@ def read(source: Source, reading: Reading) -> None:
         name = f"model.model-config.{key.replace('_', '-')}"
         if field == "tie_word_embeddings":
             model[field] = said(name, "false") == "true"
-        elif name in found:
+        elif name in settings:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             reading.lack(f"model.{field}", f"model.model_config.{key} is not said; add --set model.{field}=...")
-    of_experts = [each for name, each in found.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
+    of_experts = [each for name, each in settings.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
     scattered = said("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"

@@ -146,10 +146,10 @@ def read(source: Source, reading: Reading) -> None:
     sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=source.ignore)
 
     def section(name: str) -> dict[str, Any]:
-        found = tables.get(name, {})
-        if not isinstance(found, dict):
+        content = tables.get(name, {})
+        if not isinstance(content, dict):
             raise InputError(f"{name} must be a table", field=name)
-        return found
+        return content
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))
@@ -218,8 +218,8 @@ def _size(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1)
 
 def _precision(model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading) -> str:
     """Converters name the precision; release 0.1 had switches of its own."""
-    given = model.get("converters", [])
-    converters = {_OLDER_CONVERTERS.get(name, name) for name in (given.split(",") if isinstance(given, str) else given)}
+    listed = model.get("converters", [])
+    converters = {_OLDER_CONVERTERS.get(name, name) for name in (listed.split(",") if isinstance(listed, str) else listed)}
     if float8.get("enable_float8_linear") is True:
         converters.add("quantize.linear.float8")
     for name in sorted(converters - {each for names in _CONVERTERS.values() for each in names}):

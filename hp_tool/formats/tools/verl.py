@@ -112,10 +112,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 
 def text(setup: TrainingSetup) -> str:
     """A script that starts the trainer with these overrides."""
-    given = overrides(setup)
+    options = overrides(setup)
     megatron = setup.workload.framework == "megatron-core"
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
-    path, *others = (shlex.quote(f"{name}={value}") for name, value in given.items())
+    path, *others = (shlex.quote(f"{name}={value}") for name, value in options.items())
     marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
     for number, (what, lines) in enumerate(_YOURS[1:], 2):
         marked += [f"# {FILL} {number}: {what}", *lines]
@@ -155,8 +155,8 @@ def _settings(source: Source, reading: Reading) -> list[Setting]:
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the actor's update."""
-    found = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
-    plain = {name.lstrip("+"): each for name, each in found.items()}
+    settings = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
+    plain = {name.lstrip("+"): each for name, each in settings.items()}
 
     def text_of(name: str, default: str) -> str:
         setting = plain.get(name.replace("_", "-"))
@@ -195,8 +195,8 @@ def read(source: Source, reading: Reading) -> None:
         parallel["expert_tensor_parallel_size"] = size(
             f"{section}.expert_tensor_parallel_size", tensor if parallel["expert_parallel_size"] > 1 else 1
         )
-        told = text_of(f"{section}.sequence_parallel", "true").lower() == "true"
-        parallel["sequence_parallel"] = told and tensor > 1
+        scattered = text_of(f"{section}.sequence_parallel", "true").lower() == "true"
+        parallel["sequence_parallel"] = scattered and tensor > 1
         parallel["zero_stage"] = int(text_of(f"{section}.use_distributed_optimizer", "true").lower() == "true")
         override = f"{section}.override_transformer_config"
         granularity = text_of(f"{override}.recompute_granularity", "none")
@@ -230,11 +230,11 @@ def read(source: Source, reading: Reading) -> None:
 
 def settings_of(words: Iterable[Any]) -> list[Setting]:
     """Hydra's overrides among a command's words."""
-    found = []
+    settings = []
     for word in words:
         name, separator, value = word.text.partition("=")
         if separator and "." in name:
-            found.append(
+            settings.append(
                 Setting(
                     name=name.lstrip("+").replace("_", "-"),
                     written=name,
@@ -243,7 +243,7 @@ def settings_of(words: Iterable[Any]) -> list[Setting]:
                     unknown=word.unknown,
                 )
             )
-    return found
+    return settings
 
 
 register(

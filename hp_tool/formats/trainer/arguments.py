@@ -143,9 +143,9 @@ def _precision(keys: Mapping[str, Setting], arguments: Mapping[str, Setting], re
     for name, key in (("bf16", "bf16.enabled"), ("bf16", "bfloat16.enabled"), ("fp16", "fp16.enabled")):
         if key in keys and keys[key].values == ("true",):
             return name
-    told = next((name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF), words.get("mixed-precision"))
-    if told in ("bf16", "fp16"):
-        return told
+    kind = next((name for name in ("bf16", "fp16") if words.get(name, "no") not in _OFF), words.get("mixed-precision"))
+    if kind in ("bf16", "fp16"):
+        return kind
     auto = [key for key in ("bf16.enabled", "fp16.enabled") if key in keys and keys[key].values == ("auto",)]
     if auto and not arguments:
         _lack(reading, "training.precision", auto=True)

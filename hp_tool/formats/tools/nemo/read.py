@@ -47,11 +47,11 @@ def read(source: Source, reading: Reading) -> None:
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
     own = [each for each in leaves if plain_of(each) not in elsewhere]
     settings = [_dtype(each) for each in renamed(own, tool="nemo", reading=reading, spare=spare)]
-    found = {each.name for each in settings}
+    names = {each.name for each in settings}
     settings += [
         Setting(name=name, written=written, values=tuple(value), line=None) for name, written, value in _precision(content)
     ]
-    if "num-query-groups" in found:
+    if "num-query-groups" in names:
         settings.append(Setting(name="group-query-attention", written="model.num_query_groups", values=()))
     activation = str((content.get("model") or {}).get("activation", ""))
     if activation in ("fast-swiglu", "swiglu"):
@@ -63,18 +63,18 @@ def read(source: Source, reading: Reading) -> None:
     if low_rank:
         _adapters([each for each in leaves if plain_of(each) == "peft"], reading=reading)
     if provider and provider not in _PLAIN:  # where the file is silent the class decides, not Megatron's default
-        said = {each.field for each in reading.read}
+        fields = {each.field for each in reading.read}
         for name in ("dropout", "cross_entropy"):
-            if f"training.{name}" not in said:
+            if f"training.{name}" not in fields:
                 reading.query["training"].pop(name, None)
 
 
 def _adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
     """Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora; what it leaves out takes that class's defaults."""
-    found = sort(leaves, table=table("bridge-lora"), reading=reading)
+    settings = sort(leaves, table=table("bridge-lora"), reading=reading)
 
     def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        return found[f"peft.{name}"].values if f"peft.{name}" in found else default
+        return settings[f"peft.{name}"].values if f"peft.{name}" in settings else default
 
     targets = words("target-modules", ())
     if any("*" in name for name in targets):
@@ -100,27 +100,27 @@ def plain_of(setting: Setting) -> str:
 
 def _precision(content: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     """What mixed_precision (a recipe's name, or its fields) and trainer.precision say."""
-    given = content.get("mixed_precision")
-    name = str(given) if isinstance(given, str) else ""
-    if isinstance(given, Mapping):
+    mixed = content.get("mixed_precision")
+    name = str(mixed) if isinstance(mixed, str) else ""
+    if isinstance(mixed, Mapping):
         fields = [
-            (key, given.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param", "fp4")
+            (key, mixed.get(key)) for key in ("bf16", "fp16", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param", "fp4")
         ]
         flags = {"fp8": "fp8-format", "fp8_param": "fp8-param-gather", "fp4": "fp4-format"}
         reduced = [("grad-reduce-in-bf16", "mixed_precision.grad_reduce_in_fp32", ())]
-        return (reduced if given.get("bf16") and given.get("grad_reduce_in_fp32") is False else []) + [
+        return (reduced if mixed.get("bf16") and mixed.get("grad_reduce_in_fp32") is False else []) + [
             (flags.get(key, key.replace("_", "-")), f"mixed_precision.{key}", () if value is True else (str(value),))
             for key, value in fields
             if value not in (None, False)
         ]
     trainer = content.get("trainer")
     name = name or str(trainer.get("precision", "") if isinstance(trainer, Mapping) else "")
-    found: list[tuple[str, str, tuple[str, ...]]] = []
+    flags_of_recipe: list[tuple[str, str, tuple[str, ...]]] = []
     if name and "32" not in name:
-        found.append(("fp16" if name.startswith(("fp16", "16")) and "bf16" not in name else "bf16", "precision", ()))
+        flags_of_recipe.append(("fp16" if name.startswith(("fp16", "16")) and "bf16" not in name else "bf16", "precision", ()))
     for kind, texts in _MIXED.items():
         if kind in name:
-            found += [(flag.partition("=")[0], "mixed_precision", (flag.partition("=")[2],)) for flag in texts]
+            flags_of_recipe += [(flag.partition("=")[0], "mixed_precision", (flag.partition("=")[2],)) for flag in texts]
     if "fp8" in name and "subchannel" not in name:
-        found.append(("fp8-param-gather", "mixed_precision", ()))
-    return found
+        flags_of_recipe.append(("fp8-param-gather", "mixed_precision", ()))
+    return flags_of_recipe
