@@ -24,58 +24,20 @@ SEEDS = 8
 ANY = object()
 """Of a word that stands for no figure of the row: the user's own, the fused kernels of a machine, a router's scoring."""
 FREE = [
-    "position_embedding_type",
-    "make_vocab_size_divisible_by",
-    "rope_type",
-    "moe_grouped_gemm",
-    "moe_permute_fusion",
-    "ckpt_format",
-    "moe_flex_dispatcher_backend",
-    "rotary_base",
-    "norm_epsilon",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "rotary_scaling_factor",
-    "moe_router_topk_scaling_factor",
-    "moe_router_load_balancing_type",
-    "moe_aux_loss_coeff",
-    "moe_router_enable_expert_bias",
-    "moe_router_bias_update_rate",
-    "use_rope_scaling",
-    "rope_scaling_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "rotary_percent",
-    "activation_func",
-    "init_method_std",
-    "moe_router_dtype",
-    "moe_shared_expert_overlap",
-    "original_max_position_embeddings",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "pipeline_model_parallel_layout",
-    "softmax_type",
-    "window_size",
-    "window_attn_skip_freq",
-    "attention_backend",
-    "cross_entropy_fusion_impl",
-    "no_check_for_nan_in_loss_and_grad",
-    "moe_pad_experts_for_cuda_graph_inference",
-    "cuda_graph_scope",
-    "glu_linear_offset",
-    "activation_func_clamp_value",
-    "use_cpu_initialization",
-    "quick_geglu",
-    "rotary_interleaved",
-    "add_qkv_bias",
-    "qk_layernorm",
-]
+    "position_embedding_type", "make_vocab_size_divisible_by", "rope_type", "moe_grouped_gemm", "moe_permute_fusion",
+    "ckpt_format", "moe_flex_dispatcher_backend", "rotary_base", "norm_epsilon", "moe_router_score_function",
+    "moe_router_pre_softmax", "rotary_scaling_factor", "moe_router_topk_scaling_factor",
+    "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate", "use_rope_scaling", "rope_scaling_factor", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "rotary_percent", "activation_func", "init_method_std", "moe_router_dtype",
+    "moe_shared_expert_overlap", "original_max_position_embeddings", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
+    "softmax_type", "window_size", "window_attn_skip_freq", "attention_backend", "cross_entropy_fusion_impl",
+    "no_check_for_nan_in_loss_and_grad", "moe_pad_experts_for_cuda_graph_inference", "cuda_graph_scope",
+    "glu_linear_offset", "activation_func_clamp_value", "use_cpu_initialization", "quick_geglu", "rotary_interleaved",
+    "add_qkv_bias", "qk_layernorm",
+]  # fmt: skip
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
 
@@ -93,7 +55,8 @@ def megatron(configuration: Configuration) -> dict[str, Any]:
     shards, context = c.data_parallel_shard_size or c.data_parallel_size, c.context_parallel_size > 1
     ring = s.context_parallel_communication if context else None
     moe = {
-        "num_experts": m.num_experts, "moe_router_topk": m.num_experts_per_tok, "moe_ffn_hidden_size": m.moe_intermediate_size or m.ffn_size,
+        "num_experts": m.num_experts, "moe_router_topk": m.num_experts_per_tok,
+        "moe_ffn_hidden_size": m.moe_intermediate_size or m.ffn_size,
         "expert_model_parallel_size": c.expert_parallel_size, "expert_tensor_parallel_size": c.expert_tensor_parallel_size,
         "moe_token_dispatcher_type": c.moe_token_dispatcher_type or ANY, "moe_expert_capacity_factor": w.expert_capacity_factor,
         "moe_router_num_groups": m.n_group or None, "moe_router_group_topk": m.topk_group or None,
@@ -235,23 +198,12 @@ def nemo(configuration: Configuration) -> dict[str, Any]:
     of = megatron(configuration)
     w = resolve_training(configuration.query).workload
     model = [
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "sequence_parallel",
-        "cp_comm_type",
-        "recompute_granularity",
-        "hierarchical_context_parallel_sizes",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "moe_token_dispatcher_type",
-        "moe_expert_capacity_factor",
-        "cuda_graph_impl",
-        "cross_entropy_loss_fusion",
-        "cpu_offloading_num_layers",
-        "recompute_method",
-        "recompute_num_layers",
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel", "cp_comm_type",
+        "recompute_granularity", "hierarchical_context_parallel_sizes", "expert_model_parallel_size",
+        "expert_tensor_parallel_size", "moe_token_dispatcher_type", "moe_expert_capacity_factor", "cuda_graph_impl",
+        "cross_entropy_loss_fusion", "cpu_offloading_num_layers", "recompute_method", "recompute_num_layers",
         "seq_length",
-    ]
+    ]  # fmt: skip
     precision = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}[w.precision]
     torch = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
     aware, modules = of["use_precision_aware_optimizer"], of["recompute_modules"]
@@ -262,17 +214,11 @@ def nemo(configuration: Configuration) -> dict[str, Any]:
         "num_distributed_optimizer_instances",
     )}  # fmt: skip
     free = [
-        "apply_rope_fusion",
-        "moe_grouped_gemm",
-        "moe_permute_fusion",
-        "moe_flex_dispatcher_backend",
-        "cuda_graph_scope",
-        "cross_entropy_fusion_impl",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        "num_layers_in_first_pipeline_stage",
+        "apply_rope_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_flex_dispatcher_backend",
+        "cuda_graph_scope", "cross_entropy_fusion_impl", "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split", "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage",
-    ]
+    ]  # fmt: skip
     return expected | {f"model.{name}": ANY for name in free} | {
         "model.context_parallel_size": configuration.parallel.context_parallel_size,
         "model.virtual_pipeline_model_parallel_size": of["num_virtual_stages_per_pipeline_rank"]
