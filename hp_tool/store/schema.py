@@ -55,10 +55,13 @@ def check_known(connection: sa.Connection) -> str | None:
     """Return the database's revision. Raises StoreError `older_edition` where it is of a newer hp-tool than this one."""
     current = revision(connection)
     if current is not None and current > HEAD:
-        raise StoreError(
-            f"the database has schema {current} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION
-        )
+        raise newer(current, where="the database")
     return current
+
+
+def newer(revision: str, *, where: str) -> StoreError:
+    """Return the error of a database whose schema this hp-tool is too old for."""
+    return StoreError(f"{where} has schema {revision} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION)
 
 
 def upgrade(url: str, *, to: str = "head") -> None:

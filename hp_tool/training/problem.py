@@ -185,6 +185,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         if isinstance(values := getattr(query.training, name), tuple):
             message = f"training.{name} has {len(values)} values, between which only `recommend` chooses; give one"
             raise InputError(message, field=f"training.{name}")
+    unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
@@ -222,6 +223,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
         lengths=lengths,
+        chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
 
 
