@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from hp_tool import anatomy
 from hp_tool.anatomy import Schedule
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import RunConfig, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
@@ -25,8 +25,10 @@ class Latency:
     """One latency of a serving configuration."""
 
     name: str
+    known_s: float | None
+    """By its runs and the calibration, as the answer says it; None before there is an answer."""
     measured_s: float | None
-    """What is known of it by its runs and the calibration, as the answer says it; None where it did not run."""
+    """By the run that counts; None where it did not run."""
     predicted_s: float | None
     """By the cost model, before calibration."""
     target_s: float | None
@@ -165,7 +167,9 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
         best,
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
         misses=trials.misses(measurement.load, query) if measurement.load else (),
-        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
+        latencies=_latencies(
+            {name: float(getattr(costs, name)[0]) for name in TARGETS}, known=None, measured=measurement.load, query=query
+        ),
     )
 
 
@@ -185,7 +189,6 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
-    """The calibrated estimate of a measured row holds the measured values."""
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     arithmetic, details = trials.words(row.parallel)
     return Best(
@@ -197,21 +200,29 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         not_better=words.not_better(answer) if answer else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
-        step_s=known.request_latency_s,
+        step_s=measurement.load.request_latency_s if measurement and measurement.load else known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
         predicted_step_s=predicted.request_latency_s,
         calibrated_step_s=known.request_latency_s,
         predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
-        latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
+        latencies=_latencies(
+            {name: getattr(predicted, name) for name in TARGETS},
+            known=known,
+            measured=measurement.load if measurement else None,
+            query=query,
+        ),
     )
 
 
-def _latencies(predicted_s: dict[str, float | None], measured: object | None, query: JsonObject) -> tuple[Latency, ...]:
+def _latencies(
+    predicted_s: dict[str, float | None], *, known: InferenceEstimate | None, measured: Latencies | None, query: JsonObject
+) -> tuple[Latency, ...]:
     targets = trials.targets_of(query)
     return tuple(
         Latency(
             name=trials.LATENCIES[name],
+            known_s=getattr(known, name) if known else None,
             measured_s=getattr(measured, name) if measured else None,
             predicted_s=predicted_s[name],
             target_s=targets.get(name),
