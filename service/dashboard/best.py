@@ -1,9 +1,11 @@
 """The best configuration of a search, as its page and its report state it."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hp_tool import anatomy
 from hp_tool.anatomy import Schedule
+from hp_tool.configuration import Configuration
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
 from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -18,6 +20,7 @@ from hp_tool.search.serving import TARGETS
 from hp_tool.training.evaluate import resolve_configuration
 from service.api.searches import recommended
 from service.dashboard import formats, trials
+from service.dashboard.page import stored_configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,8 @@ class Best:
     """Measurement and calibration contradict each other."""
     not_better: str | None = None
     """That nothing is clearly faster than what it is compared with, in words."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values of the query that were chosen beside `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +105,15 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     if isinstance(row, ServingRecommendation):
         return _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
     if row is not None:
-        return _trained(row, answer and schema.parse(Answer, answer))
-    return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
+        return _with_details(_trained(row, answer and schema.parse(Answer, answer)), record)
+    best = _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
+    return best and _with_details(best, record)
+
+
+def _with_details(best: Best, record: SearchRecord) -> Best:
+    """With what the search's query says of all layouts, and what was chosen beside them."""
+    configuration = None if trials.serves(record.query) else stored_configuration(record.query, best)
+    return best if configuration is None else replace(best, details=formats.configuration_details(configuration))
 
 
 def _trained(row: Recommendation, answer: Answer | None) -> Best:
@@ -110,6 +122,7 @@ def _trained(row: Recommendation, answer: Answer | None) -> Best:
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,
+        set=row.set,
         arithmetic=arithmetic,
         details=details,
         step_s_interval=known.intervals.step_s if known.intervals else None,
@@ -145,6 +158,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     arithmetic, details = trials.words(run.parallel)
     best = Best(
         parallel=run.parallel,
+        set=run.set,
         arithmetic=arithmetic,
         details=details,
         measured=True,
@@ -193,6 +207,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,
+        set=row.set,
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
@@ -259,12 +274,13 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
 
 
-def executed(query: JsonObject, parallel: RunConfig) -> tuple[Schedule | None, float | None]:
+def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
     """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
+    parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
         return None, None
     try:
-        one = resolve_configuration(schema.parse_query(query | {"parallel": schema.to_dict(parallel)}))
+        one = resolve_configuration(configuration.query)
         time = one.estimate(with_fixes=False).time
     except HpToolError:  # a query of another version: only stored values are shown
         return None, None

@@ -1,0 +1,28 @@
+"""Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import SearchRecord
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.queries import schema
+from service.api.searches import known_rows
+
+ALONE = "the cost model alone"
+
+
+def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
+    """Return what a search knows of a query's configuration; None unless this is one that its result states in full."""
+    asked, this = schema.parse_query(record.query), Configuration(query=query, parallel=query.parallel).mapping()
+    for row in known_rows(record):
+        if Configuration.of(row, query=asked).mapping() == this:
+            return row.calibrated_estimate
+    return None
+
+
+def newest(calibrated: Estimate | None) -> str:
+    """Return the words for an estimate's evidence where no search is named; `calibrated`: None without a calibration."""
+    learnt = None if calibrated is None else calibrated.provenance.get("calibration")
+    if not isinstance(learnt, dict):
+        return ALONE
+    return f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, the newest"
