@@ -44,7 +44,7 @@ class Configuration:
         """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of a run of its search."""
         values: dict[str, Any] = dict(getattr(row, "set", {}))
         for path, value in values.items():
-            query = _with(query, path, value)
+            query = with_value(query, path, value)
         return _whole(row.parallel, query=query, values=values)
 
     @staticmethod
@@ -90,8 +90,8 @@ def _whole(config: RunConfig, *, query: Query, values: dict[str, Any]) -> Config
     return Configuration(query=replace(query, parallel=config_query(config)), parallel=config, set=values)
 
 
-def _with(query: Query, path: str, value: Any) -> Query:
-    """The query with the value at a path of two names."""
+def with_value(query: Query, path: str, value: Any) -> Query:
+    """Return the query with the value at a path of two names."""
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
     name, _, key = path.partition(".")

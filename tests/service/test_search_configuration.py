@@ -66,7 +66,7 @@ def test_the_page_behind_a_run_shows_what_its_own_search_knows(http: TestClient,
     figure = next(metric for metric in elsewhere["view"]["metrics"] if metric["name"] == "Step time")
     assert figure["value"] > 2.0 * known[schema.to_json(rows[0]["parallel"])]["time"]["step_s"], "by the newest calibration"
     assert elsewhere["view"]["evidence_href"].startswith("/calibration") and "calibration" in elsewhere["view"]["evidence"]
-    assert http.get("/configurations.json", params={"query": "{}", "search": "0" * 16}).status_code == 404
+    assert http.get("/configurations.json", params={"query": "{}", "search": "0" * 16}).status_code == 422
 
 
 def test_what_the_query_says_of_all_layouts_is_said_of_each(http: TestClient, store: Store, query: dict[str, Any]) -> None:
