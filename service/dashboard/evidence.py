@@ -1,6 +1,8 @@
 """Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
 
-from hp_tool.configuration import Configuration
+from typing import Any
+
+from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
@@ -13,11 +15,16 @@ ALONE = "the cost model alone"
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
     """Return what a search knows of a query's configuration; None unless this is one that its result states in full."""
-    asked, this = schema.parse_query(record.query), Configuration(query=query, parallel=query.parallel).mapping()
+    asked, this = schema.parse_query(record.query), _alone(query)
     for row in known_rows(record):
-        if Configuration.of(row, query=asked).mapping() == this:
+        if _alone(Configuration.of(row, query=asked).query) == this:
             return row.calibrated_estimate
     return None
+
+
+def _alone(query: Query) -> dict[str, Any]:
+    """All of a query that describes its configuration."""
+    return {name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART}
 
 
 def newest(calibrated: Estimate | None) -> str:

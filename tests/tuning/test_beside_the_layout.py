@@ -19,6 +19,7 @@ from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.training import estimate, recommend
 from hp_tool.tuning import TuneResult, tune
+from hp_tool.tuning.plan import bill
 from tests.tuning.cpu_engine import CpuEngine
 
 GPU = "h100-sxm-80gb"
@@ -104,6 +105,7 @@ def test_where_nothing_fits_without_offload_a_search_runs_with_it(store: Store) 
     assert {str(row.set) for row in result.recommendations} == {str(ranked.set)}
     assert engine.commands and all("--optimizer-cpu-offload" in command for command in engine.commands)
     assert all(request.training.offload == "optimizer" for request in engine.requests.values())
+    assert result.answer.set == bill(schema.parse_query(query)).plan.set == ranked.set
     text = write(Configuration.of(result.recommendations[0], query=schema.parse_query(query)), "megatron-lm")
     assert "--optimizer-cpu-offload" in text
 
