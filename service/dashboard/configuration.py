@@ -28,7 +28,7 @@ from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.evidence import known_to, newest
+from service.dashboard.evidence import SearchId, known_to, newest, of_search
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
@@ -51,8 +51,6 @@ MAX_STAGES = 16
 TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little headroom": "warn", "unlikely to fit": "bad"}
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
-SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
-
 router = APIRouter(tags=["dashboard"])
 
 
@@ -142,10 +140,9 @@ def configuration_context(
         asked = read_query(query.encode(), find=find)
         known = None if record is None else known_to(record, query=asked)
         page = configuration_page(asked, json_href=json_href, calibrations=calibrations, known=known)
-        if known is None or record is None or page.view is None:
-            return page
-        evidence = f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
-        return replace(page, view=replace(page.view, evidence=evidence, evidence_href=f"/searches/{record.id}"))
+        if known is not None and record is not None and page.view is not None:
+            page = replace(page, view=replace(page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"))
+        return page
     except HpToolError as error:
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
 
@@ -232,9 +229,8 @@ def _view(
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     this = Configuration(query=query, parallel=estimate.parallel)
-    mapping = schema.query_mapping(query)
+    mapping, known = schema.query_mapping(query), calibrated or estimate
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
-    known = calibrated or estimate
     return ConfigurationView.of(
         estimate,
         kind=query.kind,

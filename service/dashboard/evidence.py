@@ -1,6 +1,8 @@
 """Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Query as QueryParameter
 
 from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.query import Query
@@ -11,6 +13,7 @@ from hp_tool.queries import schema
 from service.api.searches import known_rows
 
 ALONE = "the cost model alone"
+SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
 
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
@@ -33,3 +36,8 @@ def newest(calibrated: Estimate | None) -> str:
     if not isinstance(learnt, dict):
         return ALONE
     return f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, the newest"
+
+
+def of_search(record: SearchRecord) -> str:
+    """Return the words for a search's evidence."""
+    return f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
