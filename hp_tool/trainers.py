@@ -31,7 +31,7 @@ from hp_tool.domain.ports import Launcher, Queueing
 from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.formats import megatron_bridge, megatron_lm, verl
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.setup import TrainingSetup
@@ -174,6 +174,18 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
 def tells(trainer: TrainerCommand, axis: str) -> bool:
     """Whether the command names the axis, or an export, which has the whole configuration or is an error."""
     return any(name == axis or name.startswith(("flags:", "file:")) for name in placeholders(trainer.command))
+
+
+def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig) -> bool:
+    """Return whether the command has an export that says all of the configuration, and every one that it has does."""
+    exports = [name.split(":") for name in placeholders(trainer.command) if ":" in name]
+    setup = exchange.training_setup(problem, parallel)
+    try:
+        for kind, name in exports:
+            (FLAGS if kind == "flags" else exchange.TRAINING)[name](setup)
+    except HpToolError:
+        return False
+    return bool(exports)
 
 
 def program_name(trainer: TrainerCommand) -> str:
