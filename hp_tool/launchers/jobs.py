@@ -256,7 +256,7 @@ def kept_steps(log: str) -> Measurement | None:
         return None
     about = next((line.removeprefix(RUN) for line in reversed(log.splitlines()) if line.startswith(RUN)), "")
     try:
-        known = _adapter(Measurement).validate_json(about, strict=True)
+        known: Measurement = _adapter(Measurement).validate_json(about, strict=True)
     except ValidationError:
         known = Measurement(status="ok")
     kept = replace(
@@ -279,7 +279,7 @@ def _read_measurement(path: Path) -> Measurement | None:
     except OSError:
         return None
     try:
-        result = _adapter(JobResult).validate_json(text, strict=True)
+        result: JobResult = _adapter(JobResult).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid" and "recursion" not in first["msg"]:
