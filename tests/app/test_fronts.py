@@ -35,7 +35,7 @@ def best_by_count() -> dict[int, float]:
         per_node = min(count, 8)
         asked = query(cluster={"gpu": "h100-sxm-80gb", "num_gpus": count, "gpus_per_node": per_node})
         asked = replace(asked, rank_by="mean", training=replace(asked.training, offload="none"))
-        best = training.recommend(query=asked, top=5).recommendations
+        best = training.recommend(query=asked, top=20).recommendations
         if best:
             found[count] = min(row.estimate.time.step_s for row in best)
     return found
