@@ -89,8 +89,8 @@ def open_quantiles(
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
     if np.any(load > full):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
-        held = np.minimum(load, full)
-        e = np.minimum(e, elasticity(held, at(held)))
+        full_load = np.minimum(load, full)
+        e = np.minimum(e, elasticity(full_load, at(full_load)))
     each = load / candidates.schedulers
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
@@ -198,7 +198,7 @@ def ttft_quantile(costs: ServingCosts, *, share: float, wave_share: float) -> Fl
 
 
 def tpot_quantile(costs: ServingCosts, *, share: float, wave_share: float, output_length: int) -> FloatArray:
-    """The same for the time per output token: slowest are the requests that started first."""
+    """Seconds per output token that `share` of the requests do not exceed, shape (n,): slowest are those that started first."""
     if output_length < 2:
         return np.zeros(len(costs.tpot_s))
     return costs.tpot_s + (1.0 - _place(1.0 - share, wave_share)) * costs.wave_s / (output_length - 1.0)
