@@ -71,7 +71,7 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 
 def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
-    """The same with every mutant."""
+    """Return the count of killed mutants and every mutant with its verdict, for --json."""
     mutants = [
         {**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by, "reached": verdict.reached}
         for verdict in verdicts

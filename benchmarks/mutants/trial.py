@@ -108,10 +108,10 @@ class Copy:
             return tests[0]
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
-        found = FAILED.search(output) or HUNG.search(output)
-        if found is None:
+        failure = FAILED.search(output) or HUNG.search(output)
+        if failure is None:
             raise RuntimeError(f"pytest ended with {code} and named no test:\n{output[-2000:]}")
-        return found[1]
+        return failure[1]
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a run in the copy, without reference data and settings."""
