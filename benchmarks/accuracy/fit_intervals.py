@@ -58,7 +58,7 @@ def scatter(*kinds: Known) -> float:
 
 
 def together(*deviations: float) -> float:
-    """Of few kinds, each of which tells the same once: the root of the mean variance."""
+    """Return the root of the mean variance of few kinds, each of which counts once."""
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
