@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, axis_values, said_of_all
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.errors import InputError
@@ -44,8 +44,8 @@ class Configuration:
         """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of a run of its search."""
         values: dict[str, Any] = dict(getattr(row, "set", {}))
         for path, value in values.items():
-            query = _with(query, path, value)
-        return Configuration(query=replace(query, parallel=config_query(row.parallel)), parallel=row.parallel, set=values)
+            query = with_value(query, path, value)
+        return _whole(row.parallel, query=query, values=values)
 
     @staticmethod
     def read(result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]) -> Configuration:
@@ -69,7 +69,7 @@ class Configuration:
         if NUM_GPUS in values:
             typed = typed.with_num_gpus(schema.parse(ClusterQuery, {"num_gpus": values[NUM_GPUS]}).num_gpus)
         config = schema.parse(ServingConfig if typed.kind == "inference" else ParallelConfig, row.get("parallel") or {})
-        return Configuration(query=replace(typed, parallel=config_query(config)), parallel=config, set=values)
+        return _whole(config, query=typed, values=values)
 
     def mapping(self) -> dict[str, Any]:
         """Return the query as JSON-ready values: valid input for every door."""
@@ -80,8 +80,18 @@ class Configuration:
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
 
-def _with(query: Query, path: str, value: Any) -> Query:
-    """The query with the value at a path of two names."""
+def _whole(config: RunConfig, *, query: Query, values: dict[str, Any]) -> Configuration:
+    """The configuration with what the query says of all its layouts, which runs and rows of a search leave to it."""
+    if isinstance(config, ParallelConfig):
+        said = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
+        dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
+        said["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
+        config = replace(config, **{name: value for name, value in said.items() if getattr(config, name) is None})
+    return Configuration(query=replace(query, parallel=config_query(config)), parallel=config, set=values)
+
+
+def with_value(query: Query, path: str, value: Any) -> Query:
+    """Return the query with the value at a path of two names."""
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
     name, _, key = path.partition(".")

@@ -31,7 +31,7 @@ from hp_tool.domain.ports import Launcher, Queueing
 from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.errors import InputError
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.registry import Format, formats
 from hp_tool.formats.setup import TrainingSetup
@@ -160,6 +160,20 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
 def tells(trainer: TrainerCommand, axis: str) -> bool:
     """Whether the command names the axis, or an export, which has the whole configuration or is an error."""
     return any(name == axis or name.startswith(("flags:", "file:")) for name in placeholders(trainer.command))
+
+
+def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig) -> bool:
+    """Return whether the command has an export that says all of the configuration, and every one that it has does."""
+    exports = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
+    setup = exchange.training_setup(problem, parallel)
+    try:
+        for name, each in exports.items():
+            write = each.flags if name.startswith("flags:") else each.write
+            assert write is not None  # `special` names no other
+            write(setup)
+    except HpToolError:
+        return False
+    return bool(exports)
 
 
 def program_name(trainer: TrainerCommand) -> str:

@@ -34,7 +34,8 @@ COORDINATED = ("tests/launchers/", "tests/service/")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, all tests that start real jobs to measure them go to one process: two at once would share the processor and
     measure each other. So do those about launchers and services, which have fixed ports and measure nothing. Other files go
-    wherever there is room; those that ask the program which counts Megatron's bytes share it.
+    wherever there is room; those that ask the program which counts Megatron's bytes share it. They go in the order of
+    collection: the most tests first, which is xdist's own, would leave one process with the few long ones at the end.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -47,7 +48,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return file
             return "coordinated jobs" if file.startswith(COORDINATED) else "measured jobs"
 
+    config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with tests that take long go first, real jobs before all."""
+    first = {
+        item.path: 0 if starts_real_jobs(item.path) else 1
+        for item in items
+        if starts_real_jobs(item.path) or item.get_closest_marker("slow")
+    }
+    items.sort(key=lambda item: first.get(item.path, 2))
 
 
 @functools.cache

@@ -28,7 +28,6 @@ from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
-from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
@@ -281,13 +280,11 @@ def main() -> None:
         "from v3.1 on, on H100; dense models and "
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
-    reserved = scatter_above(folder)
     old = dataclasses.replace(
         old,
         host_launch_s=today.framework.host_launch_s,
         **{name: getattr(today.framework, name) for name in EXPERT_PRIORS},
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
-        reserved_log_sd=reserved,
     )
     added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
@@ -295,7 +292,6 @@ def main() -> None:
         # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
         fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
         fitted_on=f"{rows}; {command}",
-        reserved_log_sd=reserved,
     )
     write("a100", old)
     write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))

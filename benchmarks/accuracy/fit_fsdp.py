@@ -21,7 +21,6 @@ from scipy.optimize import least_squares
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.accuracy.fit_frameworks import FIXED, Floats, write
-from benchmarks.accuracy.fsdp_memory import scatter_above
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
 from hp_tool.catalog import gpu
@@ -142,7 +141,6 @@ def main() -> None:
         own = "" if name == die else "; as on H100: nobody measured other dies"
         found = dataclasses.replace(
             fitted.by_die[die],
-            reserved_log_sd=scatter_above(folder),
             fitted_on=f"{rows}; see START there for what those rows do not tell{own}",
         )
         write(name, found, command="benchmarks.accuracy.fit_fsdp")

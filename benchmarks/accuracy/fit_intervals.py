@@ -31,6 +31,8 @@ from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 
 PAIRS = {"megatron-core": "Megatron Core", "torch-fsdp": "MPT under FSDP", "internevo": "InternEvo"}
 """Frameworks with published runs of one model on the same devices."""
+RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reserved")
+"""One allocator, PyTorch's, under Megatron Core and under FSDP."""
 COMMAND = "python -m benchmarks.accuracy.fit_intervals"
 
 
@@ -56,7 +58,7 @@ def scatter(*kinds: Known) -> float:
 
 
 def together(*deviations: float) -> float:
-    """Of few kinds, each of which tells the same once: the root of the mean variance."""
+    """Return the root of the mean variance of few kinds, each of which counts once."""
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
@@ -93,23 +95,28 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     )  # fmt: skip
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
     ahead = [*groups["The next round: MLPerf's pre-training"], *groups["The next release: dense recipes"]]
-    memory = documents.read(OUTPUT / "megatron-core" / "default.yaml")["memory_log_sd"] ** 2
+    peaks = groups["MLPerf, peak of allocated memory"]
+    of_adapters = [row for row in peaks if row.model.endswith(" lora")]
+    allocated = scatter((groups["Models cut to fit 8 B200, allocated"], 0.0), ([r for r in peaks if r not in of_adapters], 0.0))
+    held = scatter(*((above_allocated(groups[title]), 0.0) for title in RESERVED))
+    of_memory = {"memory_log_sd": allocated, "reserved_log_sd": held}
     pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
     pairs["nanotron"] = regular_scatter(log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part)))
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     of_experts["expert_pair_log_sd"] = scatter((groups["Two runs of a cell: mixtures of experts"], 0.0))
     profiles: dict[str, dict[str, float]] = {
-        "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts},
-        "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts},
-        "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts},
-        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp)},
-        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp)},
-        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp)},
+        "megatron-core/default": {"time_log_sd": math.sqrt(own), **of_experts, **of_memory},
+        "megatron-core/a100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
+        "megatron-core/v100": {"time_log_sd": math.sqrt(early), **of_experts, **of_memory},
+        "torch-fsdp/default": {"time_log_sd": math.sqrt(fsdp), **of_memory},
+        "torch-fsdp/a100": {"time_log_sd": math.sqrt(fsdp), **of_memory},
+        "torch-fsdp/h100": {"time_log_sd": math.sqrt(fsdp), **of_memory},
         "internevo/default": {"time_log_sd": math.sqrt(internevo)},
         "nanotron/default": {},
     }
     for name, widths in profiles.items():
         widths["pair_log_sd"] = pairs[name.partition("/")[0]]
+    profiles["megatron-core/cpu"] = of_memory  # the same code counts it
     doubts = {
         "card_log_sd": (math.sqrt(card), "dense recipes on GB200, LoRA of MLPerf on H200, GB200 and AMD, each card left out"),
         "silicon_log_sd": (
@@ -123,13 +130,22 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
             "two settings of MLPerf's LoRA on the same devices",
         ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
-        "feature_log_sd": (math.sqrt(lora), "as adapters, whose runs no constant saw"),
+        "feature_log_sd": (
+            together(math.sqrt(lora), math.sqrt(experts)),
+            "as adapters and mixtures of experts by constants that saw neither them nor their model",
+        ),
         "memory_feature_log_sd": (
-            scatter((groups["MLPerf, peak of allocated memory"], memory)),
-            "LoRA and pre-training of MLPerf",
+            scatter((of_adapters, allocated**2)),
+            "LoRA of MLPerf, peak of allocated memory",
         ),
     }
     return profiles, doubts
+
+
+def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
+    """Rows of reserved memory beside what is predicted to be allocated, from which intervals of both start."""
+    typical = 1.0 + documents.read(OUTPUT / "megatron-core" / "default.yaml")["fragmentation_fraction"]
+    return [dataclasses.replace(row, predicted=row.predicted / typical) for row in rows]
 
 
 def untimed(runs: Iterable[Prepared]) -> list[Comparison]:

@@ -49,6 +49,9 @@ class Case:
     step_s: float = math.nan
     """Not a number where memory alone was published."""
     allocated_bytes: float | None = None
+    """Peak of what is in use within the allocator."""
+    reserved_bytes: float | None = None
+    """Peak of what the allocator holds."""
     used_bytes: float | None = None
     """What the allocator holds, or the whole device."""
     source: str = ""
@@ -204,7 +207,8 @@ def b200_cases(folder: Path) -> list[Case]:
                 name=f"{MODELS_B200[row['model']]} cut",
                 what=f"TP {row['tp']}, PP {row['pp']}, EP {row['ep']}, DP {dp}, {batches} micro-batches",
                 query=query, step_s=float(row["real_ms"]) * 1e-3,
-                allocated_bytes=float(row["real_alloc_gib"]) * GIB, source="Cut to fit 8 B200", date="2025-09",
+                allocated_bytes=float(row["real_alloc_gib"]) * GIB,
+                reserved_bytes=float(row["real_reserved_gib"]) * GIB, source="Cut to fit 8 B200", date="2025-09",
             )
         )  # fmt: skip
     return cases

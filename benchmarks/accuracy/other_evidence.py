@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.accuracy import grid, headlines, inference
@@ -12,7 +12,7 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import read
 from benchmarks.accuracy.fit_fsdp import across_gpus, leave_one_model_out, mpt_runs
 from benchmarks.accuracy.fit_internevo import LEFT_OUT, leave_one_out, memory_left_out
-from benchmarks.accuracy.fsdp_memory import reserved
+from benchmarks.accuracy.fsdp_memory import reserved_cases
 from benchmarks.accuracy.fsdp_runs import titan_cases
 from benchmarks.accuracy.grid_rows import FILE as GRID
 from benchmarks.accuracy.grid_rows import groups as grid_groups
@@ -82,22 +82,27 @@ def nanotron(folder: Path) -> list[Group]:
 def memory(folder: Path) -> list[Group]:
     """Allocated bytes by formulas alone, and what the allocator holds. The number of micro-batches changes no memory."""
     cut = [case for case in b200_cases(folder) if case.allocated_bytes]
-    cut_rows = [
-        dataclasses.replace(row, setting=case.layout)
-        for case, row in zip(cut, compare_all(cut, Prepared.allocated), strict=True)
-    ]
+
+    def of_cut(by: Callable[[Prepared], Comparison]) -> list[Comparison]:
+        rows = compare_all(cut, by)
+        return [dataclasses.replace(row, setting=case.layout) for case, row in zip(cut, rows, strict=True)]
+
     audited = [case for case in mlperf_cases(folder) if case.allocated_bytes]
-    held = [on(row, "h100-sxm-96gb") for row in reserved(folder)]
+    titan = [
+        on(dataclasses.replace(row, setting=""), "h100-sxm-96gb")
+        for row in compare_all(reserved_cases(folder), Prepared.reserved)
+    ]
+    typical = f"{FORMULAS}, and a typical 3 % of the allocator's"
     return [
-        Group(title="Models cut to fit 8 B200, allocated", left_out="all", saw=FORMULAS, rows=cut_rows, unit="GiB"),
+        Group(title="Models cut to fit 8 B200, allocated", left_out="all", saw=FORMULAS, unit="GiB",
+              rows=of_cut(Prepared.allocated)),
         Group(
             title="MLPerf, peak of allocated memory", left_out="all", saw=FORMULAS, unit="GiB",
             rows=compare_all(audited, Prepared.allocated),
         ),
-        Group(
-            title="Llama under torchtitan, reserved", left_out="all", unit="GiB", rows=held,
-            saw="formulas, and a typical 1 GiB and 3 % for the driver and the allocator",
-        ),
+        Group(title="Models cut to fit 8 B200, reserved", left_out="all", saw=typical, unit="GiB",
+              rows=of_cut(Prepared.reserved)),
+        Group(title="Llama under torchtitan, reserved", left_out="all", saw=typical, unit="GiB", rows=titan),
     ]  # fmt: skip
 
 

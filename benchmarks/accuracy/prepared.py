@@ -166,6 +166,15 @@ class Prepared:
             published=self.case.allocated_bytes / GIB, predicted=memory.allocated_bytes / GIB, low=low, high=high
         )
 
+    def reserved(self) -> Comparison:
+        """GiB that the allocator of the fullest rank holds, within the interval that an answer states of them."""
+        memory, intervals = self.stated.memory, self.stated.intervals
+        assert memory is not None and intervals is not None and intervals.memory_reserved_bytes is not None
+        assert self.case.reserved_bytes is not None
+        typical = memory.reserved_bytes / memory.allocated_bytes
+        low, high = (bound / memory.total_bytes / typical for bound in intervals.memory_reserved_bytes)
+        return self._beside(published=self.case.reserved_bytes / GIB, predicted=memory.reserved_bytes / GIB, low=low, high=high)
+
     def _compared(self, *, published: float, predicted: float) -> Comparison:
         time, intervals = self.stated.time, self.stated.intervals
         if time is None or intervals is None:

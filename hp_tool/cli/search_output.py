@@ -179,6 +179,8 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         if best.measurement is not None:
             source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
         console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
+        for path, value in best.set.items():
+            console.print(f"chosen beside the layout, for all runs: {path} {value}", highlight=False)
     for sentence in sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
     print_nearest(console, result.nearest_misses)
@@ -193,6 +195,7 @@ def plan_lines(plan: SearchPlan) -> list[str]:
         lines.append(f"{'confirmation':12}  {_planned(plan.confirmation)}")
     known = plan.cost is not None and plan.most_cost is not None
     whole, most = (f", ${plan.cost:,.0f}", f", ${plan.most_cost:,.0f}") if known else ("", "")
+    lines += [f"{'all runs':12}  {path} {value}" for path, value in plan.set.items()]
     return [
         *lines,
         f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices"

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from hp_tool.domain.measurement import Measurement, MeasurementStatus
-from hp_tool.domain.records import JsonObject, Paging
+from hp_tool.domain.records import SET, JsonObject, Paging
 from hp_tool.domain.serving import RunConfig
 
 MeasurementSource = Literal["profile", "reported", "file"]
@@ -75,6 +75,11 @@ class MeasurementRecord(NewMeasurement):
     search_id: str | None = None
     run_id: str | None = None
     created_at: datetime
+
+    @property
+    def set(self) -> dict[str, Any]:
+        """Values of the query that its search chose beside `parallel`, by path."""
+        return dict(self.predicted.get(SET, {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

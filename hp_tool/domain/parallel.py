@@ -1,7 +1,7 @@
 """How the work is divided: one configuration, or the axes a search may vary."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Interval
 
@@ -160,6 +160,18 @@ class ParallelQuery(Strict):
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""
+
+
+def said_of_all(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
+    """Return what a query says of all its candidates, by field, as far as it means something for one of this size: levels of
+    context parallelism only where they make up its size."""
+    values = {name: getattr(query, name) for name in OF_THE_QUERY}
+    sizes = query.hierarchical_context_parallel_sizes
+    if sizes is not None and sizes[0] * sizes[1] != context_parallel_size:
+        values["hierarchical_context_parallel_sizes"] = None
+    if context_parallel_size == 1:
+        values["dynamic_context_parallel"] = None
+    return values
 
 
 Value = TypeVar("Value")

@@ -13,12 +13,15 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.targets import Targets
 from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.errors import InputError
 
 Kind = Literal["training", "inference"]
 Repetitions = Annotated[int, Interval(ge=1, le=100_000)]
 Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 RankBy = Literal["expected", "mean"]
+MOST_DEVICES = 1_024
+"""Maximum for objective min_gpus where a query names a GPU and no number of devices."""
 
 
 class OwnFile(str):
@@ -147,3 +150,27 @@ class Query(Strict):
         """The same query on so many devices of its kind of cluster."""
         cluster = ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
         return replace(self, cluster=replace(cluster, num_gpus=num_gpus))
+
+    def check_num_gpus(self) -> None:
+        """Raise InputError where one configuration's devices are left for objective min_gpus to find."""
+        if self.leaves_num_gpus_open():
+            raise InputError(
+                "an estimate is of one configuration, whose number of devices num_gpus must say; "
+                "`recommend` finds the fewest for objective min_gpus",
+                field="cluster.num_gpus",
+                code="missing_field",
+            )
+
+    def leaves_num_gpus_open(self) -> bool:
+        """Return whether objective min_gpus has to find how many of a named GPU there are, with no maximum in the query."""
+        cluster = self.cluster
+        if self.objective != "min_gpus" or isinstance(cluster, str) or cluster.gpu is None:
+            return False
+        return cluster.num_gpus is None and cluster.node_type is None and cluster.stages is None
+
+    def with_most_devices(self) -> Query:
+        """Return the query with MOST_DEVICES, in whole nodes, as the maximum of a number of devices that it leaves open."""
+        if isinstance(self.cluster, str) or not self.leaves_num_gpus_open():
+            return self
+        node = self.cluster.gpus_per_node or 1
+        return self.with_num_gpus(max(MOST_DEVICES - MOST_DEVICES % node, node))

@@ -21,6 +21,8 @@ ANY_KEY = None
 """In a limit: it holds for all searches together."""
 REUSED = "reused_measurement_id"
 """In a run's prediction: the earlier measurement that stands for it; nothing was run."""
+SET = "set"
+"""In a run's prediction: values of the search's query that the search chose beside `parallel`, by path."""
 
 
 class SearchState(StrEnum):
@@ -187,6 +189,11 @@ class RunRecord:
     created_at: datetime
     submitted_at: datetime | None = None
     finished_at: datetime | None = None
+
+    @property
+    def set(self) -> dict[str, Any]:
+        """Values of the search's query that it chose beside `parallel`, by path; they were predicted, and run."""
+        return dict(self.predicted.get(SET, {}))
 
     @property
     def status(self) -> MeasurementStatus | None:

@@ -217,6 +217,7 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
         longest=_longest(problem),
         parallel=config,
         memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
+        leaves_headroom=1.0 - query.constraints.memory_headroom_fraction < problem.engine.memory_fraction,
     )
 
 

@@ -72,6 +72,8 @@ class ServingSetup:
     parallel: ServingConfig
     memory_fraction: float
     """Share of device memory that the engine may take."""
+    leaves_headroom: bool = False
+    """Whether the query keeps more of the memory free than the engine does by itself."""
 
 
 Values = Mapping[str, bool | int | float | str | list[str] | None]

@@ -21,8 +21,6 @@ from hp_tool.domain.workload import CHOICES, DisaggregationSpec
 from hp_tool.errors import InputError
 from hp_tool.queries.short_names import meant
 
-MOST_DEVICES = 1_024
-"""Maximum for objective min_gpus where a query names a GPU and no number of devices."""
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
 MAX_COMPLAINTS = 1_000
@@ -54,18 +52,7 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
     """A validated query from a mapping, or from JSON or YAML text. Raises InputError."""
     query: Query = parse(Query, data)
     _check(query)
-    return _with_most_devices(query)
-
-
-def _with_most_devices(query: Query) -> Query:
-    """Return the query with a maximum for min_gpus where it names a GPU and neither a number of them nor a node type."""
-    cluster = query.cluster
-    if query.objective != "min_gpus" or isinstance(cluster, str) or cluster.gpu is None:
-        return query
-    if cluster.num_gpus is not None or cluster.node_type is not None or cluster.stages is not None:
-        return query
-    node = cluster.gpus_per_node or 1
-    return replace(query, cluster=replace(cluster, num_gpus=max(MOST_DEVICES - MOST_DEVICES % node, node)))
+    return query
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:

@@ -1,9 +1,10 @@
 """One search's question, resolved: its candidates with their costs, and how a run of one of them is asked for."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Strategy
 from hp_tool.domain.query import SearchSettings
-from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.records import SET, JsonObject, RunRecord
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.steps import MORE_WARMUP
@@ -51,6 +52,8 @@ class Question(ABC):
     table: CandidateTable
     cluster_key: str
     problem_digest: str
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Values put into the query beside `parallel`, by path; all runs have them."""
     assumed_startup_s: float = UNKNOWN_STARTUP_S
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
 
@@ -92,6 +95,7 @@ class Question(ABC):
             "chosen_by": proposal.reason,
             "expected_gain_fraction": proposal.expected_gain if np.isfinite(proposal.expected_gain) else None,
             "hold_probability": proposal.hold_probability,
+            **({SET: dict(self.chosen)} if self.chosen else {}),
         }
 
     @property

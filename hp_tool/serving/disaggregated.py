@@ -36,6 +36,7 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     """
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
+    query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
     sides = cluster.kinds or (cluster, cluster)
     problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))

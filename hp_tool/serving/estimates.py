@@ -238,15 +238,9 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
     """Seconds that `share` of each configuration's requests do not exceed. In a closed load whoever waits longer before the
     first token waits shorter after it, and all requests take as long.
     """
-    problem, costs = rows.problem, rows.costs
     if rows.in_flight is not None:
-        return _open(problem, rows.candidates, rows.in_flight, share)
-    wave, output = problem.wave_share, problem.output_length
-    return Quantiles(
-        ttft_s=ttft_quantile(costs, share=share, wave_share=wave),
-        tpot_s=tpot_quantile(costs, share=share, wave_share=wave, output_length=output),
-        request_latency_s=costs.request_latency_s,
-    )
+        return _open(rows.problem, rows.candidates, rows.in_flight, share)
+    return _closed(rows, slice(None), share)
 
 
 def tails(rows: CostedRows, row: int) -> Tails:
@@ -295,11 +289,18 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
     if rows.in_flight is not None:
         each = np.full(len(PLACES), row)
         return _open(rows.problem, rows.candidates.take(each), rows.in_flight[each], PLACES)
-    at = [quantiles(rows, share) for share in PLACES.tolist()]
+    latencies = _closed(rows, slice(row, row + 1), PLACES)
+    return replace(latencies, tpot_s=latencies.tpot_s[::-1])  # the last to be served waits shortest between tokens
+
+
+def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
+    """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
+    costs, output, wave = rows.costs, rows.problem.output_length, rows.problem.wave_share
+    wave_s = costs.wave_s[part]
     return Quantiles(
-        ttft_s=np.array([values.ttft_s[row] for values in at]),
-        tpot_s=np.array([values.tpot_s[row] for values in reversed(at)]),
-        request_latency_s=np.array([values.request_latency_s[row] for values in at]),
+        ttft_s=ttft_quantile(ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave),
+        tpot_s=tpot_quantile(tpot_s=costs.tpot_s[part], wave_s=wave_s, share=share, wave_share=wave, output_length=output),
+        request_latency_s=costs.request_latency_s[part],
     )
 
 

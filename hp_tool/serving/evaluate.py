@@ -25,6 +25,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
     An illegal or too large configuration, or one that misses a target, is an estimate with feasible=False, its reasons and its
     fixes. Fixes cost some thousand estimates of neighbours: leave them out if speed counts.
     """
+    query.check_num_gpus()
     problem = resolve_serving(query)
     if query.inference is not None and query.inference.disaggregated is not None:
         raise UnsupportedError(

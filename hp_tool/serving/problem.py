@@ -140,13 +140,14 @@ def resolve_serving(query: Query) -> ServingProblem:
             "with neither the answer is the highest load within the targets",
             field="inference.concurrency",
         )
+    unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
     if cluster.kinds:
         raise UnsupportedError(
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
-    engine = engine_efficiency(engine=query.inference.engine, version=query.inference.engine_version)
+    engine = engine_efficiency(engine=workload.engine, version=workload.engine_version)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
@@ -159,6 +160,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         num_prompts=load.num_prompts if load is not None else None,
         constraints=query.constraints,
         targets=query.targets or Targets(),
+        chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
 
 

@@ -55,10 +55,13 @@ def check_known(connection: sa.Connection) -> str | None:
     """Return the database's revision. Raises StoreError `older_edition` where it is of a newer hp-tool than this one."""
     current = revision(connection)
     if current is not None and current > HEAD:
-        raise StoreError(
-            f"the database has schema {current} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION
-        )
+        raise newer(current, where="the database")
     return current
+
+
+def newer(revision: str, *, where: str) -> StoreError:
+    """Return the error of a database whose schema this hp-tool is too old for."""
+    return StoreError(f"{where} has schema {revision} of a newer hp-tool, this one knows {HEAD}: {INSTALL}", code=OLDER_EDITION)
 
 
 def upgrade(url: str, *, to: str = "head") -> None:
@@ -169,9 +172,9 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
             return []
         names, unknown = sorted(job_names), list[str]()
         for start in range(0, len(names), NAMES_AT_ONCE):
-            asked = names[start : start + NAMES_AT_ONCE]
-            stored = set(connection.scalars(known, {"names": asked}))
-            unknown += [name for name in asked if name not in stored]
+            batch = names[start : start + NAMES_AT_ONCE]
+            stored = set(connection.scalars(known, {"names": batch}))
+            unknown += [name for name in batch if name not in stored]
         return unknown
 
     return read(url, look_up) or []

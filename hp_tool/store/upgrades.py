@@ -11,7 +11,7 @@ from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 
 from hp_tool.domain.records import SearchState
-from hp_tool.errors import ConflictError, InputError, StoreError
+from hp_tool.errors import ConflictError, InputError
 from hp_tool.store import maintenance, schema
 from hp_tool.store.base import now, transaction
 from hp_tool.store.columns import UtcDateTime
@@ -36,11 +36,7 @@ def upgrade(url: str, *, under_workers: bool = False) -> None:
     with schema.alone(url, lock=schema.UPGRADE_LOCK):
         revision = schema.current(url)
         if revision is not None and revision > schema.HEAD:
-            raise StoreError(
-                f"database {masked(url)} has schema {revision}, of a newer hp-tool; this version knows {schema.HEAD}: "
-                "install the newer version",
-                code="schema_newer",
-            )
+            raise schema.newer(revision, where=f"database {masked(url)}")
         if _is_file(url) and revision not in (None, schema.HEAD):
             if not under_workers:
                 check_unused(url, fix="stop it, then run `hp-tool db upgrade`")

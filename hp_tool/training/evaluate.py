@@ -94,6 +94,7 @@ def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
 
 def resolve_configuration(query: Query) -> ResolvedConfiguration:
     """The one configuration that `query.parallel` describes. Raises HpToolError if it describes none, or several."""
+    query.check_num_gpus()
     problem = resolve_training(query)
     parallel = query.parallel
     if query.training is not None and query.training.recipe is not None:

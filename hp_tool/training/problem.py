@@ -31,7 +31,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values, said_of_all
 from hp_tool.domain.pipeline_layout import (
     layout_text,
     splits_unevenly,
@@ -91,13 +91,8 @@ class TrainingProblem(TrainingCase):
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
         """The configuration with what the query says for all candidates, and with the layout that its framework gives stages
-        which cannot hold equally many layers; levels of context parallelism only where they make up its size."""
-        values = {name: getattr(self.parallel, name) for name in OF_THE_QUERY}
-        sizes = self.parallel.hierarchical_context_parallel_sizes
-        if sizes is not None and sizes[0] * sizes[1] != config.context_parallel_size:
-            values["hierarchical_context_parallel_sizes"] = None
-        if config.context_parallel_size == 1:
-            values["dynamic_context_parallel"] = None
+        which cannot hold equally many layers."""
+        values = said_of_all(self.parallel, context_parallel_size=config.context_parallel_size)
         config = dataclasses.replace(config, **values)
         if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
@@ -185,6 +180,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         if isinstance(values := getattr(query.training, name), tuple):
             message = f"training.{name} has {len(values)} values, between which only `recommend` chooses; give one"
             raise InputError(message, field=f"training.{name}")
+    unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
@@ -222,6 +218,7 @@ def resolve_training(query: Query) -> TrainingProblem:
         kinds=(cases[0], cases[1]) if cluster.kinds else (),
         rows=rows,
         lengths=lengths,
+        chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
     )
 
 

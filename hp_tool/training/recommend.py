@@ -88,7 +88,7 @@ def _best_of_lists(query: Query, *, keep: int, calibrations: Calibrations | None
         queries.append(one)
         parts.append(_best(one, chosen, keep, calibrations))
     if not any(part.feasible for part in parts):
-        parts = [_offloaded(one, part, keep=keep, calibrations=calibrations) for one, part in zip(queries, parts, strict=True)]
+        parts = [offloaded(one, part, keep=keep, calibrations=calibrations) for one, part in zip(queries, parts, strict=True)]
     fewest = min((part.problems[0].cluster.num_gpus for part in parts if part.feasible), default=None)
     return Best.joined([part for part in parts if fewest in (None, part.problems[0].cluster.num_gpus)])
 
@@ -106,9 +106,9 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
     return best
 
 
-def _offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """The best with optimizer states or activations on the host, the faster of the two, where the query leaves that open and
-    then something is acceptable; else `best` as it was.
+def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
+    """Return the best with optimizer states or activations on the host, the faster of the two, where the query leaves that
+    open and then something is acceptable; else `best` as it was.
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best

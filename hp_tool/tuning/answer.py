@@ -108,6 +108,7 @@ def answer_of(
         gain = gain_of(own, baseline=(baseline.step_s, baseline.log_sd), against=baseline.source, same=same)
     return Answer(
         parallel=best.parallel,
+        set=best.set,
         step_s=estimate.time.step_s,
         step_s_interval=estimate.intervals.step_s,
         source="calibrated" if succeeded else "predicted",

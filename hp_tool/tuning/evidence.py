@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement_records import MeasurementRecord
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import REUSED
+from hp_tool.domain.records import REUSED, JsonObject
 from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.errors import HpToolError
 from hp_tool.learning.evidence import MAX_MEASUREMENTS, newest, stored_evidence
@@ -54,9 +56,20 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
     reusable: dict[str, str] = {}
     for record in page.items:
         row = problem.row(record.parallel)
-        if row is not None and record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom"):
+        alike = _arrangement(record.query, parallel=record.parallel) == _arrangement(problem.query, parallel=record.parallel)
+        if row is not None and alike and record.measurement.fidelity.is_whole and record.measurement.status in ("ok", "oom"):
             reusable.setdefault(problem.digest(row), record.id)
     return reusable
+
+
+def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
+    """What a run's digest leaves to its query: the contents of stages, and how ranks exchange a sequence that they split."""
+    said = query.get("parallel") or {}
+    layout = said.get("pipeline_layout")
+    if not isinstance(parallel, ParallelConfig) or parallel.context_parallel_size == 1:
+        return (layout,)
+    levels, dynamic = said.get("hierarchical_context_parallel_sizes"), bool(said.get("dynamic_context_parallel"))
+    return layout, said.get("context_parallel_communication") or "p2p", levels, dynamic
 
 
 def known_startup_s(*, store: Store, problem: Question) -> float:

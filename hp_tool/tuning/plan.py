@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
@@ -76,6 +77,8 @@ class SearchPlan:
     most_gpu_seconds: float
     """Where every run takes all of its time limit."""
     most_cost: float | None
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values of the query that all runs would have beside their layouts, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,4 +212,5 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
         cost=None if price is None else price * gpu_seconds / SECONDS_PER_HOUR,
         most_gpu_seconds=most,
         most_cost=None if price is None else price * most / SECONDS_PER_HOUR,
+        set=dict(problem.training.chosen),
     )

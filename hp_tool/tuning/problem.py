@@ -2,9 +2,11 @@
 and the cheapest runs that can stand for them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +19,30 @@ from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
-from hp_tool.domain.query import Query, Reducible
+from hp_tool.domain.query import Query, Reducible, TrainerCommand
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.evidence import reduced_problem
 from hp_tool.learning.series import Series, series_of
+from hp_tool.queries.schema import lay
 from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of
-from hp_tool.training.best import best_of
+from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, writes
+from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.training.recommend import fewest_devices
 from hp_tool.tuning.answer import baseline_config
+from hp_tool.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
 from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
-SHOWN = 32
-"""Layouts of `recommend`'s answer that a search looks at, with recomputations and shardings that its space does not list."""
 _MEMORY_DOUBT = 1.25
 """Candidates predicted to need up to this much of the capacity stay in: a calibration may find that they fit."""
 
@@ -89,9 +91,16 @@ def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
 
 
 def build_problem(
-    *, query: Query, query_json: JsonObject, hardware: Hardware, calibrations: Calibrations | None = None
+    *,
+    query: Query,
+    query_json: JsonObject,
+    hardware: Hardware,
+    calibrations: Calibrations | None = None,
+    chosen: Mapping[str, Any] | None = None,
 ) -> TuningProblem | CostedSpace:
     """Resolve, enumerate and cost. Only the space where nothing in it could fit: there is nothing to search then.
+
+    `chosen`: what the search's earlier runs had beside their layouts; None: it has none, and what its ranking has is taken.
 
     Objective min_gpus is searched on the fewest devices that are enough as far as `calibrations` know. Where the runs show
     that they are not, the answer says so, and the next search, which knows it, takes more.
@@ -103,8 +112,15 @@ def build_problem(
     if query.objective == "min_gpus":
         predictor = None if calibrations is None else calibrations(problem)
         problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
-    space = _with_best(cost_space(problem=problem), problem, query=query)
     trainer = trainer_of(query)
+    if chosen is None:
+        values, best = chosen_beside(problem, query=query, runs=partial(_runs, trainer=trainer))
+    else:
+        values, best = {path: chosen[path] for path in (OFFLOAD, EXCHANGE) if path in chosen}, None
+    if values:
+        problem, best = resolved_with(values, query=query, problem=problem, resolve=resolve_training_search), None
+    best = best or best_of(problem, keep=SHOWN, rank_by=query.rank_by)
+    space = _with_best(cost_space(problem=problem), best)
     if trainer is None:
         space = _profiled(space, problem)
     space = _runnable(space, problem, query=query, hardware=hardware)
@@ -128,7 +144,8 @@ def build_problem(
         kinds=_reducible(query),
     )
     search = SearchProblem(
-        query=query_json,
+        query=lay(deepcopy(query_json), values),
+        chosen=problem.chosen,
         model=problem.model,
         cluster=problem.cluster,
         training=problem.workload,
@@ -145,9 +162,18 @@ def build_problem(
     return TuningProblem(query=query, training=problem, space=space, search=search, prior=prior, series=series)
 
 
-def _with_best(space: CostedSpace, problem: TrainingProblem, *, query: Query) -> CostedSpace:
+def _runs(problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None) -> bool:
+    """Whether the trainer can be told all of a configuration, or the profiler runs it."""
+    if trainer is not None:
+        return writes(trainer, problem=problem, parallel=parallel)
+    if any(unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name)):
+        return False
+    return not _unprofiled(Candidates.from_configs([parallel]), problem).any()
+
+
+def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
     """The space with what `recommend` would show besides: recomputation and sharding beyond the usual values."""
-    shown = choose(best_of(problem, keep=SHOWN, rank_by=query.rank_by), count=SHOWN).best
+    shown = choose(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
     own_rows = _configurations(shown.rows.candidates.take(own))
@@ -217,9 +243,14 @@ def _reducible(query: Query) -> tuple[Reducible, ...]:
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     """The candidates that the profiler runs; the others are counted as turned away, not tried in vain."""
-    refused = np.zeros(len(space.candidates), dtype=np.bool_)
+    return _without(space, _unprofiled(space.candidates, problem))
+
+
+def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
+    """(n,) whether the profiler does not run a candidate."""
+    refused = np.zeros(len(candidates), dtype=np.bool_)
     rules = unprofiled_sizes(
-        space.candidates,
+        candidates,
         model=problem.model,
         training=problem.workload,
         gpu=problem.cluster.gpu.name,
@@ -230,8 +261,8 @@ def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
     # Per-operation recomputation is torchtitan's; Megatron recomputes moe_act in Transformer Engine's grouped matmuls alone.
     if problem.workload.framework == "megatron-core":
         unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
-        refused |= (space.candidates.recompute_modules & unrun) != 0
-    return _without(space, refused)
+        refused |= (candidates.recompute_modules & unrun) != 0
+    return refused
 
 
 def _without(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:

@@ -269,6 +269,7 @@ def _describe(
         Recommendation(
             rank=place + 1,
             parallel=candidates.config(place),  # as it ran, so that pages find its run
+            set=dict(training.chosen),
             estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
             measurement=measured.get(row),
             calibrated_estimate=predictor.estimate(

@@ -73,7 +73,14 @@ def run_search(
         if query.kind == "inference":
             problem = build_serving(query=query, query_json=record.query, hardware=hardware)
         else:
-            problem = build_problem(query=query, query_json=record.query, hardware=hardware, calibrations=calibrations)
+            ran = store.runs(search_id=lease.search_id)
+            problem = build_problem(
+                query=query,
+                query_json=record.query,
+                hardware=hardware,
+                calibrations=calibrations,
+                chosen=ran[0].set if ran else None,
+            )
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             training = resolve_training_search(query)

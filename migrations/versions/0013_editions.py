@@ -7,6 +7,8 @@ Adds a column. Older code beside it goes on as before: it stores searches withou
 import sqlalchemy as sa
 from alembic import op
 
+from hp_tool.store.moving import add_column
+
 revision = "0013"
 down_revision = "0012"
 branch_labels = None
@@ -15,7 +17,7 @@ LOST_BY_DOWNGRADE = {}
 
 
 def upgrade():
-    op.add_column("hp_searches", sa.Column("edition", sa.Integer))
+    add_column("hp_searches", sa.Column("edition", sa.Integer))
 
 
 def downgrade():

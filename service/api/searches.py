@@ -361,13 +361,17 @@ def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation 
     return row
 
 
-def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """Return what a search knows of its configurations, by calibration and own runs; only of those stated in full."""
+def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
+    """Return the rows of a search's result whose estimates, by calibration and own runs, are stated in full."""
     rows = (record.result or {}).get("recommendations", ())
     kinds = (ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation for row in rows)
-    parsed = (schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True))
-    known = ((row.parallel, row.calibrated_estimate) for row in parsed)
-    return {parallel: each for parallel, each in known if each is not None and each.memory is not None}
+    parsed = [schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True)]
+    return [row for row in parsed if row.calibrated_estimate is not None and row.calibrated_estimate.memory is not None]
+
+
+def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
+    """Return what a search knows of its configurations, by calibration and own runs; only of those stated in full."""
+    return {row.parallel: known for row in known_rows(record) if (known := row.calibrated_estimate) is not None}
 
 
 def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:

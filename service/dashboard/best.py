@@ -1,16 +1,18 @@
 """The best configuration of a search, as its page and its report state it."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hp_tool import anatomy
 from hp_tool.anatomy import Schedule
+from hp_tool.configuration import Configuration
 from hp_tool.domain.answer import Answer, Repeats, ServingAnswer
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Latencies, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import JsonObject, RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import RunConfig, ServingRecommendation
+from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.render import answer as words
@@ -18,6 +20,7 @@ from hp_tool.search.serving import TARGETS
 from hp_tool.training.evaluate import resolve_configuration
 from service.api.searches import recommended
 from service.dashboard import formats, trials
+from service.dashboard.page import stored_configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,10 @@ class Latency:
     """One latency of a serving configuration."""
 
     name: str
+    known_s: float | None
+    """By its runs and the calibration, as the answer says it; None before there is an answer."""
     measured_s: float | None
-    """What is known of it by its runs and the calibration, as the answer says it; None where it did not run."""
+    """By the run that counts; None where it did not run."""
     predicted_s: float | None
     """By the cost model, before calibration."""
     target_s: float | None
@@ -68,6 +73,8 @@ class Best:
     """Measurement and calibration contradict each other."""
     not_better: str | None = None
     """That nothing is clearly faster than what it is compared with, in words."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values of the query that were chosen beside `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +105,15 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     if isinstance(row, ServingRecommendation):
         return _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
     if row is not None:
-        return _trained(row, answer and schema.parse(Answer, answer))
-    return _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
+        return _with_details(_trained(row, answer and schema.parse(Answer, answer)), record)
+    best = _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
+    return best and _with_details(best, record)
+
+
+def _with_details(best: Best, record: SearchRecord) -> Best:
+    """With what the search's query says of all layouts, and what was chosen beside them."""
+    configuration = None if trials.serves(record.query) else stored_configuration(record.query, best)
+    return best if configuration is None else replace(best, details=formats.configuration_details(configuration))
 
 
 def _trained(row: Recommendation, answer: Answer | None) -> Best:
@@ -108,6 +122,7 @@ def _trained(row: Recommendation, answer: Answer | None) -> Best:
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,
+        set=row.set,
         arithmetic=arithmetic,
         details=details,
         step_s_interval=known.intervals.step_s if known.intervals else None,
@@ -143,6 +158,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
     arithmetic, details = trials.words(run.parallel)
     best = Best(
         parallel=run.parallel,
+        set=run.set,
         arithmetic=arithmetic,
         details=details,
         measured=True,
@@ -165,7 +181,9 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
         best,
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
         misses=trials.misses(measurement.load, query) if measurement.load else (),
-        latencies=_latencies({name: float(getattr(costs, name)[0]) for name in TARGETS}, measurement.load, query),
+        latencies=_latencies(
+            {name: float(getattr(costs, name)[0]) for name in TARGETS}, known=None, measured=measurement.load, query=query
+        ),
     )
 
 
@@ -185,11 +203,11 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
-    """The calibrated estimate of a measured row holds the measured values."""
     predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,
+        set=row.set,
         arithmetic=arithmetic,
         details=details,
         runs=answer.measured if answer else None,
@@ -197,21 +215,29 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         not_better=words.not_better(answer) if answer else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
-        step_s=known.request_latency_s,
+        step_s=measurement.load.request_latency_s if measurement and measurement.load else known.request_latency_s,
         tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
         peak_memory_bytes=measurement.peak_memory_bytes if measurement else None,
         predicted_step_s=predicted.request_latency_s,
         calibrated_step_s=known.request_latency_s,
         predicted_tokens_per_second_per_gpu=predicted.output_tokens_per_second_per_gpu,
-        latencies=_latencies({name: getattr(predicted, name) for name in TARGETS}, known if measurement else None, query),
+        latencies=_latencies(
+            {name: getattr(predicted, name) for name in TARGETS},
+            known=known,
+            measured=measurement.load if measurement else None,
+            query=query,
+        ),
     )
 
 
-def _latencies(predicted_s: dict[str, float | None], measured: object | None, query: JsonObject) -> tuple[Latency, ...]:
+def _latencies(
+    predicted_s: dict[str, float | None], *, known: InferenceEstimate | None, measured: Latencies | None, query: JsonObject
+) -> tuple[Latency, ...]:
     targets = trials.targets_of(query)
     return tuple(
         Latency(
             name=trials.LATENCIES[name],
+            known_s=getattr(known, name) if known else None,
             measured_s=getattr(measured, name) if measured else None,
             predicted_s=predicted_s[name],
             target_s=targets.get(name),
@@ -248,12 +274,13 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
 
 
-def executed(query: JsonObject, parallel: RunConfig) -> tuple[Schedule | None, float | None]:
+def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:
     """(the pipeline schedule of a training configuration, the bubble's share of its step); None and None without a pipeline."""
+    parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
         return None, None
     try:
-        one = resolve_configuration(schema.parse_query(query | {"parallel": schema.to_dict(parallel)}))
+        one = resolve_configuration(configuration.query)
         time = one.estimate(with_fixes=False).time
     except HpToolError:  # a query of another version: only stored values are shown
         return None, None

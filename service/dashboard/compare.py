@@ -173,7 +173,7 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
     """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
-    return Configuration.of(best[0], query=query).query if best else query
+    return Configuration.of(best[0], query=free).query if best else query
 
 
 def _compared_run(run: RunRecord) -> ComparedRun:

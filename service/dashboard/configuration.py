@@ -25,9 +25,10 @@ from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from service.api.bodies import read_query
-from service.api.dependencies import CalibrationsDep, FindDep
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
+from service.dashboard.evidence import SearchId, known_to, newest, of_search
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
@@ -50,7 +51,6 @@ MAX_STAGES = 16
 TONE_OF_FIT: dict[str, Tone] = {"fits": "good", "tight": "warn", "too little headroom": "warn", "unlikely to fit": "bad"}
 SERVING_MEMORY = ("weights", "kv_cache", "activations", "logits", "overhead")
 QueryText = Annotated[str, QueryParameter(max_length=MAX_QUERY, description="A query of one configuration, as JSON or YAML")]
-
 router = APIRouter(tags=["dashboard"])
 
 
@@ -93,9 +93,13 @@ class ConfigurationView(View):
     mends: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
+    """Of the metrics' ranges."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
-    """Of the metrics' ranges."""
+    evidence: str
+    """Which measurements are behind its figures."""
+    evidence_href: str | None
+    """Where they are shown; None without any."""
     memory: Stack | None
     """By pipeline stage."""
     shown_stages: int
@@ -125,19 +129,34 @@ class ConfigurationPage(Page):
 
 
 @page_at(router, "/configurations", template="configuration.html", section="Explorer", status=error_status)
-def configuration_context(query: QueryText, calibrations: CalibrationsDep, find: FindDep) -> ConfigurationPage:
-    """One configuration, as shown on its page."""
-    json_href = address("/configurations.json", {"query": query})
+def configuration_context(
+    query: QueryText, calibrations: CalibrationsDep, find: FindDep, store: StoreDep, search: SearchId = None
+) -> ConfigurationPage:
+    """One configuration, as shown on its page. `search`: a search that knows it, whose evidence its figures rest on; without
+    one they rest on the newest calibration."""
+    json_href = address("/configurations.json", {"query": query, "search": search})
+    record = store.get_search(search_id=search) if search else None
     try:
-        return configuration_page(read_query(query.encode(), find=find), json_href=json_href, calibrations=calibrations)
+        asked = read_query(query.encode(), find=find)
+        known = None if record is None else known_to(record, query=asked)
+        page = configuration_page(asked, json_href=json_href, calibrations=calibrations, known=known)
+        if known is not None and record is not None and page.view is not None:
+            page = replace(page, view=replace(page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"))
+        return page
     except HpToolError as error:
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
 
 
-def configuration_page(query: Query, *, json_href: str, calibrations: Calibrations | None) -> ConfigurationPage:
-    """Context of the page of the query's one configuration. Raises HpToolError."""
+def configuration_page(
+    query: Query,
+    *,
+    json_href: str,
+    calibrations: Calibrations | None,
+    known: Estimate | InferenceEstimate | None = None,
+) -> ConfigurationPage:
+    """Context of the page of the query's one configuration; `known`: what a search knows of it. Raises HpToolError."""
     configuration = None if query.kind == "inference" else resolve_configuration(query)
-    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations)
+    view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations, known=known)
     form_href = address("/searches/new", to_values(schema.query_mapping(query)))
     page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href)
     if configuration is None or not isinstance(estimate, Estimate):
@@ -210,9 +229,8 @@ def _view(
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     this = Configuration(query=query, parallel=estimate.parallel)
-    mapping = schema.query_mapping(query)
+    mapping, known = schema.query_mapping(query), calibrated or estimate
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
-    known = calibrated or estimate
     return ConfigurationView.of(
         estimate,
         kind=query.kind,
@@ -230,6 +248,8 @@ def _view(
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
+        evidence=newest(calibrated),
+        evidence_href="/calibration" if calibrated is not None else None,
         memory=memory,
         shown_stages=shown_stages,
         num_stages=num_stages,

@@ -136,6 +136,7 @@ def explorer_context(
 def _answered(
     page: ExplorerPage, settings: Settings, *, find: Find, calibrations: Calibrations | None, listed: bool
 ) -> ExplorerPage:
+    catalogue = catalog.revision()
     workload = settings.workload()
     free = schema.parse_query(workload)
     unrestricted = resolve(free, find=find)
@@ -143,7 +144,9 @@ def _answered(
     calibration_id = str(predictor.provenance.get("id")) if predictor is not None else None
     parallel = settings.parallel()
     # A ranking takes ten times as long as a configuration's figures, which a page may show before.
-    ranking = _ranking(schema.to_json(unrestricted), calibration_id, calibrations) if listed or not parallel else Ranking()
+    ranking: Ranking[Recommendation] = Ranking()
+    if listed or not parallel:
+        ranking = _ranking(schema.to_json(unrestricted), catalogue, calibration_id, calibrations)
     # Links use the query as typed, in which a registered name is still a name.
     asked = schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel})
     best = () if parallel else ranking.recommendations or ranking.nearest_misses
@@ -176,8 +179,12 @@ def _answered(
 
 
 @lru_cache(maxsize=64)
-def _ranking(query: str, calibration_id: str | None, calibrations: Calibrations | None) -> Ranking[Recommendation]:
-    """Best configurations of a query; cached until the calibration changes: each move of a slider asks for them again."""
+def _ranking(
+    query: str, catalogue: str, calibration_id: str | None, calibrations: Calibrations | None
+) -> Ranking[Recommendation]:
+    """Best configurations of a query; kept until a file of the catalogue or the calibration changes: each move of a slider asks
+    for them again. An id is one of its own store, which `calibrations` stand for.
+    """
     return training.recommend(query=schema.parse_query(query), top=TOP, calibrations=calibrations)
 
 

@@ -117,9 +117,11 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
 
 
 def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Find) -> ServingExplorerPage:
+    catalogue = catalog.revision()
     query = _query(values, find=find)
-    ranking = _ranked(schema.to_json(_query({name: text for name, text in values.items() if name not in AXES}, find=find)))
-    chosen = ranking if not AXES.keys() & values.keys() else _ranked(schema.to_json(query))
+    free = _query({name: text for name, text in values.items() if name not in AXES}, find=find)
+    ranking = _ranked(schema.to_json(free), catalogue)
+    chosen = ranking if not AXES.keys() & values.keys() else _ranked(schema.to_json(query), catalogue)
     best = next(_served(chosen), None)
     shown = tuple(_row(row, values, chosen=best is not None and row.parallel == best.parallel) for row in _served(ranking))
     page = replace(
@@ -148,8 +150,10 @@ def _served(answer: RecommendAnswer) -> Iterator[ServingRecommendation]:
 
 
 @lru_cache(maxsize=64)
-def _ranked(query: str) -> RecommendAnswer:
-    """The best configurations of a query: a control that is moved back asks for the same ones again."""
+def _ranked(query: str, catalogue: str) -> RecommendAnswer:
+    """The best configurations of a query, kept until a file of the catalogue changes: a control that is moved back asks for
+    the same ones again.
+    """
     return recommend_answer(schema.parse_query(json.loads(query)), top=TOP)
 
 

@@ -205,9 +205,9 @@ def json_href(href: str) -> str:
     return f"{path}.json{question_mark}{parameters}"
 
 
-def configuration_href(configuration: Configuration) -> str:
-    """Return the address of the configuration's page."""
-    return address("/configurations", {"query": configuration.text()})
+def configuration_href(configuration: Configuration, *, search_id: str | None = None) -> str:
+    """Return the address of the configuration's page; `search_id`: of the search whose evidence its figures rest on."""
+    return address("/configurations", {"query": configuration.text(), "search": search_id})
 
 
 def compare_href(first: Configuration, second: Configuration | None = None) -> str:

@@ -144,7 +144,7 @@ def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
     query = store.get_search(search_id=search_id).query
     run = store.get_run(search_id=search_id, run_id=run_id)
     configuration = Configuration.of(run, query=schema.parse_query(query))
-    return RedirectResponse(configuration_href(configuration), status_code=303)
+    return RedirectResponse(configuration_href(configuration, search_id=search_id), status_code=303)
 
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
@@ -174,7 +174,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     account = view.progress | (view.summary or {})
     best = best_of_search(record, store)
     configuration = best and stored_configuration(view.query, best)
-    schedule, bubble_fraction = (None, None) if best is None or not view.state.ended else executed(view.query, best.parallel)
+    schedule, bubble_fraction = executed(configuration) if configuration and view.state.ended else (None, None)
     return SearchPage.of(
         view,
         kind="inference" if trials.serves(view.query) else "training",
@@ -184,7 +184,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
-        best_href=configuration and configuration_href(configuration),
+        best_href=configuration and configuration_href(configuration, search_id=view.id),
         export_formats=writable("inference" if trials.serves(view.query) else "training"),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),

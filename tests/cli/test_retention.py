@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import optuna
 import pytest
@@ -19,11 +19,11 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import opened
 from hp_tool.tuning.study import study_storage
+from tests.cli.conftest import Ended, Run
 from tests.store.acting import NewMeasurementFactory, claimed, intended
 from tests.store.conftest import new_measurement, store_url
 
 __all__ = ["new_measurement", "store_url"]
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Kept:
     runs: Path
     store: SqlStore
     measured: NewMeasurementFactory
+    run: Run
 
-    def hp_tool(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *arguments]
-        variables = {**os.environ, "HP_DATABASE_URL": self.url, "HP_RUNS_DIR": str(self.runs), **environment}
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, check=False)
+    def hp_tool(self, *arguments: str, **environment: str) -> Ended:
+        with mock.patch.dict(os.environ, {"HP_DATABASE_URL": self.url, "HP_RUNS_DIR": str(self.runs), **environment}):
+            return self.run(*arguments)
 
     def prune(self, *arguments: str, **environment: str) -> dict[str, int]:
         done = self.hp_tool("db", "prune", "--json", *arguments, **environment)
@@ -81,9 +81,9 @@ class Kept:
 
 
 @pytest.fixture
-def kept(store_url: str, tmp_path: Path, new_measurement: NewMeasurementFactory) -> Kept:
+def kept(store_url: str, tmp_path: Path, new_measurement: NewMeasurementFactory, entry_point: Run) -> Iterator[Kept]:
     with closing(open_store(store_url)) as store:
-        yield Kept(url=store_url, runs=tmp_path / "runs", store=store, measured=new_measurement)
+        yield Kept(url=store_url, runs=tmp_path / "runs", store=store, measured=new_measurement, run=entry_point)
 
 
 def test_searches_go_by_age_with_their_folders_and_studies(kept: Kept) -> None:

@@ -75,6 +75,19 @@ def test_fewest_devices_need_no_number_of_them() -> None:
     assert row["estimate"]["provenance"]["num_gpus"] <= 8
 
 
+@pytest.mark.parametrize(
+    "kind", [LOAD[:4], ("--set", "kind=inference", "--set", "inference={input_length: 1000, output_length: 100}")]
+)
+def test_an_estimate_for_the_fewest_devices_needs_their_number(kind: tuple[str, ...]) -> None:
+    open_number = ("--set", "objective=min_gpus", "--set", "parallel.tensor_parallel_size=2")
+    answer = hp_tool("estimate", *LLAMA[:4], *kind, *open_number)
+    assert answer.returncode == 2, answer.stdout
+    assert "cluster.num_gpus" in answer.stderr and "recommend" in answer.stderr
+    assert hp_tool("estimate", *LLAMA, *kind, *open_number).returncode == 0
+    ranked = hp_tool("recommend", *LLAMA[:4], *kind, *open_number, "--top", "1", "--json")
+    assert "cluster.num_gpus" in json.loads(ranked.stdout)["recommendations"][0]["set"]
+
+
 def test_other_objectives_still_need_a_number_of_devices() -> None:
     answer = hp_tool("recommend", *LLAMA[:4], *LOAD[:4])
     assert answer.returncode == 2 and "cluster.num_gpus" in answer.stderr and "min_gpus" in answer.stderr

@@ -51,6 +51,7 @@ def over_the_stand_in(folder: Path, **changes: Any) -> Callable[[], Launcher]:
     return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
 
 
+@pytest.mark.slow
 class TestKubernetesLauncher(LauncherContract):
     @pytest.fixture
     def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ def main(folder: Path) -> None:
         from torch import distributed
 
         forget()
+        gc.freeze()  # each later collection would go over all of torch and Megatron: half of what a small run takes
         # One world for all: a second one would read the first one's keys in torchrun's store.
         distributed.init_process_group = lambda *_, **__: None
 

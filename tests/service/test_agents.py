@@ -107,7 +107,10 @@ async def ask_all(agent: Agent, script: str) -> None:
     assert estimate["figures"] == best["figures"]
     for _, figure in figures_of(estimate):
         low, high = figure["interval"]
-        assert low < figure["value"] < high and figure["basis"] == "fitted"
+        assert low < figure["value"] < high
+    # The fastest may exchange sequences as no measured run does; a plain layout is among those that constants come from.
+    plain = await agent.ask("estimate", query={**QUERY, "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 4}})
+    assert {figure["basis"] for _, figure in figures_of(plain)} == {"fitted"}
     uncommon = await agent.ask("estimate", query={**QUERY, "gpu": "l40s-48gb", "training": {"optimizer": "muon"}})
     assert {figure["basis"] for _, figure in figures_of(uncommon)} == {"extrapolated"}
     assert any("muon" in reason for reason in uncommon["extrapolated_because"])

@@ -98,6 +98,7 @@ def test_no_page_is_forgotten(site: Site) -> None:
     assert without_a_page({}) == [route.path for route in html_routes() if route.path != "/searches"] != []
 
 
+@pytest.mark.slow
 def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None:
     url, pages = site
     context = browser.new_context(viewport={"width": WIDE, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce")

@@ -59,6 +59,7 @@ def configuration(http: TestClient, query: Any) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: TestClient) -> None:
     for query in DETAILED.values():
         expected, hrefs = schema.parse_query(query), configuration(http, query)

@@ -86,6 +86,7 @@ def attempts(place: str, folder: Path) -> tuple[str, ...]:
     return (*PATHS, f"{folder}/{{}}.yaml") if place in OF_FILES else ("{}.yaml",)
 
 
+@pytest.mark.slow
 def test_no_value_of_a_query_reaches_a_file(app: FastAPI, http: TestClient, folder: Path) -> None:
     assert unknown_routes(app) == []  # a new route is told to `asking`: how it takes a query, or that it takes none
     assert set(OF_FILES) < set(PLACES)

@@ -14,6 +14,7 @@ from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from service.app import create_app
+from service.dashboard import formats
 from service.dashboard.trials import misses, quantity
 from service.settings import Settings
 from tests.service.coordinator import claim
@@ -21,6 +22,11 @@ from tests.tuning.serving_engine import FACTOR, ServingEngine
 from tests.tuning.test_serving_search import query
 
 TARGET_S = 0.1
+TARGETS = {
+    "time to first token": "ttft_s",
+    "time per output token": "tpot_s",
+    "request latency": "request_latency_s",
+}
 Searched = tuple[TestClient, Store, str]
 
 
@@ -62,6 +68,13 @@ def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> No
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
     for latency in best["latencies"]:
         assert latency["measured_s"] == pytest.approx(FACTOR * latency["predicted_s"], rel=0.01)
+    row = http.get(f"/v1/searches/{search}/result").json()["recommendations"][0]
+    for latency in best["latencies"]:
+        name = TARGETS[latency["name"]]
+        assert latency["measured_s"] == row["measurement"]["load"][name], "what was measured"
+        assert latency["known_s"] == row["calibrated_estimate"][name] != latency["measured_s"], "the answer's estimate"
+        assert f'<dd class="lead">{formats.seconds(latency["known_s"])}</dd>' in page
+        assert f"measured {formats.seconds(latency['measured_s'])}" in page
     targets = {each["name"]: each["target_s"] for each in best["latencies"]}
     assert targets == {"time to first token": None, "time per output token": TARGET_S, "request latency": None}
 

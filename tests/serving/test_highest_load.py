@@ -95,10 +95,10 @@ def test_the_search_finds_what_trying_every_load_does(base: dict[str, Any]) -> N
     for load, each in zip(loads, tried, strict=True):
         places = np.flatnonzero(each)
         best = int(places[-1]) + 1 if len(places) else 1
-        if waits and best < TRIED - 1:
-            assert load == best
+        if best == TRIED - 1:  # more may be borne than was tried
+            assert load >= best or not waits
         else:  # without a target that a queue breaks, no more are in flight than run at once
-            assert load > best if waits else load <= best
+            assert load == best if waits else load <= best
 
 
 @few

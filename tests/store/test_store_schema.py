@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from hp_tool.errors import StoreError
-from hp_tool.store import open_store, schema
+from hp_tool.store import open_store, schema, upgrades
 from hp_tool.store.engine import create_engine, parse_url
 from hp_tool.store.tables import metadata
 from tests.store.acting import NewMeasurementFactory
@@ -103,8 +103,10 @@ def test_searches_stored_before_are_found_by_kind_and_model(url: str) -> None:
 def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
     schema.upgrade(url)
     set_revision(url, "9999")
-    with pytest.raises(StoreError, match=r"newer hp-tool|schema 9999"):
-        open_store(url)
+    for door in (open_store, upgrades.upgrade):
+        with pytest.raises(StoreError, match=r"newer hp-tool|schema 9999") as refused:
+            door(url)
+        assert refused.value.code == "older_edition"
 
 
 def test_sqlite_is_upgraded_on_opening(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
     assert report.writes > 20, report
 
 
+@pytest.mark.slow
 def test_an_interrupted_upgrade_goes_on(old_url: str, started: subprocess.Popen[bytes]) -> None:
     while not 0 < moved(old_url) < ROWS:
         assert started.poll() is None, "it moved all measurements at once"

@@ -89,8 +89,8 @@ def open_quantiles(
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
     if np.any(load > full):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
-        held = np.minimum(load, full)
-        e = np.minimum(e, elasticity(held, at(held)))
+        full_load = np.minimum(load, full)
+        e = np.minimum(e, elasticity(full_load, at(full_load)))
     each = load / candidates.schedulers
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))
@@ -192,19 +192,24 @@ def offline_costs(
 # its mean. The time that a request waits before its first token it does not wait after it: its total latency is the same.
 
 
-def ttft_quantile(costs: ServingCosts, *, share: float, wave_share: float) -> FloatArray:
-    """Seconds to first token that `share` of the requests do not exceed; shape (n,)."""
-    return costs.ttft_s + (_place(share, wave_share) - 1.0) * costs.wave_s
+def ttft_quantile(*, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float) -> FloatArray:
+    """Seconds to first token that `share` of the requests do not exceed, from its mean and what of that is waiting for the
+    wave (ServingCosts); shapes broadcast.
+    """
+    return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
 
 
-def tpot_quantile(costs: ServingCosts, *, share: float, wave_share: float, output_length: int) -> FloatArray:
-    """The same for the time per output token: slowest are the requests that started first."""
+def tpot_quantile(
+    *, tpot_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float, output_length: int
+) -> FloatArray:
+    """Seconds per output token that `share` of the requests do not exceed: slowest are those that started first."""
     if output_length < 2:
-        return np.zeros(len(costs.tpot_s))
-    return costs.tpot_s + (1.0 - _place(1.0 - share, wave_share)) * costs.wave_s / (output_length - 1.0)
+        return np.zeros(np.broadcast_shapes(tpot_s.shape, np.shape(share)))
+    return tpot_s + (1.0 - _place(1.0 - share, wave_share)) * wave_s / (output_length - 1.0)
 
 
-def _place(share: float, wave_share: float) -> float:
-    """Quantile of X over its mean."""
+def _place(share: float | FloatArray, wave_share: float) -> FloatArray:
+    """Quantiles of X over its mean."""
     w = min(wave_share, 1.0)
-    return 2.0 * max(share - (1.0 - w), 0.0) / w**2 if w > 0.0 else 1.0
+    late = np.maximum(share - (1.0 - w), 0.0)
+    return 2.0 * late / w**2 if w > 0.0 else np.ones_like(late)

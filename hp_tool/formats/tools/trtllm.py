@@ -23,6 +23,12 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
             field="attention_data_parallel_size",
         )
+    if setup.leaves_headroom:
+        raise UnsupportedError(
+            "trtllm-serve is told a share of the memory that weights leave, not of the device's; leave "
+            "constraints.memory_headroom_fraction out, or choose vllm or sglang",
+            field="constraints.memory_headroom_fraction",
+        )
     if w.two_batch_overlap:
         raise UnsupportedError(
             "trtllm-serve has no two-batch overlap; leave it out, or choose vllm or sglang",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,12 +89,13 @@ def test_a_prefix_cache_never_hurts(setup: Serving) -> None:
 def test_the_mean_lies_between_quantiles_and_quantiles_rise(setup: Serving) -> None:
     costs, wave = setup.costs(concurrency=LOADS), min(setup.case.engine.wave_share, 1.0)
     shares = (np.arange(1000) + 0.5) / 1000
-    ttft = np.array([ttft_quantile(costs, share=share, wave_share=wave) for share in shares])
+    waits: dict[str, Any] = {"wave_s": costs.wave_s[:, None], "share": shares, "wave_share": wave}
+    ttft = ttft_quantile(ttft_s=costs.ttft_s[:, None], **waits).T
     assert np.all(np.diff(ttft, axis=0) >= 0)
     np.testing.assert_allclose(ttft.mean(axis=0), costs.ttft_s, rtol=0.02)
     if setup.case.output_length > 1:
-        tpot = [tpot_quantile(costs, share=s, wave_share=wave, output_length=setup.case.output_length) for s in shares]
-        np.testing.assert_allclose(np.mean(tpot, axis=0), costs.tpot_s, rtol=0.02)
+        tpot = tpot_quantile(tpot_s=costs.tpot_s[:, None], output_length=setup.case.output_length, **waits)
+        np.testing.assert_allclose(np.mean(tpot, axis=1), costs.tpot_s, rtol=0.02)
 
 
 def ideal(engine: EngineEfficiency) -> EngineEfficiency:

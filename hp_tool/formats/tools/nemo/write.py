@@ -7,7 +7,15 @@ from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
-from hp_tool.formats.tools.megatron_lm.write import field_name, optimizer_states, packed_context, recomputation, shorter_ends
+from hp_tool.formats.tools.megatron_lm.write import (
+    copies,
+    field_name,
+    levels,
+    optimizer_states,
+    packed_context,
+    recomputation,
+    shorter_ends,
+)
 
 TOOL = "Megatron Bridge 0.3"
 _RECIPES: dict[str, tuple[str, Values]] = {
@@ -58,6 +66,9 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if granularity not in ("none", "selective", "full"):
         raise UnsupportedError(f"{TOOL} has no recomputation {granularity}", field="parallel.recompute")
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
+    for name in ("context_parallel", "expert_parallel"):
+        if getattr(hidden, name) is False or (name == "context_parallel" and hidden.context_parallel):
+            raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
     options = {
         "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
         "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
@@ -75,6 +86,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "ddp.grad_reduce_in_fp32": str((w.gradient_precision or "fp32") == "fp32").lower(),
         "dataset.sequence_length": str(w.sequence_length),
     }
+    if (instances := copies(setup)) is not None:
+        options["ddp.num_distributed_optimizer_instances"] = str(instances)
+    if hidden.pipeline_parallel is False:
+        options["comm_overlap.overlap_p2p_comm"] = "false"
+    if (sizes := levels(setup)) is not None:
+        options["model.hierarchical_context_parallel_sizes"] = f"[{','.join(sizes)}]"
     if c.context_parallel_size > 1:
         options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication][0]
         if (tokens := packed_context(setup)) is not None:

@@ -1,0 +1,43 @@
+"""Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
+
+from typing import Annotated, Any
+
+from fastapi import Query as QueryParameter
+
+from hp_tool.configuration import NO_PART, Configuration
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import SearchRecord
+from hp_tool.domain.result import Estimate
+from hp_tool.domain.serving import InferenceEstimate
+from hp_tool.queries import schema
+from service.api.searches import known_rows
+
+ALONE = "the cost model alone"
+SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
+
+
+def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
+    """Return what a search knows of a query's configuration; None unless this is one that its result states in full."""
+    asked, this = schema.parse_query(record.query), _alone(query)
+    for row in known_rows(record):
+        if _alone(Configuration.of(row, query=asked).query) == this:
+            return row.calibrated_estimate
+    return None
+
+
+def _alone(query: Query) -> dict[str, Any]:
+    """All of a query that describes its configuration."""
+    return {name: value for name, value in schema.query_mapping(query).items() if name not in NO_PART}
+
+
+def newest(calibrated: Estimate | None) -> str:
+    """Return the words for an estimate's evidence where no search is named; `calibrated`: None without a calibration."""
+    learnt = None if calibrated is None else calibrated.provenance.get("calibration")
+    if not isinstance(learnt, dict):
+        return ALONE
+    return f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, the newest"
+
+
+def of_search(record: SearchRecord) -> str:
+    """Return the words for a search's evidence."""
+    return f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
