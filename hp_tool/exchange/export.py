@@ -180,10 +180,9 @@ def runs(tool: str, query: Query) -> dict[str, Any]:
 
 def write(configuration: Configuration, format: str) -> str:
     """Return the configuration in the words of a format. Raises UnsupportedError for what they cannot say, InputError."""
-    serves = isinstance(configuration.parallel, ServingConfig)
-    known = {each.name: each.write for each in formats("inference" if serves else "training") if each.write is not None}
+    known = {each.name: each.write for each in formats(configuration.query.kind) if each.write is not None}
     if format not in known:
-        verb, kind = ("trains", "serving") if serves else ("serves", "training")
+        verb, kind = ("trains", "serving") if configuration.query.kind == "inference" else ("serves", "training")
         raise InputError(f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format")
     return known[format](_setup(configuration))
 
@@ -191,7 +190,7 @@ def write(configuration: Configuration, format: str) -> str:
 def options(configuration: Configuration, format: str) -> dict[str, str]:
     """Return a configuration as the tool's flags or keys, each with its value. Raises UnsupportedError."""
     tool = get(format)
-    if tool.options is None:
+    if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
     return tool.options(_setup(configuration))
 
