@@ -200,8 +200,8 @@ def program_name(trainer: TrainerCommand) -> str:
 def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem) -> Program:
     """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
     names = set(placeholders(trainer.command))
-    asked = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
-    setup = exchange.training_setup(asked, request.parallel) if any(":" in name for name in names) else None
+    reduced = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
+    setup = exchange.training_setup(reduced, request.parallel) if any(":" in name for name in names) else None
     files = {name: name_of for name, name_of in FILES.items() if f"file:{name}" in names}
     values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
     command: list[str] = []
@@ -357,7 +357,7 @@ def measurement(
         return ended
     step_s = statistics.median(times_s)
     shortfall = f"{steps} of {settings.steps} steps measured"
-    found = Measurement(
+    measurement = Measurement(
         status="ok",
         step_s=step_s,
         step_s_spread=interquartile_range(times_s),
@@ -372,7 +372,7 @@ def measurement(
         cause=None if done else f"{shortfall}: {ended.cause}" if ended.status == "timeout" else shortfall,
     )
     try:
-        return checked(found, field="log")
+        return checked(measurement, field="log")
     except InputError as error:
         return replace(ended, status="crashed", cause=f"the trainer's log cannot be believed: {error.message}")
 
