@@ -1,4 +1,4 @@
-"""`python scripts/count_calls.py [QUERY]`: through how many files and calls one `hp_tool.estimate` has to be followed.
+"""`python scripts/count_calls.py`: through how many files and calls estimates, a ranking and an export have to be followed.
 
 Counted is a second call, after imports and caches; of a generator, each time it goes on, as sys.setprofile reports it.
 """
@@ -10,11 +10,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import hp_tool
 
 PACKAGE = Path(hp_tool.__file__).parent
-QUERY = PACKAGE.parent / "examples" / "gpt3-175b.yaml"
+DENSE = PACKAGE.parent / "examples" / "gpt3-175b.yaml"
+EXPERTS: dict[str, Any] = {
+    "kind": "training",
+    "model": "mixtral-8x7b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 4096, "global_batch_size": 256},
+    "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "expert_parallel_size": 8},
+}
+INFEASIBLE: dict[str, Any] = {
+    **EXPERTS,
+    "model": "gpt3-175b",
+    "parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+}
+"""Too large for the memory of its GPUs: the answer names what would make it fit."""
+SERVING: dict[str, Any] = {
+    "kind": "inference",
+    "model": "qwen3-32b",
+    "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},
+    "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8", "engine": "vllm"},
+}
+QUESTIONS: dict[str, Callable[[], object]] = {
+    "dense": lambda: hp_tool.estimate(DENSE),
+    "experts": lambda: hp_tool.estimate(EXPERTS),
+    "infeasible": lambda: hp_tool.estimate(INFEASIBLE),
+    "serving": lambda: hp_tool.recommend(SERVING),
+    "export": lambda: hp_tool.export(DENSE, format="megatron-lm"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +55,14 @@ class Counts:
     """Caller and callee are both in hp_tool, in different files."""
 
 
-def count_estimate(query: Path = QUERY) -> Counts:
-    """The counts of a second `hp_tool.estimate(query)`."""
-    estimate = hp_tool.estimate  # looked up here: hp_tool loads its functions late
-    estimate(query)
-    return count_calls(lambda: estimate(query))
+def count_question(name: str) -> Counts:
+    """Return the counts of one of QUESTIONS, asked a second time."""
+    QUESTIONS[name]()
+    return count_calls(QUESTIONS[name])
 
 
 def count_calls(function: Callable[[], object]) -> Counts:
-    """The counts of one call."""
+    """Return the counts of one call."""
     calls: list[tuple[CodeType, CodeType]] = []
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -64,4 +90,10 @@ def is_ours(code: CodeType) -> bool:
 
 
 if __name__ == "__main__":
-    print(count_estimate(*map(Path, sys.argv[1:])))
+    dense = count_question("dense")
+    for name in QUESTIONS:
+        counts = count_question(name)
+        ratios = f"{counts.files / dense.files:.2f} and {counts.calls_between_files / dense.calls_between_files:.1f} of dense"
+        print(
+            f"{name:10} files {counts.files}, calls between files {counts.calls_between_files}: {ratios}; calls {counts.calls}"
+        )

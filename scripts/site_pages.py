@@ -1,12 +1,13 @@
 """Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python, every formula of the cost
-model, and the README, CONTRIBUTING and CHANGELOG. Links out of docs/ lead to those pages, or lose their target.
+model, the README, CONTRIBUTING and CHANGELOG, and openapi.json. Links out of docs/ lead to those pages, or lose their target.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
+    from service.describe import description
+
+    api = description()
     pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
-    pages |= {"reference/commands.md": commands(), "reference/http.md": routes(), "reference/python.md": python()}
+    pages |= {"reference/commands.md": commands(), "reference/http.md": routes(json.loads(api))}
+    pages |= {"reference/python.md": python(), "openapi.json": api}
     for package in PACKAGES:
         for module in modules(package):
             dotted = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -111,17 +116,16 @@ def commands() -> str:
     return re.sub(r"<(?=[A-Z])", "&lt;", docs)
 
 
-def routes() -> str:
-    """Every route with its parameters and answers, from the same description that /openapi.json serves."""
-    from service.app import create_app
-    from service.settings import from_environment
-
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/pages.sqlite3"
-        app = create_app(from_environment(host=None, port=None, database_url=url))
-        description = app.openapi()
-        app.state.store.close()
-    lines = ["# HTTP", "", description["info"]["description"], "", "`GET /openapi.json` has the schemas.", ""]
+def routes(description: Mapping[str, Any]) -> str:
+    """Return every route with its parameters and answers; `description` is what /openapi.json serves."""
+    lines = [
+        "# HTTP",
+        "",
+        description["info"]["description"],
+        "",
+        "`GET /openapi.json` has the schemas; [as a file](../openapi.json).",
+        "",
+    ]
     for path, methods in description["paths"].items():
         for method, route in methods.items():
             lines += [f"## {method.upper()} {path}", "", route.get("description", route.get("summary", "")), ""]

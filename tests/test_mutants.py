@@ -45,7 +45,39 @@ def faulty_line(mutant: Mutant) -> str:
 
 
 def test_operators_constants_and_conditions_are_mutated_and_nothing_else() -> None:
-    assert sorted(map(faulty_line, mutants(SOURCE.encode(), path="area.py"))) == sorted(FAULTS.strip().splitlines())
+    every = [mutant for mutant in mutants(SOURCE.encode(), path="area.py") if mutant.kind == "operator"]
+    assert sorted(map(faulty_line, every)) == sorted(FAULTS.strip().splitlines())
+
+
+LOCKED = """def move(self, a, b, c):
+    with self._lock, open("f") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        row = find(QUERY.where(a == b).with_for_update(skip_locked=True))
+    with alone(a, lock=b), autocommit_block(): pass
+    return (a + b) * (c) / 2.0 // a
+"""
+LOST = """
+return (a + b) * (c)  // a
+return (a + b)  / 2.0 // a
+with __import__("contextlib").nullcontext(), open("f") as file:
+None
+row = find(QUERY.where(a == b))
+with __import__("contextlib").nullcontext(), autocommit_block(): pass
+"""
+
+
+def test_a_factor_is_dropped_and_a_lock_is_lost() -> None:
+    lost = [mutant for mutant in mutants(LOCKED.encode(), path="move.py") if mutant.kind != "operator"]
+    faults = [mutant.diff(LOCKED.encode()).split("\n+ ")[1] for mutant in lost]
+    assert sorted(faults) == sorted(LOST.strip().splitlines())
+    assert [mutant.kind for mutant in lost].count("factor") == 2
+
+
+def test_locks_are_drawn_where_jobs_and_rows_are_shared_and_predictions_only_of_the_core() -> None:
+    locks = draw(ROOT, seed=0, count=1000, kinds=["lock"])
+    assert {mutant.path.split("/")[1] for mutant in locks} >= {"store", "launchers"}
+    factors = draw(ROOT, seed=0, count=40, kinds=["factor"])
+    assert {mutant.path.split("/")[1] for mutant in factors} == {"cost", "calibration", "search"}
 
 
 def test_a_mutant_knows_the_function_that_runs_it() -> None:
@@ -59,7 +91,8 @@ def test_a_seed_draws_the_same_faults_again_and_each_is_another_program() -> Non
     assert drawn == draw(ROOT, seed=3, count=40)
     assert len(set(drawn)) == 40
     assert set(drawn) != set(draw(ROOT, seed=4, count=40))
-    assert {mutant.path.split("/")[1] for mutant in drawn} == {"cost", "calibration", "search"}
+    assert {mutant.path.split("/")[1] for mutant in drawn} <= {"cost", "calibration", "search", "store", "launchers", "tuning"}
+    assert {mutant.kind for mutant in drawn} >= {"operator", "factor"}
     for mutant in drawn:
         source = (ROOT / mutant.path).read_bytes()
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
@@ -87,7 +120,7 @@ def test_area():
         (repository / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
     copy = Copy.of(repository, tmp_path / "copy")
-    times, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
+    times, _, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
     copy.record(tmp_path / "reached.json")
     reached = read(tmp_path / "reached.json")
     assert copy.judge(times, reached=reached).killed_by == "tests/cost/test_area.py::test_area"

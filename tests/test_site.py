@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -43,5 +44,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert all(f">{name}<" in text or f"{name}</span>" in text for name in names), page
     assert "hp-tool db backup" in (tmp_path / "reference" / "commands.html").read_text(encoding="utf-8")
     assert "/v1/searches/{search_id}/events" in (tmp_path / "reference" / "http.html").read_text(encoding="utf-8")
+    described = json.loads((tmp_path / "openapi.json").read_text(encoding="utf-8"))
+    assert "/v1/searches/{search_id}/events" in described["paths"]
+    assert 'href="../openapi.json"' in (tmp_path / "reference" / "http.html").read_text(encoding="utf-8")
     assert "recommendations" in (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= {page.stem for page in tmp_path.glob("*.html")}

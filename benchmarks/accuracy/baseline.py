@@ -49,7 +49,7 @@ def _entry(group: Group) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """The same with four digits; predictions keep six."""
+    """Return a report rounded to four digits; predictions keep six."""
     if isinstance(value, dict):
         return {key: kept if key == "predicted" else _short(kept) for key, kept in value.items()}
     if isinstance(value, list):
@@ -58,7 +58,7 @@ def _short(value: Any) -> Any:
 
 
 def save(summary: dict[str, Any], path: Path) -> None:
-    """As readable JSON with a line a row, so that a diff shows what a change did."""
+    """Write readable JSON with a line a row, so that a diff shows what a change did."""
     path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 

@@ -161,7 +161,7 @@ def _tuning(folder: Path) -> list[Group]:
 
 
 def _plain(folder: Path) -> list[Group]:
-    """The same runs asked plainly: model, GPUs, precision, batch and layout."""
+    """Return today's runs by plain queries: model, GPUs, precision, batch and layout."""
     if not today_runs(folder):
         return []
     cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)

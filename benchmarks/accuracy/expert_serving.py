@@ -38,7 +38,7 @@ KEYS = {
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """By what was left out: errors of all runs and of each series; intervals and the choice of a layout; pools apart."""
+    """Return, by what was left out, errors of all runs and each series, intervals and the choice of a layout; pools apart."""
     found = mixtures(folder)
     report: dict[str, Any] = {}
     for name, key in KEYS.items():

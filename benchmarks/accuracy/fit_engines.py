@@ -163,7 +163,7 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
 
 
 def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
-    """The same of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
+    """Return the scatter of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
     groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for p in pairs:
         groups[p.run.group].append(math.log(p.run.throughput / p.throughput))

@@ -110,7 +110,7 @@ def log_ratios(found: Sequence[Predicted], what: str) -> Floats:
 def left_out(
     found: Sequence[ServingRun], key: Callable[[ServingRun], object]
 ) -> dict[object, tuple[ExpertEfficiency, list[Predicted]]]:
-    """By the value of `key`: the constants of all other runs, and what they say of these."""
+    """Return, by the value of `key`, the constants of all other runs and what they predict of these."""
     results = {}
     for value in dict.fromkeys(key(run) for run in found):
         constants = fit([run for run in found if key(run) != value])

@@ -134,7 +134,7 @@ def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, di
 
 
 def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
-    """As `medians` of m, n and k, and each time at most that of the same call with more rows."""
+    """Return `medians` of m, n and k, each time at most that of the same call with more rows."""
     shapes, seconds, cards = medians(rows, ("m", "n", "k"))
     calls = list(zip(*shapes[1:], (card.name for card in cards), strict=True))
     least: dict[tuple[object, ...], float] = {}

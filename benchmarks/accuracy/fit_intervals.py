@@ -58,7 +58,7 @@ def scatter(*kinds: Known) -> float:
 
 
 def together(*deviations: float) -> float:
-    """Of few kinds, each of which tells the same once: the root of the mean variance."""
+    """Return the root of the mean variance of few kinds, each of which counts once."""
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
@@ -130,7 +130,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
             "two settings of MLPerf's LoRA on the same devices",
         ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
-        "feature_log_sd": (math.sqrt(lora), "as adapters, whose runs no constant saw"),
+        "feature_log_sd": (
+            together(math.sqrt(lora), math.sqrt(experts)),
+            "as adapters and mixtures of experts by constants that saw neither them nor their model",
+        ),
         "memory_feature_log_sd": (
             scatter((of_adapters, allocated**2)),
             "LoRA of MLPerf, peak of allocated memory",

@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def memory_within(self) -> Bools:
-        """The same of memory."""
+        """Return which rows' measured memory lies within the stated interval."""
         found: Bools = np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
         return found
 
@@ -176,7 +176,7 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
 
 
 def evaluate(folder: Path) -> dict[str, Any] | None:
-    """By the shipped constants, leaving one model out, leaving one number of nodes out; None without the file."""
+    """Return errors by the shipped constants, leaving out one model or one number of nodes; None without the file."""
     rows = read(folder, FILE)
     if not rows:
         return None

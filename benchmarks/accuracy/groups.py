@@ -48,7 +48,7 @@ class Group:
 
     @property
     def parts(self) -> dict[str, list[Comparison]]:
-        """By GPU or release, in order."""
+        """Return the rows by GPU or release, in order."""
         found: dict[str, list[Comparison]] = {}
         for row in self.rows:
             found.setdefault(row.part, []).append(row)

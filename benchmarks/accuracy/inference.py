@@ -140,7 +140,7 @@ def other_release(found: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
 
 
 def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
-    """Of each group with several sizes: what the predicted best parallelism loses of the best measured tokens/s/GPU."""
+    """Return what the predicted best parallelism loses of the best measured tokens/s/GPU, by groups with several sizes."""
     groups: dict[tuple[object, ...], list[Predicted]] = defaultdict(list)
     for pair in pairs:
         groups[pair.run.group].append(pair)

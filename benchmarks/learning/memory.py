@@ -1,4 +1,4 @@
-"""The same of memory: published peaks fed as measurements, and how well that holds on the other runs."""
+"""Learning of memory: published peaks fed as measurements, and how well that holds on the other runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
 
 
 def _bounds(case: Case) -> tuple[float, float]:
-    """Of the stated interval, as multiples of what is predicted."""
+    """Return the bounds of the stated interval, as multiples of what is predicted."""
     resolved = resolve_configuration(case.query)
     unchecked = unchecked_features(case=resolved.problem, candidate=Candidates.alone(resolved.config))
     stated = intervals(step_s=1.0, memory_total_bytes=1.0, case=resolved.problem, unchecked=unchecked)
@@ -76,7 +76,7 @@ def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
 
 
 def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
-    """By number of random runs: mean scores on the rest over the seeds."""
+    """Return, by number of random runs, mean scores on the rest over the seeds."""
     found = {}
     for count in RUNS:
         if len(peaks.runs) - count >= LEAST_TESTED:

@@ -36,7 +36,7 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Of n runs: medians, and the standard deviation or the bounds of their 90 % intervals."""
+    """Predictions of n runs: medians, and the standard deviation or the bounds of their 90 % intervals."""
 
     step_s: NDArray[np.float64]
     low_s: NDArray[np.float64] | None = None
@@ -112,7 +112,7 @@ def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict
 
 
 def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """By number of random runs: mean scores on the rest over the seeds, and how often the calibration was worse than none."""
+    """Return, by number of random runs, mean scores on the rest, and how often the calibration was worse than none."""
     found = {}
     for count in RUNS:
         if len(runs) - count < LEAST_TESTED:
@@ -138,7 +138,7 @@ def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """By direction: scores on runs of the other side; a side with more runs than are carried gives random ones."""
+    """Return, by direction, scores on runs of the other side; a side with more runs than are carried gives random ones."""
     found = {}
     for direction, source, target in _directions(runs):
         if len(source) < LEAST_CARRIED or len(target) < LEAST_TESTED:

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.mutants --seed N --count 60 [-j 2] [--json]`: how many faults drawn by a seed the tests see.
+"""`python -m benchmarks.mutants --seed N --count 60 [--kinds factor lock] [-j 2] [--json]`: how many faults drawn by a seed the
+tests see. Locks are few, so that a draw of all kinds seldom has one: `--kinds lock` draws them alone.
 
 Each mutant runs in a temporary copy of the working tree, without reference data, under the test files that reach its function.
 """
@@ -10,28 +11,36 @@ import json
 import queue
 import sys
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from benchmarks.mutants.generate import Mutant, draw
+from benchmarks.mutants.generate import Kind, Mutant, draw
 from benchmarks.mutants.reached import read
 from benchmarks.mutants.trial import Copy, Verdict
 
 ROOT = Path(__file__).parents[2]
 MIN_KILLED = 50 / 60
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def evaluate(*, seed: int, count: int, jobs: int, reached: Path | None = None) -> list[Verdict]:
-    """The verdicts in the order of the draw; progress goes to standard error. `reached`: where to keep what tests reach."""
+def evaluate(
+    *, seed: int, count: int, jobs: int, kinds: Collection[Kind] = KINDS, reached: Path | None = None
+) -> list[Verdict]:
+    """Return the verdicts in the order of the draw; progress goes to standard error.
+
+    `reached`: where to keep what tests reach.
+    """
+    drawn = draw(ROOT, seed=seed, count=count, kinds=kinds)
     with tempfile.TemporaryDirectory(prefix="hp-mutants-") as folder:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(jobs):
             copies.put(copy := Copy.of(ROOT, Path(folder) / str(number)))
         reached = reached or Path(folder) / "reached.json"
         if not reached.exists():
-            copy.record(reached)
+            copy.record(reached, locks=any(mutant.kind == "lock" for mutant in drawn))
         reach = read(reached)
 
         def judge(mutant: Mutant) -> Verdict:
@@ -44,7 +53,7 @@ def evaluate(*, seed: int, count: int, jobs: int, reached: Path | None = None) -
             return verdict
 
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(judge, draw(ROOT, seed=seed, count=count)))
+            return list(pool.map(judge, drawn))
 
 
 def as_line(verdict: Verdict) -> str:
@@ -62,7 +71,7 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 
 def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
-    """The same with every mutant."""
+    """Return the count of killed mutants and every mutant with its verdict, for --json."""
     mutants = [
         {**asdict(verdict.mutant), "diff": verdict.diff, "killed_by": verdict.killed_by, "reached": verdict.reached}
         for verdict in verdicts
@@ -74,11 +83,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="mutants to draw")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to draw (default: all)")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
     parser.add_argument("--reached", type=Path, help="keep here which functions each test file reaches; reused where it exists")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    verdicts = evaluate(seed=arguments.seed, count=arguments.count, jobs=arguments.jobs, reached=arguments.reached)
+    verdicts = evaluate(
+        seed=arguments.seed,
+        count=arguments.count,
+        jobs=arguments.jobs,
+        kinds=arguments.kinds,
+        reached=arguments.reached,
+    )
     print(json.dumps(as_json(verdicts, seed=arguments.seed), indent=2) if arguments.json else as_text(verdicts))
     killed = sum(verdict.killed_by is not None for verdict in verdicts)
     sys.exit(killed < MIN_KILLED * len(verdicts))

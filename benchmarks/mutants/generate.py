@@ -1,15 +1,20 @@
-"""Draw mutants: one operator, constant or condition of a source file, replaced by another."""
+"""Draw mutants: one operator, constant or condition of a source file replaced by another, one factor dropped, one lock lost."""
 
 from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
+Kind = Literal["operator", "factor", "lock"]
 PACKAGES = ("hp_tool/cost", "hp_tool/calibration")
+LOCKED_PACKAGES = ("hp_tool/launchers", "hp_tool/search", "hp_tool/store", "hp_tool/tuning")
+"""Where locks are lost; nothing else is mutated there."""
 COORDINATOR = "hp_tool/search/coordinator.py"
 """Mutated along with the modules of its package that it imports, directly or through each other."""
 
@@ -36,6 +41,8 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.And: ("and", "or"),
     ast.Or: ("or", "and"),
 }
+LOCK = re.compile("(?:^|_)lock", re.IGNORECASE)
+UNLOCKED = '__import__("contextlib").nullcontext()'
 FUNCTIONS = {
     a: b for pair in (("max", "min"), ("maximum", "minimum"), ("all", "any"), ("ceil", "floor")) for a, b in (pair, pair[::-1])
 }
@@ -50,6 +57,7 @@ UNMUTATED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 class Mutant:
     """One replacement in one file. Offsets count bytes, as `ast` does."""
 
+    kind: Kind
     path: str
     """Relative to the repository's root."""
     line: int
@@ -69,10 +77,13 @@ class Mutant:
         return f"- {before}\n+ {after}"
 
 
-def draw(root: Path, *, seed: int, count: int) -> list[Mutant]:
-    """`count` mutants, each place equally likely; the same for the same seed and code."""
-    sources = {path: (root / path).read_bytes() for path in mutated_files(root)}
-    places = [mutant for path, source in sources.items() for mutant in mutants(source, path=path)]
+def draw(root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("operator", "factor", "lock")) -> list[Mutant]:
+    """Return at most `count` mutants of these kinds, each place equally likely; the same for the same seed and code."""
+    mutated = set(mutated_files(root))
+    locked = {str(path.relative_to(root)) for package in LOCKED_PACKAGES for path in (root / package).rglob("*.py")}
+    sources = {path: (root / path).read_bytes() for path in sorted(mutated | locked)}
+    every = (mutant for path, source in sources.items() for mutant in mutants(source, path=path))
+    places = [one for one in every if one.kind in kinds and (one.kind == "lock" or one.path in mutated)]
     random.Random(seed).shuffle(places)
     valid = (mutant for mutant in places if _is_fault(mutant, sources[mutant.path]))
     return [mutant for mutant, _ in zip(valid, range(count), strict=False)]
@@ -95,10 +106,16 @@ def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
     """Every place of a file with its replacement, in the order of the text's tree."""
     text = _Text(source)
     for node, function in _mutated_nodes(ast.parse(source)):
-        for start, end, new in text.replacements(node):
-            line = source.count(b"\n", 0, start) + 1
-            name = f"{path}:{function}" if function else None
-            yield Mutant(path=path, line=line, start=start, end=end, replacement=new, function=name)
+        name = f"{path}:{function}" if function else None
+        every: dict[Kind, Iterator[tuple[int, int, str]]] = {
+            "operator": text.replacements(node),
+            "factor": text.dropped_factors(node),
+            "lock": text.lost_locks(node),
+        }
+        for kind, replacements in every.items():
+            for start, end, new in replacements:
+                line = source.count(b"\n", 0, start) + 1
+                yield Mutant(kind=kind, path=path, line=line, start=start, end=end, replacement=new, function=name)
 
 
 def _mutated_nodes(node: ast.AST, *, scope: str = "", function: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
@@ -124,6 +141,14 @@ def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
     if isinstance(parent, ast.Module) and isinstance(node, ast.Assign):
         return isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.BitOr)
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The names, attributes and keywords of an expression."""
+    for each in ast.walk(node):
+        match each:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
 
 
 class _Text:
@@ -166,6 +191,22 @@ class _Text:
             case ast.comprehension(ifs=ifs):
                 for test in ifs:
                     yield from self._negated(test)
+
+    def dropped_factors(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+        """`a * b` and `a / b` become `a`."""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+            for start, _, _ in self._operator(node.left, node.op, node.right):
+                yield start, self._end(node), ""
+
+    def lost_locks(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+        """`with lock:` enters nothing, a query locks no rows, a file is not locked."""
+        match node:
+            case ast.withitem(context_expr=lock, optional_vars=None) if any(LOCK.search(name) for name in _names(lock)):
+                yield self._start(lock), self._end(lock), UNLOCKED
+            case ast.Call(func=ast.Attribute(value=query, attr="with_for_update")):
+                yield self._end(query), self._end(node), ""
+            case ast.Call(func=ast.Attribute(attr="flock" | "lockf")):
+                yield self._start(node), self._end(node), "None"
 
     def _operator(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Iterator[tuple[int, int, str]]:
         """The operator between two operands; brackets may stand there too."""

@@ -28,7 +28,7 @@ class Reach:
 
 
 def read(file: Path) -> dict[str, Reach]:
-    """By test file."""
+    """Return what each test file runs, by its path."""
     return {name: Reach(one["seconds"], set(one["functions"])) for name, one in json.loads(file.read_text()).items()}
 
 
@@ -70,8 +70,8 @@ class _Recorder:
             reach.seconds += time.perf_counter() - started
 
     def pytest_sessionfinish(self) -> None:
-        found = {name: asdict(one) | {"functions": sorted(one.functions)} for name, one in self._reach.items()}
-        self._output.write_text(json.dumps(found))
+        reach = {name: asdict(one) | {"functions": sorted(one.functions)} for name, one in self._reach.items()}
+        self._output.write_text(json.dumps(reach))
 
 
 def forget_results() -> None:

@@ -18,10 +18,12 @@ from benchmarks.mutants.generate import Mutant
 from benchmarks.mutants.reached import Reach
 
 ROOT = Path(__file__).parents[2]
-STRANGERS = ("formats", "launchers", "packaging", "profiler", "service", "store", "trainers")
-"""Folders whose tests see predictions only through files, servers and jobs, if at all: they are not run."""
-SELECTION = "not long and not slow and not distributed and not postgres and not slurm and not ray"
-"""Of the default run, what starts no training job, database or cluster."""
+STRANGERS = ("formats", "packaging", "profiler", "service", "trainers")
+"""Folders whose tests see predictions and locks only through files, servers and jobs, if at all: they are not run."""
+LOCKING = ("launchers", "store")
+"""Folders whose tests see locks, and no predictions: they are run where a lock may be lost."""
+SELECTION = "not long and not slow and not distributed and not slurm and not ray"
+"""Of the default run, what starts no training job or cluster."""
 TEST_LIMIT_S = 300
 RUN_LIMIT_S = 3600
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
@@ -60,9 +62,9 @@ class Copy:
                 shutil.copy2(repository / name, root / name)
         return cls(root)
 
-    def record(self, output: Path) -> None:
+    def record(self, output: Path, *, locks: bool = True) -> None:
         """Run all tests once without a fault, and write which functions each file of them reaches."""
-        folders = [f"--ignore=tests/{name}" for name in STRANGERS]
+        folders = [f"--ignore=tests/{name}" for name in (STRANGERS if locks else STRANGERS + LOCKING)]
         self._pytest(["-p", "benchmarks.mutants.reached", "--reached", str(output), *folders, "tests"])
 
     def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach]) -> Verdict:
@@ -106,10 +108,10 @@ class Copy:
             return tests[0]
         if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
-        found = FAILED.search(output) or HUNG.search(output)
-        if found is None:
+        failure = FAILED.search(output) or HUNG.search(output)
+        if failure is None:
             raise RuntimeError(f"pytest ended with {code} and named no test:\n{output[-2000:]}")
-        return found[1]
+        return failure[1]
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a run in the copy, without reference data and settings."""

@@ -76,7 +76,7 @@ def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dic
 
 
 def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the runs that succeeded: median step time, and relative to it the interquartile range and the whole range, between
+    """Return the median step time of the runs that succeeded and, relative to it, interquartile and whole range, between
     runs and (median over runs) between the steps of one.
     """
     good = [row for row in rows if row["status"] == "ok"]

@@ -56,8 +56,8 @@ def cell_rows(folder: Path) -> list[MeasuredCell]:
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
-    """By source: how many cells, how often group 1 holds the fastest row, its first (which no group can leave out) and its
-    slowest take at most WITHIN times as long, the slowest's median, and the median number of rows in group 1 and in the cell.
+    """Return, by source, the number of cells, how often group 1 holds the fastest row, its first (which no group can leave out)
+    and its slowest take at most WITHIN times as long, the slowest's median, and the median rows of group 1 and of the cell.
     """
     found: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):

@@ -89,7 +89,7 @@ def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
 
 
 def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:
-    """Of the runs of a cell that are not known, some of which are."""
+    """Return the loss on the runs of a cell that are not known, given those that are."""
     rng, usual = np.random.default_rng(0), cell.shares(constants)
     apart = ((cell.points[:, None] - cell.points) ** 2).sum(axis=2)
     near, losses = np.exp(-0.5 * apart / regimes.NEAR**2), []

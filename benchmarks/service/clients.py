@@ -61,5 +61,5 @@ async def _client(port: int, requests: Iterator[bytes], ending: float, found: As
 
 
 def endless(request: bytes) -> Iterator[bytes]:
-    """The same again and again."""
+    """Yield one request again and again."""
     return itertools.repeat(request)

@@ -78,7 +78,7 @@ def paths(database: Database) -> dict[str, str]:
 
 
 def middle(client: httpx.Client, path: str) -> str:
-    """The same list from its middle: the cursor that half of the rows lie behind."""
+    """Return a list's path from its middle: with the cursor that half of the rows lie behind."""
     newest = client.get(f"{path}&limit=1").json()["items"][0]["created_at"]
     at = bulk.BEGUN + (datetime.fromisoformat(newest) - bulk.BEGUN) / 2
     table = tables.measurements if "measurements" in path else tables.searches
@@ -98,7 +98,7 @@ def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dic
 
 
 def processor_seconds(processes: Sequence[psutil.Process]) -> float:
-    """Of these processes and all below them, those that have ended too."""
+    """Return the processor seconds of these processes and all below them, ended ones included."""
     total = 0.0
     for process in processes:
         for each in (process, *process.children(recursive=True)):

@@ -37,7 +37,7 @@ def ranked(step: int) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Of resident memory, since this program was started: rusage's figure would begin with its parent's."""
+    """Return the peak of resident memory since this program was started: rusage's figure would begin with its parent's."""
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

@@ -77,7 +77,7 @@ def dense_query() -> Query:
 
 
 def moe_query() -> Query:
-    """The same with every expert-parallel size, and experts split up to four ways."""
+    """Return a mixture's query with every expert-parallel size, and experts split up to four ways."""
     return parse_query(MOE_QUERY | {"parallel": MOE})
 
 
@@ -107,7 +107,7 @@ def single_queries(count: int) -> list[Query]:
 
 
 def query_lines(queries: list[Query]) -> list[bytes]:
-    """The same as JSON lines, without the fields that are not set."""
+    """Return queries as JSON lines, without the fields that are not set."""
     return [json.dumps(_given(to_dict(query))).encode() for query in queries]
 
 

@@ -164,7 +164,7 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
 
 
 def _stated(case: TrainingCase) -> dict[str, float]:
-    """By STATED."""
+    """Return the stated deviations of a case's predictions by the names in STATED."""
     whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
@@ -243,7 +243,7 @@ def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArr
 
 
 def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
-    """Of measurements from elsewhere, the `limit` timed ones nearest to these configurations; the others teach them least.
+    """Return the `limit` timed measurements from elsewhere nearest to these configurations; others teach them least.
 
     What ran out of memory stays only where the very same configuration of the same model on the same cluster is among
     these: a factor on predicted memory that explains the worst failure of another model would refuse what fits here.

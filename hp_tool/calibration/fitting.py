@@ -192,7 +192,7 @@ class Process:
         return float(np.mean(self.scales[2] * self._components[2] @ self.pull))
 
     def predict(self, rows: Rows) -> tuple[FloatArray, FloatArray]:
-        """Of m configurations, each (m,): mean of the effects of model and layout; variance of one run, parameters included."""
+        """Return, each (m,), the mean effect of model and layout, and the variance of one run, parameters included."""
         covariances = self.scales[:-1, None, None] * rows.covariances(self.rows)
         explained = covariances.sum(axis=0) @ self._root.T
         variance = self.scales @ rows.variances() - np.einsum("mn,mn->m", explained, explained)
@@ -229,8 +229,8 @@ class Process:
             return value, slope - 0.5 * scales * (parts @ curve.ravel())
 
         bounds, options = [(-WIDEST, WIDEST)] * len(self.logs), {"maxiter": 25, "ftol": 1e-5}
-        found = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
-        fitted = replace(self, logs=found.x)
+        optimum = minimize(loss, self.logs, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
+        fitted = replace(self, logs=optimum.x)
         fitted.__dict__["_components"] = self._components  # scales do not change them
         return fitted
 

@@ -49,17 +49,19 @@ def plan_operations(cluster: ClusterSpec, *, precisions: Sequence[Precision]) ->
     lengths = (64, 256, 512) if cpu else (1024, 4096, 8192)
     rows = (2**7, 2**11) if cpu else (2**11, 2**14)
     width = 256 if cpu else 4096
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for precision in precisions:
-        found += [Operation(name="matmul", shape=shape, precision=precision) for shape in itertools.product(sizes, repeat=3)]
+        operations += [
+            Operation(name="matmul", shape=shape, precision=precision) for shape in itertools.product(sizes, repeat=3)
+        ]
         heads, dim = (4, 32) if cpu else (32, 128)
         shapes = [(b, s, heads, heads, dim) for b in (1, 4) for s in lengths]
-        found += [Operation(name="attention", shape=shape, precision=precision) for shape in shapes]
+        operations += [Operation(name="attention", shape=shape, precision=precision) for shape in shapes]
         for count in rows:
-            found += [Operation(name=name, shape=(count * width,), precision=precision) for name in ("add", "activation")]
-            found += [Operation(name="norm", shape=(count, width), precision=precision)]
-            found += [Operation(name="loss", shape=(count, 2 * width), precision="fp32")]
-    return tuple(dict.fromkeys((*found, *_collectives(cluster, precision=precisions[0], cpu=cpu))))
+            operations += [Operation(name=name, shape=(count * width,), precision=precision) for name in ("add", "activation")]
+            operations += [Operation(name="norm", shape=(count, width), precision=precision)]
+            operations += [Operation(name="loss", shape=(count, 2 * width), precision="fp32")]
+    return tuple(dict.fromkeys((*operations, *_collectives(cluster, precision=precisions[0], cpu=cpu))))
 
 
 def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> Iterable[Operation]:
@@ -87,7 +89,7 @@ def fit_machine(times: Sequence[OperationTimes], *, cluster: ClusterSpec, start:
     exchange = fits.link("all-to-all inside a node", {"all_to_all": 1.0}, across=False, bandwidth=local)
     network = fits.link("across nodes", _RING, across=True, bandwidth=cluster.inter_node_bandwidth_bytes_per_second)
     memory = fits.memory()
-    found = dataclasses.replace(
+    constants = dataclasses.replace(
         start,
         gpu=gpu.name,
         matmul={**start.matmul, **matmul},
@@ -99,7 +101,7 @@ def fit_machine(times: Sequence[OperationTimes], *, cluster: ClusterSpec, start:
         fitted_on=fitted_on,
         measured=True,
     )
-    return MachineFit(gpu=found, network=network, errors=fits.errors)
+    return MachineFit(gpu=constants, network=network, errors=fits.errors)
 
 
 @dataclass(kw_only=True)
@@ -111,15 +113,15 @@ class _Fits:
 
     def matmuls(self) -> dict[Precision, Roofline]:
         """A roofline for each precision."""
-        found: dict[Precision, Roofline] = {}
+        rooflines: dict[Precision, Roofline] = {}
         for precision in dict.fromkeys(each.operation.precision for each in self._named("matmul")):
             rows = [each for each in self._named("matmul") if each.operation.precision == precision]
             m, n, k = _shapes(rows)
             traffic = ELEMENT_BYTES[precision] * (m * k + n * k + m * n)
             peak = self.gpu.peak_flops_per_second[precision]
             fit = fit_roofline(2 * m * n * k / peak, self._memory_s(traffic), _median_rank(rows), bounds=self.bounds)
-            found[precision] = self._noted(f"matmul {precision}", fit)
-        return found
+            rooflines[precision] = self._noted(f"matmul {precision}", fit)
+        return rooflines
 
     def attention(self) -> Roofline | None:
         """Over all precisions timed: the cost model has one for all. Causal: half of the scores."""
@@ -200,8 +202,8 @@ GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 
 def robust_fit(residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]) -> Floats:
     """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
-    found: Floats = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
-    return found
+    constants: Floats = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
+    return constants
 
 
 def _fit(predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds) -> tuple[Floats, Floats]:

@@ -61,7 +61,7 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
 
 
 def share(slow: FloatArray, *, usual_share: float) -> float:
-    """Of all runs that are slow, the prior's before there are any."""
+    """Return the share of slow runs; without runs it is the prior's."""
     return float((SHARE_WEIGHT * usual_share + slow.sum()) / (SHARE_WEIGHT + len(slow)))
 
 
@@ -78,7 +78,7 @@ class Stalls:
     share: float
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Of m configurations, each (m,): probability of a stall, and the seconds that a micro-batch then loses.
+        """Return, each (m,), the probability of a stall, and the seconds that a micro-batch then loses.
 
         Each run counts by how near it is to the configuration asked for; far from all, the share of all does.
         """

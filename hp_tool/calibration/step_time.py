@@ -296,7 +296,7 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Of runs that stall: so many that they make up what the cost model states beyond MOST."""
+    """Return the share of runs that stall: as many as explain the stated variance beyond MOST."""
     if STEP_LOG_SD not in features:
         return prior.slow_share
     beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - MOST**2
@@ -314,8 +314,8 @@ def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatA
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """By which the prior of the parameters is narrower than the device kind's: so that the usual run's variance, through all of
-    them, is what configurations have in common.
+    """Return the factor by which the parameters' prior is narrower than the device kind's, so that the usual run's variance,
+    through all of them, is what configurations have in common.
     """
     stated = _stated(features, len(design), prior=prior)
     if stated is None:

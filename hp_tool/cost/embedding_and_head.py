@@ -60,7 +60,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 
 def _alive(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
-    """Of the T h hidden states those whose logits exist at once."""
+    """Return how many of the T h hidden states have logits at the same time."""
     return minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
 
 

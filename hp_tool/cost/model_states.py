@@ -323,7 +323,7 @@ def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidat
 
 
 def _largest_stages(candidates: Candidates, pipeline: Pipeline) -> list[StageLayers]:
-    """As many layers as the largest stage has, of the kinds on the stage with fewest dense ones, and on the one with most."""
+    """Return stages as large as the largest, with the layers of the stage with fewest dense ones and of that with most."""
     count = maximum(functools.reduce(maximum, [end.layers.count for end in pipeline.ends]), pipeline.critical.count)
     largest = [replace(pipeline.critical, count=count)]
     if pipeline.dense is not None:

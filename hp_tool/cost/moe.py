@@ -252,15 +252,15 @@ def _left_over(exchange: Floats, compute: Floats) -> Floats:
     return exchange - (1.0 - COMMUNICATION_SHARE) * hidden
 
 
-def merged_share(candidates: Candidates, *, micro_batches: Floats, asked: bool = True) -> Floats:
-    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `asked` for.
+def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool = True) -> Floats:
+    """Share of the passes that run merged with an opposite one: 1 - ((v - 1) p + 1) / (m v), where it is `merges` for.
 
     These are all passes except the warm-up of the last pipeline rank, whose passes follow each other without gaps; without a
-    pipeline all but one of m. Under DualPipe, asked or not, all but 3 p / 2 - 1 of its first rank's, under DualPipeV all but
+    pipeline all but one of m. Under DualPipe, merges or not, all but 3 p / 2 - 1 of its first rank's, under DualPipeV all but
     (3 p - 1) / 2 of both chunks'.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
-    share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if asked else 0.0
+    share: Floats = maximum(1.0 - ((v - 1.0) * p + 1.0) / (micro_batches * v), 0.0) if merges else 0.0
     if candidates.merges_passes:
         dual = maximum(1.0 - (1.5 * p - 1.0 / v) / micro_batches, 0.0)
         share = where(candidates.pipeline_schedule >= DUALPIPE, dual, share)

@@ -222,7 +222,7 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """The same factor if every rank sends `distance` ranks on: the share distance / leaf of them, at most all, goes upwards."""
+    """Factor (at least 1) if every rank sends `distance` ranks on: the share min(distance / leaf, 1) of them goes upwards."""
     if not _oversubscribed(cluster):
         return 1.0
     upwards = minimum(distance / _leaf_devices(cluster), 1.0)
@@ -230,7 +230,7 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """The same factor for an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf.
+    """Factor (at least 1) for an all-to-all: of what leaves the domain (size - k), the share (size - j k) leaves the leaf.
 
     Without NVLink nothing forwards to the right rail, and the (k - 1)/k that change rails go upwards too.
     """

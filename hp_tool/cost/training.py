@@ -187,7 +187,7 @@ def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeli
         sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
         sparse_times = layer(moe=True)
         if workload.merges_passes or candidates.merges_passes:
-            share = merged_share(candidates, micro_batches=micro_batches, asked=workload.merges_passes)
+            share = merged_share(candidates, micro_batches=micro_batches, merges=workload.merges_passes)
             sparse_times = _mix(sparse_times, layer(moe=True, merged=True), share)
         kinds = pipeline.dense is not None
         times = (*times, sparse_times) if kinds else (_mix(times[0], sparse_times, pipeline.critical.expert_share),)

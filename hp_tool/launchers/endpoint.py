@@ -41,11 +41,11 @@ class EndpointLauncher(LocalLauncher):
 
     def answers(self) -> str:
         """Its models, and the devices declared. LauncherError where it lists none to this key."""
-        asked = Request(f"{self._options.url}/models")  # noqa: S310  # the options take http and https alone
+        request = Request(f"{self._options.url}/models")  # noqa: S310  # the options take http and https alone
         if self._key is not None:
-            asked.add_unredirected_header("Authorization", f"Bearer {self._key}")
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
-            with urlopen(asked, timeout=10.0) as response:  # noqa: S310
+            with urlopen(request, timeout=10.0) as response:  # noqa: S310
                 models = [str(each["id"]) for each in json.load(response)["data"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LauncherError(f"{self._options.url}/models does not answer: {error}") from None

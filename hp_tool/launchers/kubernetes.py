@@ -143,13 +143,13 @@ class KubernetesLauncher(StreamedLauncher):
 
     def _list_jobs(self) -> dict[str, Object]:
         """And the pods of those that wait for some of them, which say why."""
-        found = {job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)}
+        jobs_by_name = {job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)}
         self._queued = {}
-        if any(map(_is_short_of_pods, found.values())):
+        if any(map(_is_short_of_pods, jobs_by_name.values())):
             with contextlib.suppress(LauncherError):
                 for pod in self._items("pods", LABEL):
                     self._queued.setdefault(pod["metadata"].get("labels", {}).get(LABEL, ""), []).append(pod)
-        return found
+        return jobs_by_name
 
     def _job(self, handle: str) -> dict[str, Any] | None:
         return self._running(handle) or self._ended(handle)
@@ -163,8 +163,8 @@ class KubernetesLauncher(StreamedLauncher):
 
     def _get(self, kind: str, name: str) -> dict[str, Any] | None:
         answer = self._kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
-        found: dict[str, Any] | None = json.loads(answer) if answer.strip() else None
-        return found
+        resource: dict[str, Any] | None = json.loads(answer) if answer.strip() else None
+        return resource
 
     def _state(self, job: Object) -> JobState:
         state = job_state(job)

@@ -45,7 +45,8 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
     name = object_name(plan.job_name)
     own, jobset = {LABEL: name}, options.workload == "jobset"
     labels, annotations = (
-        {key: jobs.filled(text, plan=plan) for key, text in given.items()} for given in (options.labels, options.annotations)
+        {key: jobs.filled(text, plan=plan) for key, text in templates.items()}
+        for templates in (options.labels, options.annotations)
     )
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -77,12 +78,12 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
         "backoffLimit": 0,
         "template": template,
     }
-    asked = {NUM_GPUS: str(plan.num_gpus), TIMEOUT_S: f"{plan.timeout_s:g}"}
+    limits = {NUM_GPUS: str(plan.num_gpus), TIMEOUT_S: f"{plan.timeout_s:g}"}
     metadata = {
         "name": name,
         "namespace": options.namespace,
         "labels": {**labels, **own},
-        "annotations": {**annotations, **asked},
+        "annotations": {**annotations, **limits},
     }
     keep = {"ttlSecondsAfterFinished": options.keep_s}
     if not jobset:

@@ -22,11 +22,11 @@ def merged(base: Any, patch: Any, *, name: str = "") -> Any:
     `name`: the key that both stand under.
     """
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
-        said = {key: value for key, value in patch.items() if key != _DIRECTIVE}
+        changes = {key: value for key, value in patch.items() if key != _DIRECTIVE}
         if patch.get(_DIRECTIVE) == "replace":
-            return said
-        kept = {key: value for key, value in base.items() if key not in said}
-        return kept | {key: merged(base.get(key), value, name=key) for key, value in said.items() if value is not None}
+            return changes
+        kept = {key: value for key, value in base.items() if key not in changes}
+        return kept | {key: merged(base.get(key), value, name=key) for key, value in changes.items() if value is not None}
     if name in _KEYS and isinstance(base, Sequence) and isinstance(patch, Sequence):
         return _merged_lists(base, patch, key=_KEYS[name])
     return patch

@@ -147,7 +147,7 @@ class LocalLauncher:
         return jobs.output(self._folder(handle), name=name)
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
-        """Of a job's processes; nothing of it is written down."""
+        """Return the environment of a job's processes; nothing of it is written down."""
         return torchrun.full_environment(plan.environment)
 
     def part(self, *, num_gpus: int) -> Hardware:

@@ -45,8 +45,8 @@ class SlurmLauncher:
         jobs_known = len(self._controller.jobs(fresh=True))
         plan = torchrun.smallest_plan(self._options, job_name="hp-doctor")
         rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
-        said = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
-        return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {said}"
+        forecast = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
+        return f"Slurm answers: {jobs_known} jobs of this user in its memory; a job of one node would be taken: {forecast}"
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)

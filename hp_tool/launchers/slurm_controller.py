@@ -211,7 +211,7 @@ class Controller:
         return self._order(["sbatch", "--test-only"], script=script)
 
     def _order(self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str) -> str:
-        """As `_run`, for orders that the site may refuse: raises RefusedError where it does for good."""
+        """Run an order that the site may refuse, as `_run` does. Raises RefusedError where it refuses for good."""
         try:
             return self._run(command, environment=environment, script=script)
         except ControllerAway:

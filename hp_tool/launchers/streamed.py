@@ -91,12 +91,12 @@ class StreamedLauncher(ABC):
                 self._jobs = self._list_jobs()
                 self._listed_at = time.monotonic()
             # A job that is not listed may have been submitted since.
-            found = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
+            by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
         except LauncherError:
             if self._away_since is not None and time.monotonic() - self._away_since > self._cluster.patience_s:
                 raise
             return dict.fromkeys(handles, JobState.RUNNING)  # as far as is known
-        return {handle: JobState.LOST if job is None else self._state(job) for handle, job in found.items()}
+        return {handle: JobState.LOST if job is None else self._state(job) for handle, job in by_handle.items()}
 
     def fetch(self, handle: str) -> Measurement:
         job = self._job(handle)
@@ -107,10 +107,12 @@ class StreamedLauncher(ABC):
         num_gpus, timeout_s = self._request(job)
         hardware = self._cluster.hardware(num_gpus=num_gpus)
         printed, ending, nodes = self._printed(handle), self._ending(handle, job), self._cluster.num_nodes(num_gpus=num_gpus)
-        told = own_ending(printed) or ending
-        if told.reason == "timeout" and 0 < printed.nodes < nodes:  # the others waited for devices: nothing of the run's doing
+        reported = own_ending(printed) or ending
+        if (
+            reported.reason == "timeout" and 0 < printed.nodes < nodes
+        ):  # the others waited for devices: nothing of the run's doing
             error = f"the rendezvous never filled: {printed.nodes} of {nodes} nodes began"
-            printed, ending = replace(printed, ended=None), replace(told, reason="terminated", error=error)
+            printed, ending = replace(printed, ended=None), replace(reported, reason="terminated", error=error)
         return measure(printed, ending=ending, timeout_s=timeout_s, hardware=hardware)
 
     def output(self, handle: str, *, name: str | None = None) -> str:
@@ -200,7 +202,10 @@ def split_nodes(text: str) -> list[str]:
 
 
 def measure(printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
-    """As `jobs.measure`, from a job's output. `ending` is the engine's account, for jobs that left none of their own."""
+    """Return a job's measurement from its output, as `jobs.measure` does from its folder.
+
+    `ending` is the engine's account, for jobs that left none of their own.
+    """
     with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
         folder = Path(name)
         for file, text in {**printed.files, jobs.LOG: printed.log}.items():

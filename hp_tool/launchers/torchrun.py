@@ -107,6 +107,6 @@ def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_elsewhere(environment: Mapping[str, str], *, inherit: Iterable[str]) -> dict[str, str]:
-    """The same of a job on other hosts: what stands for them as well, what the operator passes on, and the plan's."""
+    """Return the environment of a job on other hosts: what stands for them as well, what the operator passes on, the plan's."""
     names = (*_INHERITED_ELSEWHERE, *inherit)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

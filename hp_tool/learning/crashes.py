@@ -15,16 +15,16 @@ LEAST = 2
 
 
 def crashes(records: Iterable[MeasurementRecord]) -> JsonObject:
-    """By problem: configurations whose whole runs crashed LEAST times and never succeeded, as columns, and how often."""
+    """Return, by problem, the configurations whose whole runs crashed LEAST times and never succeeded, and how often."""
     runs: dict[tuple[str, str], list[MeasurementRecord]] = {}
     for record in records:
         if record.problem_digest and record.measurement.fidelity.is_whole:
             runs.setdefault((record.problem_digest, record.digest), []).append(record)
-    found: JsonObject = {}
+    by_problem: JsonObject = {}
     for (problem, _), same in sorted(runs.items()):
         outcomes, config = [record.measurement.status for record in same], same[0].parallel
         if outcomes.count("crashed") >= LEAST and "ok" not in outcomes and isinstance(config, ParallelConfig):
             row = Candidates.alone(config)
             columns = {each.name: int(getattr(row, each.name)) for each in fields(row)}
-            found.setdefault(problem, []).append({"runs": outcomes.count("crashed"), "columns": columns})
-    return found
+            by_problem.setdefault(problem, []).append({"runs": outcomes.count("crashed"), "columns": columns})
+    return by_problem

@@ -59,9 +59,9 @@ def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -
     """Return the newest measurements, a few of each configuration, that may touch a calibration of this cluster and framework:
     everybody's, or an owner's own.
     """
-    asked: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
-    asked["repeats"] = MAX_REPEATS
-    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **asked).items, owner=owner)
+    query: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
+    query["repeats"] = MAX_REPEATS
+    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **query).items, owner=owner)
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:

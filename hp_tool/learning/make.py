@@ -87,8 +87,8 @@ def calibrate(
 
 
 def calibrate_cluster(*, store: Store, cluster_key: str, framework: str, owner: str = "") -> tuple[MadeCalibration, ...]:
-    """The same for one cluster and framework; of an owner, where reports that nobody else trusts make a difference. A series
-    that lost every measurement gets a version that knows nothing."""
+    """Calibrate every series of one cluster and framework; an owner's, where reports that nobody else trusts make a difference.
+    A series that lost every measurement gets a version that knows nothing."""
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
     for problem, same in by_problem(newest(store, cluster_key=cluster_key, framework=framework, owner=owner)):
         groups[model_family(problem.model)].append((problem, same))
@@ -125,7 +125,7 @@ def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
 
 
 def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
-    """The same for one family of models too; None without measurements."""
+    """Calibrate one series: a cluster, a framework and a family of models; None without measurements."""
     groups = list(of_series(series, store=store))
     return _make(store, series, groups) if groups else None
 
@@ -141,14 +141,14 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     # Everybody reads calibrations: what a user calls a model of theirs is not told.
     models = Counter(record.model if library.knows("models", record.model) else OWN_MODELS for record in records)
     by_id = zip(evidence.measurement_ids, unseen_s.tolist(), strict=True)
-    told = {
+    facts = {
         PREDICTIONS: digest_of(groups[0][0]),
         MODELS: dict(sorted(models.items())),
         RELEASE: release,
         CRASHED: crashes(records),
         UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
     }
-    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, told=told)
+    record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, facts=facts)
     return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
 
 
@@ -167,19 +167,19 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
     """The next version, which changes nothing."""
     nothing = Accuracy(measurements=0, error_before=None, error_after=None)
-    told = {PREDICTIONS: last.payload.get(PREDICTIONS)}
-    record, new = save(store, series=series, calibration=fit_calibration(), accuracy=nothing, told=told)
+    facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
+    record, new = save(store, series=series, calibration=fit_calibration(), accuracy=nothing, facts=facts)
     return MadeCalibration(record=record, new=new, models=(), accuracy=nothing)
 
 
 def save(
-    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, told: JsonObject
+    store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, facts: JsonObject
 ) -> tuple[CalibrationRecord, bool]:
     """Store as the next version of its series, unless the newest one is the same; whether it was stored.
 
-    `told`: what else its payload holds; nothing for serving, whose calibrations are read by nobody else.
+    `facts`: what else its payload holds; nothing for serving, whose calibrations are read by nobody else.
     """
-    payload: dict[str, Any] = calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | told
+    payload: dict[str, Any] = calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | facts
     key = asdict(series)
     last = store.latest_calibration(**key)
     if last is not None and last.payload == payload:
@@ -265,8 +265,8 @@ class Follower:
 
     def _behind(self, cluster: MeasuredCluster, owner: str) -> bool:
         key, framework = cluster.cluster_key, cluster.framework
-        asked: MeasurementQuery = {"cluster_key": key, "framework": framework, "state": "accepted", "teaches": owner}
-        measured = self._store.measurements(limit=1, **asked).items
+        query: MeasurementQuery = {"cluster_key": key, "framework": framework, "state": "accepted", "teaches": owner}
+        measured = self._store.measurements(limit=1, **query).items
         calibrated = self._store.list_calibrations(cluster_key=key, framework=framework, owners=(owner,), limit=1).items
         if not measured or not calibrated:
             return bool(measured)

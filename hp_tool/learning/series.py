@@ -45,7 +45,7 @@ class Series:
 
     cluster_key: str
     framework: str
-    """Of all releases: they are told apart as far as measurements do."""
+    """Calibrations of all releases, told apart as far as measurements do."""
     model_family: str
     """dense or moe; empty: all families (older calibrations)."""
     owner: str = ""
@@ -111,7 +111,7 @@ class StoredCalibrations:
         self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
 
     def of(self, owner: str) -> StoredCalibrations:
-        """The same for another owner."""
+        """Return the calibrations that another owner sees."""
         other = copy.copy(self)
         other._owner = owner
         return other
@@ -189,9 +189,9 @@ class StoredCalibrations:
     def _missing(self, series: Series) -> str | None:
         """Why there is nothing that could be used: the nearest measurements there are. None where nothing was ever measured."""
 
-        def nearest(**asked: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
+        def nearest(**query: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
             return next(
-                iter(self._store.measurements(limit=1, **asked | {"state": "accepted", "teaches": series.owner}).items), None
+                iter(self._store.measurements(limit=1, **query | {"state": "accepted", "teaches": series.owner}).items), None
             )
 
         key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]

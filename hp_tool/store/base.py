@@ -90,9 +90,16 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
         raise StoreError(f"database {engine.url.render_as_string(hide_password=True)}: {first_line}{fix}") from error
 
 
+CONNECTION_LOST = "8s2b"
+"""SQLAlchemy's code of a transaction that lost its connection; one that an error of ours broke has another."""
+
+
 def is_the_drivers(error: BaseException | None) -> bool:
-    """Whether an error of other code on the same database, such as Optuna's, was caused by the driver's."""
+    """Whether an error of other code on the same database, such as Optuna's, was caused by the driver's, or by going on with a
+    transaction whose connection was lost."""
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
+        if isinstance(error, sa.exc.PendingRollbackError) and error.code == CONNECTION_LOST:
+            return True
         error = error.__cause__
     return error is not None
 

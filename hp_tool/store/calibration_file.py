@@ -36,7 +36,7 @@ class CalibrationFile:
             raise ValueError(f"schema {revision}, not {HEAD}")
 
     def latest_calibration(self, **asked: Any) -> CalibrationRecord | None:
-        """As `Store.latest_calibration`."""
+        """Return the newest calibration of a series (`Store.latest_calibration`), or None."""
         if asked.get("before") is not None:
             return self._whole().latest_calibration(**asked)
         series = asked["cluster_key"], asked["framework"], asked.get("model_family", ""), asked.get("owner", "")
@@ -48,7 +48,7 @@ class CalibrationFile:
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
 
     def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
-        """As `Store.measurements`; of each row only where it was measured."""
+        """Return matching measurements (`Store.measurements`); of each row only where it was measured."""
         wanted = " AND ".join([*(f"{name} = ?" for name in asked), f"(trust >= {LEAST_TRUST} OR owner = ?)"])
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
         rows = self._connection.execute(newest, (*asked.values(), teaches))

@@ -81,7 +81,7 @@ def storable(text: str) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """The same throughout a JSON value: PostgreSQL would store it, but fail to read any text of it."""
+    """Return a JSON value with NUL replaced in all its text: PostgreSQL would store it, but fail to read any text of it."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

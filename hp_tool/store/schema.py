@@ -172,9 +172,9 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
             return []
         names, unknown = sorted(job_names), list[str]()
         for start in range(0, len(names), NAMES_AT_ONCE):
-            asked = names[start : start + NAMES_AT_ONCE]
-            stored = set(connection.scalars(known, {"names": asked}))
-            unknown += [name for name in asked if name not in stored]
+            batch = names[start : start + NAMES_AT_ONCE]
+            stored = set(connection.scalars(known, {"names": batch}))
+            unknown += [name for name in batch if name not in stored]
         return unknown
 
     return read(url, look_up) or []

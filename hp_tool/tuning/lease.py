@@ -111,7 +111,7 @@ def conclude(
     elif len(evidence := earlier_evidence(store, problem)):
         accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=problem.prior))
         lasting = fit_calibration(evidence=evidence, prior=problem.prior)
-        save(store, series=problem.series, calibration=lasting, accuracy=accuracy, told={})
+        save(store, series=problem.series, calibration=lasting, accuracy=accuracy, facts={})
     account = account_of(store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds)
     if isinstance(problem, ServingTuning):
         evidence_of_latencies = serving_evidence(store=store, series=replace(problem.series, owner=owner))

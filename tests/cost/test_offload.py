@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import gpu
+from hp_tool.catalog import model as library_model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.optimizer import HOST_MEMORY_FRACTION, PCIE_FRACTION
 from hp_tool.domain.parallel import ParallelConfig
@@ -153,3 +154,25 @@ def test_what_cannot_be_offloaded_is_refused(
     with pytest.raises(kind) as caught:
         asked(cluster=cluster, **training)
     assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("share", "on_device"), [(0.5, 16.0), (15 / 16, 2.0), (31 / 32, 2.0), (1.0, 2.0)])
+def test_two_layers_activations_stay_on_the_device_while_they_are_copied(share: float, on_device: float) -> None:
+    """Full recomputation keeps a layer's input, 2 s b h bytes, of 32 layers. One is being copied and one in use, where the
+    layers that are never sent leave them no room; with half of them sent their room is free in time."""
+    layer = 2 * 4096 * 4096
+    moved, plain = asked(offload="activations", offload_fraction=share).memory, asked().memory
+    assert moved and plain
+    assert plain.activations_bytes - moved.activations_bytes == pytest.approx((32 - on_device) * layer)
+    assert moved.host_bytes == pytest.approx(share * 32 * layer)
+
+
+def test_one_layer_cannot_be_half_away() -> None:
+    """A model of one layer sends it whole, and has it on the device on its way: nothing is freed."""
+    model = to_dict(library_model("llama-3-8b")) | {"name": "one layer", "num_hidden_layers": 1}
+    memory = [
+        estimate(query=parse_query(QUERY | {"model": model, "training": QUERY["training"] | more}), with_fixes=False).memory
+        for more in ({}, {"offload": "activations"})
+    ]
+    assert memory[0] and memory[1]
+    assert memory[1].activations_bytes == memory[0].activations_bytes and memory[1].host_bytes > 0

@@ -147,7 +147,7 @@ def test_passes_that_run_together(name: str, data: st.DataObject) -> None:
     config, m = data.draw(legal(name))
     together = min(sum(len(block) == 2 for block in order) for order in orders(name, config, m))
     passes = m * config.virtual_pipeline_parallel_size
-    share = merged_share(Candidates.alone(config), micro_batches=float(m), asked=False)
+    share = merged_share(Candidates.alone(config), micro_batches=float(m), merges=False)
     first_in_the_middle = config.pipeline_parallel_size == 2 and name == "dualpipe"  # that rank starts with one pair apart
     assert together == pytest.approx(max(share * passes - first_in_the_middle, 0.0), abs=1e-9)
 

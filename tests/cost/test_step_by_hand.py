@@ -132,3 +132,24 @@ def test_stages_that_just_fill_an_nvlink_domain_do_not_touch_the_network(replica
     )
     latency, rate = (1e-6, NVLINK / 2) if gpus == 8 else (1e-5, NETWORK / 2)
     assert seconds == pytest.approx(2 * 32 / replicas * (latency + TOKENS_BYTES / 2 / rate), rel=1e-9)
+
+
+@pytest.mark.parametrize(("gpus", "stages", "context"), [(8, 4, 2), (8, 2, 4), (16, 8, 2)])
+def test_context_parallel_ranks_send_their_part_of_the_sequence_to_the_next_stage(gpus: int, stages: int, context: int) -> None:
+    """Each of c ranks holds S / c tokens, and sends those alone: 2 m messages of S / c rows."""
+    seconds = part("pipeline_p2p", gpus=gpus, context_parallel_size=context, pipeline_parallel_size=stages)
+    latency, rate = (1e-6, NVLINK / 2) if gpus == 8 else (1e-5, NETWORK / 2)
+    assert seconds == pytest.approx(2 * 32 * (latency + TOKENS_BYTES / context / rate), rel=1e-9)
+
+
+def test_a_weight_moves_2_bytes_forward_2_for_the_input_and_8_for_its_gradient() -> None:
+    """Matmuls of 32 tokens are bound by memory. Their bytes are linear in the tokens, so twice the bytes at 32 less those at 64
+    are the weights' own: read in 16 bits by the forward pass and for the input's gradient; the fp32 buffer of the weight's
+    gradient is read and written (Megatron's gradient_accumulation_fusion: C += A B). A layer has 12 h^2 weights."""
+
+    def seconds(layers: int, tokens: int) -> float:
+        work = {"sequence_length": tokens, "global_batch_size": 8}
+        return part("compute", model={"num_hidden_layers": layers}, work=work, data_parallel_size=8)
+
+    own = [2 * seconds(layers, 32) - seconds(layers, 64) for layers in (L, 2 * L)]
+    assert own[1] - own[0] == pytest.approx(L * 12 * H**2 * (2 + 2 + 8) / MEMORY, rel=1e-9)

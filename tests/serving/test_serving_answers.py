@@ -249,3 +249,18 @@ def test_the_cache_is_as_wide_as_the_engine_keeps_it_for_a_checkpoint(engine: st
     )  # fmt: skip
     used = [json.loads(line)["estimate"]["provenance"]["kv_element_bytes"] for line in done.stdout.splitlines()]
     assert used == [element_bytes, 2]
+
+
+@pytest.mark.parametrize(("stages", "layers"), [(1, 64), (2, 32), (3, 22), (5, 13), (7, 10)])
+def test_the_fullest_of_uneven_stages_decides_how_many_sequences_fit(stages: int, layers: int) -> None:
+    """ceil(64 / p) of qwen3-32b's layers: a token's keys and values take 2 x 8 heads x 128 x 2 bytes; vLLM's profile
+    keeps room for 4000 tokens of input and three quarters of 1000 of output; its weights are 5120 (2 x 64 x 128 + 2 x 8 x 128 +
+    3 x 25600) bytes in fp8, and an end is an embedding or an output layer of 151,936 x 5120 in 16 bits."""
+    cluster = {"gpu": "h200-sxm-141gb", "num_gpus": stages, "gpus_per_node": 8}
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": stages}
+    load = {"concurrency": 1, "kv_cache_precision": "bf16"}
+    memory = serving.estimate(query=query(cluster=cluster, parallel=parallel, inference=load)).memory
+    assert memory is not None
+    assert memory.kv_cache_bytes == pytest.approx(4750 * layers * 2 * 8 * 128 * 2)
+    ends = (2 if stages == 1 else 1) * 2 * 151_936 * 5120
+    assert memory.weights_bytes == pytest.approx(layers * 5120 * (2 * 64 * 128 + 2 * 8 * 128 + 3 * 25_600) + ends)

@@ -125,3 +125,30 @@ def test_a_front_of_throughput_comes_with_the_answer() -> None:
     assert answer.throughput_front and answer.throughput_front == serving.pareto_front(query=query())
     with pytest.raises(UnsupportedError):
         answers.recommend_answer(query(), top=1, pareto="memory")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(("busy", "services"), [(0.25, 1 / 6), (0.5, 0.5), (0.8, 2.0)])
+def test_prompts_wait_as_in_a_queue_of_one_server_and_constant_service(replicas: int, busy: float, services: float) -> None:
+    """Pollaczek and Khinchine's mean wait of M/D/1, in services: r / (2 (1 - r)). Each replica has its share of them."""
+    setup = case_of()
+    one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
+    alone, service = (float(seconds[0]) for seconds in prompt_seconds(setup.case, one))
+    at_rate = costs(setup, prefill=replicas, decode=8, load=1, rate=busy * replicas / service)
+    assert at_rate.sustained[0] and at_rate.prefill_busy[0] == pytest.approx(busy)
+    assert at_rate.ttft_s[0] - alone - at_rate.transfer_s[0] == pytest.approx(services * service)
+
+
+def test_the_mean_wait_of_arrivals_one_by_one_is_the_queues() -> None:
+    """Lindley's recursion over 400,000 independent arrivals: each waits for what was left when the one before arrived."""
+    setup = case_of()
+    one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
+    alone, service = (float(seconds[0]) for seconds in prompt_seconds(setup.case, one))
+    rate = 0.6 / service
+    gaps = np.random.default_rng(0).exponential(1 / rate, 400_000)
+    wait, total = 0.0, 0.0
+    for gap in gaps:
+        total += wait
+        wait = max(wait + service - gap, 0.0)
+    at_rate = costs(setup, prefill=1, decode=8, load=1, rate=rate)
+    assert at_rate.ttft_s[0] - alone - at_rate.transfer_s[0] == pytest.approx(total / len(gaps), rel=0.03)

@@ -226,3 +226,16 @@ def test_who_sleeps_in_a_transaction_keeps_nobody_waiting_for_long(
     user.join()
     sleeper.dispose()
     store.close()
+
+
+@pytest.mark.postgres
+def test_a_store_outlives_a_restart_of_its_database(migrated_postgres_url: str) -> None:
+    """A server that restarts, or a firewall, closes connections that nobody uses: the next question gets a new one."""
+    store, other = open_store(migrated_postgres_url), engine.create_engine(migrated_postgres_url)
+    search = store.create_search(query={})
+    with other.begin() as connection:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        assert connection.execute(sa.text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")).all()
+    assert store.get_search(search_id=search.id).id == search.id
+    other.dispose()
+    store.close()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
+import sqlalchemy as sa
 
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.ports import Store
+from hp_tool.domain.records import Paging
 from hp_tool.errors import InputError
+from hp_tool.store import SqlStore
+from hp_tool.store.engine import create_engine
+from hp_tool.store.tables import searches
 
 
 def test_a_cursor_is_its_own_lists(store: Store, new_measurement: Callable[..., NewMeasurement]) -> None:
@@ -41,3 +47,24 @@ def test_a_cursor_is_its_own_lists(store: Store, new_measurement: Callable[..., 
 def test_a_forged_cursor_reaches_no_database(store: Store, text: str) -> None:
     with pytest.raises(InputError, match="not one that"):
         store.list_searches(cursor=base64.urlsafe_b64encode(text.encode()).decode())
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_rows_of_one_instant_are_each_on_one_page(store: SqlStore, store_url: str, oldest_first: bool) -> None:
+    """A clock that stands still, or many writers: rows created at the same time follow each other by their id."""
+    ids = sorted(store.create_search(query={}).id for _ in range(5))
+    engine = create_engine(store_url)
+    with engine.begin() as connection:
+        for position in (3, 0, 4, 1, 2):  # PostgreSQL writes a changed row anew, behind the others
+            changed = sa.update(searches).where(searches.c.id == ids[position])
+            connection.execute(changed.values(created_at=datetime(2026, 1, 1, tzinfo=UTC)))
+    engine.dispose()
+    listed: list[str] = []
+    paging: Paging = {"oldest_first": oldest_first}
+    while True:
+        page = store.list_searches(limit=2, **paging)
+        listed += [search.id for search in page.items]
+        if page.next_cursor is None:
+            break
+        paging["cursor"] = page.next_cursor
+    assert listed == sorted(ids, reverse=not oldest_first)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Lease
@@ -59,10 +60,24 @@ def test_work_that_stands_still_loses_its_lease() -> None:
     assert beats(Renewals(), clock=lambda: next(times, PATIENCE_LEASES * LEASE_S + 1.0)) == 0
 
 
-def test_trouble_with_the_studys_tables_leaves_the_search_to_the_next_worker() -> None:
+def of_a_closed_connection() -> Exception:
+    return OperationalError("SELECT 1", {}, Exception("connection closed"))
+
+
+def of_the_next_statement_on_it() -> Exception:
+    """What SQLAlchemy raises where a transaction goes on after its connection was lost."""
+    with create_engine("sqlite://").connect() as connection, connection.begin():
+        connection.invalidate()
+        with pytest.raises(PendingRollbackError) as error:
+            connection.execute(text("SELECT 1"))
+    return error.value
+
+
+@pytest.mark.parametrize("cause", [of_a_closed_connection, of_the_next_statement_on_it])
+def test_trouble_with_the_studys_tables_leaves_the_search_to_the_next_worker(cause: Callable[[], Exception]) -> None:
     class Away(Renewals):
         def get_search(self, **_: Any) -> None:
-            raise StorageInternalError("...") from OperationalError("SELECT 1", {}, Exception("connection closed"))
+            raise StorageInternalError("...") from cause()
 
     with pytest.raises(StoreError):  # a store without finish_search: nothing was ended
         run_search(store=cast(Store, Away()), lease=LEASE)

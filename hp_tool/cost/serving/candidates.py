@@ -54,7 +54,7 @@ class ServingCandidates:
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def loaded(self, concurrency: FloatArray) -> ServingCandidates:
-        """The same configurations under other loads. Formulas take any number of requests; only a query's is a whole one."""
+        """Return these configurations under other loads. Formulas take any number of requests; a query's is a whole one."""
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:

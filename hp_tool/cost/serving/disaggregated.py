@@ -201,8 +201,8 @@ def _tabulated(case: ServingCase, candidates: ServingCandidates) -> Callable[[Fl
         at = np.clip((np.log(each) / np.log(most) * (_PLACES - 1.0)).astype(np.int64), 0, _PLACES - 2)
         low, high = places[row, at], places[row, at + 1]
         share = (each - low) / (high - low)
-        found: FloatArray = (1.0 - share) * timed[row, at] + share * timed[row, at + 1]
-        return found
+        interpolated: FloatArray = (1.0 - share) * timed[row, at] + share * timed[row, at + 1]
+        return interpolated
 
     return seconds
 

@@ -62,8 +62,8 @@ def serve(
 
     `cached_tokens` of a prompt are found in the prefix cache. A request that alone outgrows the cache is served all the same.
     """
-    found = np.zeros_like(input_tokens) if cached_tokens is None else np.minimum(cached_tokens, input_tokens - 1)
-    run = _Scheduler(table, input_tokens, output_tokens, found)
+    cached = np.zeros_like(input_tokens) if cached_tokens is None else np.minimum(cached_tokens, input_tokens - 1)
+    run = _Scheduler(table, input_tokens, output_tokens, cached)
     run.begin(arrival_s, concurrency, think_s)
     while run.served < len(input_tokens):
         run.enter()
@@ -78,11 +78,11 @@ def serve(
 class _Scheduler:
     """The state between two events. Requests are numbers, their columns lists."""
 
-    def __init__(self, table: PassTable, inputs: IntArray, outputs: IntArray, found: IntArray) -> None:
+    def __init__(self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray) -> None:
         self.table = table
         self.prompt: list[int] = inputs.tolist()
         """Tokens that prefill leaves in the cache; after a preemption with those generated before it."""
-        self.done: list[int] = found.tolist()
+        self.done: list[int] = cached.tolist()
         """Of these, already in the cache."""
         self.left: list[int] = outputs.tolist()
         """Tokens to generate from there."""

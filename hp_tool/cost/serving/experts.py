@@ -38,8 +38,8 @@ def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArr
 
 def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Experts, second copies included, on one rank: (E + r) / e."""
-    held: FloatArray = ((case.model.num_experts or 0) + candidates.redundant_experts) / candidates.expert_parallel_size
-    return held
+    per_rank: FloatArray = ((case.model.num_experts or 0) + candidates.redundant_experts) / candidates.expert_parallel_size
+    return per_rank
 
 
 def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
@@ -110,10 +110,10 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
     open_ranks = [(0.0, 0, rank) for rank in range(ranks)]
     fullest = 0.0
     for load in loads:
-        total, held, rank = heapq.heappop(open_ranks)
+        total, copies_on_rank, rank = heapq.heappop(open_ranks)
         fullest = max(fullest, total + load)
-        if held + 1 < room:
-            heapq.heappush(open_ranks, (total + load, held + 1, rank))
+        if copies_on_rank + 1 < room:
+            heapq.heappush(open_ranks, (total + load, copies_on_rank + 1, rank))
     return fullest * ranks / experts
 
 
@@ -122,21 +122,21 @@ def _popularity(experts: int, variance: float) -> list[float]:
     shape = 1.0 / variance
     normal = NormalDist()
     places = (normal.inv_cdf((i + 0.5) / experts) for i in range(experts))
-    found = [max(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape)), 0.0) ** 3 for z in places]
-    mean = sum(found) / experts
-    return [value / mean for value in found]
+    quantiles = [max(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape)), 0.0) ** 3 for z in places]
+    mean = sum(quantiles) / experts
+    return [value / mean for value in quantiles]
 
 
 def hit_slots(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray) -> FloatArray:
     """Slots of the busiest rank that get at least one token; a rank in use has one, and k experts are hit in all."""
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
-    held = slots(case, candidates)
+    available = slots(case, candidates)
     mean = -tokens * candidates.attention_data_parallel_size * math.log1p(-min(top_k / experts, 1.0 - 1e-12))
     x = mean * factor * experts / (experts + candidates.redundant_experts)
     s = 0.0 if case.expert_imbalance is not None else case.experts.popularity_variance * min(experts / FINE, 1.0)
     missed = np.exp(-x) if s == 0.0 else (1.0 + s * x) ** (-1.0 / s)
     least = np.maximum(top_k / candidates.expert_parallel_size, 1.0)
-    return np.minimum(np.maximum(held * (1.0 - missed), least), held)
+    return np.minimum(np.maximum(available * (1.0 - missed), least), available)
 
 
 def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
@@ -227,11 +227,11 @@ def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> t
 
     def seconds(width: float) -> FloatArray:
         row = width * case.model.hidden_size / candidates.tensor_parallel_size
-        found = exchange_seconds(case, row * decoding * low[0], row * decoding * low[1], group_size=n)
+        exchange = exchange_seconds(case, row * decoding * low[0], row * decoding * low[1], group_size=n)
         if np.any(prompts):
             both = exchange_seconds(case, row * batch.tokens * normal[0], row * batch.tokens * normal[1], group_size=n)
-            found = np.where(prompts, np.maximum(both, found), found)
-        return np.where(candidates.attention_data_parallel_size > 1, found, 0.0)
+            exchange = np.where(prompts, np.maximum(both, exchange), exchange)
+        return np.where(candidates.attention_data_parallel_size > 1, exchange, 0.0)
 
     narrow = ELEMENT_BYTES[case.expert_precision] < OUTPUT_BYTES
     return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)

@@ -89,8 +89,8 @@ def open_quantiles(
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
     if np.any(load > full):  # beyond full batches, who is still on the way slows nobody: that must not look like slack
-        held = np.minimum(load, full)
-        e = np.minimum(e, elasticity(held, at(held)))
+        full_load = np.minimum(load, full)
+        e = np.minimum(e, elasticity(full_load, at(full_load)))
     each = load / candidates.schedulers
     spread, stay = load_deviations(each, elasticity=e)
     now = at(candidates.schedulers * (each + z * spread))

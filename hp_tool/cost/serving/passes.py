@@ -75,8 +75,8 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     def seconds(sequences: FloatArray, tokens: FloatArray, *, context: float = 0.0, length: float = _PROMPT) -> FloatArray:
         timed = replace(case, input_length=int(length), prefix_cache_hit_rate=0.0)
         batch = Pass(tokens=sequences * (1 + k) + tokens, decoding=sequences, prefill_requests=tokens / length, drafted=k)
-        found: FloatArray = forward_seconds(timed, one.take(np.zeros(len(tokens), dtype=np.intp)), batch, context=context)
-        return found
+        pass_s: FloatArray = forward_seconds(timed, one.take(np.zeros(len(tokens), dtype=np.intp)), batch, context=context)
+        return pass_s
 
     d, q = (axis.ravel() for axis in np.meshgrid(decoding / stages, prompt, indexing="ij"))
     nothing, whole = np.zeros(1), np.array([_PROMPT])
