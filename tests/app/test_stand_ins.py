@@ -52,9 +52,12 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
         assert provenance["framework_efficiency"] in estimate["intervals"]["source"] and name in estimate["intervals"]["source"]
 
 
-def test_people_see_the_star() -> None:
-    shown = run("estimate", "-", stdin=json.dumps(query("axolotl"))).stdout
-    assert "* unchecked" in shown and "training.framework: axolotl" in shown
+@pytest.mark.parametrize(("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")])
+@pytest.mark.parametrize("command", ["estimate", "recommend"])
+def test_people_see_the_star_and_whose_constants_they_are(command: str, framework: str, lender: str) -> None:
+    shown = " ".join(run(command, "-", stdin=json.dumps(query(framework))).stdout.split())
+    assert "* unchecked" in shown
+    assert f"training.framework: {framework} (predicted with {lender}'s constants)" in shown
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "hf-trainer", "llama-factory", "litgpt"])
@@ -98,19 +101,22 @@ def test_imported_scripts_name_their_framework(tmp_path: Path, launch: str, fram
 
 
 VERL = """
-python3 -m verl.trainer.main_ppo {config} actor_rollout_ref.model.path=meta-llama/Meta-Llama-3-8B data.train_batch_size=32 \\
-  data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.strategy={strategy} \\
+python3 -m verl.trainer.main_ppo {config} \\
+  actor_rollout_ref.model.path=meta-llama/Meta-Llama-3-8B data.train_batch_size=32 \\
+  data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.n=8 \\
+  actor_rollout_ref.actor.strategy={strategy} \\
   actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.nnodes=2 \\
   trainer.n_gpus_per_node=8 {more}
 """
 MODULES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute"
 NEOX = """{"pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
 "seq_length": 2048, "max_position_embeddings": 2048, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-"pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "padded_vocab_size": 50432, "train_iters": 10}"""
+"pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "padded_vocab_size": 50432,
+"train_iters": 10}"""
 MEGATRON_DEEPSPEED = """
 deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
-  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 --bf16 \\
-  --deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --vocab-size 50257 --data-path x
+  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 \\
+  --bf16 --deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --vocab-size 50257 --data-path x
 """
 
 
