@@ -80,6 +80,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "memory_parts_bytes": _parts(memory, suffix="_bytes"),
             "time_parts_s": {name: _rounded(seconds) for name, seconds in parts.items() if seconds},
             "assumed": (answer.get("provenance") or {}).get("assumed"),
+            "recompute": (answer.get("provenance") or {}).get("recompute"),
         }
     )
 
