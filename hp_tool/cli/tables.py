@@ -157,8 +157,7 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what a search offloads by itself, what no published run covers, which is why its interval is wider, and recomputation
-    that frees nothing."""
+    """Print what a search offloads by itself, what no published run covers, and recomputation that frees nothing."""
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
     offloads = dict.fromkeys(

@@ -23,8 +23,8 @@ from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 NEEDLESS = (
-    "recompute selective frees nothing here and runs the attention core again: flash attention stores no scores, and a core that "
-    "is run again keeps the projection's whole output, where its values lie, beside the rotated queries and keys; choose "
+    "recompute selective frees nothing here and runs the attention core again: flash attention stores no scores, and a core "
+    "that is run again keeps the projection's whole output, where its values lie, beside the rotated queries and keys; choose "
     "recompute none"
 )
 
