@@ -8,6 +8,7 @@ from typing import Any
 from hp_tool import catalog, serving, training
 from hp_tool.catalog.models import checkpoint, stored_checkpoint
 from hp_tool.configuration import Configuration
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
@@ -158,7 +159,7 @@ def export_for(
     workload = replace(query.training, framework=framework)
     left_out: list[str] = []
     if framework != query.training.framework:
-        for name in (*OF_ONE_FRAMEWORK, *(() if framework == "megatron-core" else OF_MEGATRON)):
+        for name in (*OF_ONE_FRAMEWORK, *(() if wrapped(framework) == "megatron-core" else OF_MEGATRON)):
             default = next(f.default for f in fields(workload) if f.name == name)
             if getattr(workload, name) != default:
                 open_again: dict[str, Any] = {name: default}
@@ -203,7 +204,7 @@ def export_for(
 
 def runs(tool: str, query: Query) -> dict[str, Any]:
     """Axes of `parallel` as far as the tool that runs the query can be told about them."""
-    fsdp = query.training is not None and query.training.framework == "torch-fsdp"
+    fsdp = query.training is not None and wrapped(query.training.framework) == "torch-fsdp"
     return RUNS.get((tool, fsdp), {})
 
 

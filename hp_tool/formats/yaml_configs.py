@@ -67,6 +67,7 @@ def neox(content: Mapping[str, Any], *, text: str, reading: Reading, num_gpus: i
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
         pass
     read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+    reading.query["training"]["framework"] = "gpt-neox"
     if "use_bias_in_attn_linear" in keys and isinstance(reading.query.get("model"), dict):
         biased = keys["use_bias_in_attn_linear"] is not False
         reading.query["model"]["attention_bias"] = biased

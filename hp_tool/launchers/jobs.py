@@ -37,6 +37,7 @@ REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(
 PLAN_JSON = TypeAdapter(LaunchPlan)
 RESULT = "result.json"
 LOG = "job.log"
+_LOG_VARIABLE = "HP_JOB_LOG_MIB"
 JOB = "job.json"
 DAMAGED = "the job damaged its own folder"
 """Cause of a run that cannot be read back."""
@@ -159,6 +160,16 @@ def output(folder: Path, *, name: str | None = None) -> str:
 def plan_json(plan: LaunchPlan) -> str:
     """A plan as JSON, with the text of its files."""
     return PLAN_JSON.dump_json(plan, indent=2).decode()
+
+
+def most_log_bytes() -> int:
+    """Return how long a job's log may grow: HP_JOB_LOG_MIB, by default 1024 MiB. Raises InputError for no such number."""
+    text = os.environ.get(_LOG_VARIABLE, "1024")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise InputError(
+            f"{_LOG_VARIABLE} is {text[:40]!r}; give a whole number of MiB from 1 to {1 << 20}", field=_LOG_VARIABLE
+        )
+    return int(text) * 2**20
 
 
 def last_line(tail: str) -> str:
