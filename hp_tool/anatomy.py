@@ -110,7 +110,10 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
 
 
 def _of_two_kinds(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """The same on two kinds of devices. Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best."""
+    """Yield what each stage holds on two kinds of devices.
+
+    Stages of a kind hold equally many layers, as `cost.pipeline_parts` found best.
+    """
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
     assert kinds  # there are two

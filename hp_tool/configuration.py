@@ -83,10 +83,10 @@ class Configuration:
 def _whole(config: RunConfig, *, query: Query, values: dict[str, Any]) -> Configuration:
     """The configuration with what the query says of all its layouts, which runs and rows of a search leave to it."""
     if isinstance(config, ParallelConfig):
-        said = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
+        whole = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
         dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
-        said["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
-        config = replace(config, **{name: value for name, value in said.items() if getattr(config, name) is None})
+        whole["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
+        config = replace(config, **{name: value for name, value in whole.items() if getattr(config, name) is None})
     return Configuration(query=replace(query, parallel=config_query(config)), parallel=config, set=values)
 
 

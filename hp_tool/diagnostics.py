@@ -156,14 +156,14 @@ def unknown_jobs(database_url: str | None) -> Iterator[Check]:
     from hp_tool.launchers.jobs import default_root
     from hp_tool.store import schema
 
-    found = {name: _open_jobs(launcher) for name, launcher in _launchers()}
+    running_on = {name: _open_jobs(launcher) for name, launcher in _launchers()}
     folders = {path.name for path in default_root().glob("hp-*") if JOB_NAME.fullmatch(path.name)}
     try:
-        unknown = set(schema.unknown_jobs(store.database_url(database_url), folders.union(*found.values())))
+        unknown = set(schema.unknown_jobs(store.database_url(database_url), folders.union(*running_on.values())))
     except HpToolError:  # which the checks of the database tell
         return
     why = "the database was restored from an older backup, or another one uses {}"
-    for name, running in found.items():
+    for name, running in running_on.items():
         if jobs := sorted(unknown & running):
             detail = f"{_some(jobs)} run on {name}, unknown to the database: {why.format('this cluster')}"
             fix = "unless they are another database's, end them with the cluster's command (this host: `touch FOLDER/cancel`)"

@@ -309,7 +309,7 @@ class TrainerLauncher:
             text = self.output(handle, name=jobs.REQUEST)
             if not text:  # whatever took it says how the run ended
                 return ended
-            request = jobs.REQUEST_JSON.validate_json(text)
+            request = jobs.request_json().validate_json(text)
             assert isinstance(request, ProfileRequest)
             workload, num_gpus = request.training, request.num_gpus
         return measurement(facts, ended=ended, workload=workload, num_gpus=num_gpus, settings=self._settings)

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from hp_tool import __version__
 from hp_tool.domain.access import AccessStore
-from hp_tool.learning import StoredCalibrations
+from hp_tool.learning import MadeCalibration, StoredCalibrations, refit
 from hp_tool.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
@@ -69,7 +70,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.settings = settings
     app.state.store = opened
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
-    app.state.calibrations = StoredCalibrations(store=opened)
+    app.state.calibrations = StoredCalibrations(store=opened, refit=partial(_refit, opened))
     problems.install(app)
     modules = (estimates, searches, workers, measurements, catalog, keys, health, *pages.MODULES)
     others = (estimates.formats, measurements.calibrations, searches.plans)
@@ -89,6 +90,13 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(ErrorPages)
     app.add_middleware(RequestLog, metrics=metrics, store=opened)  # the last one added is the outermost
     return app
+
+
+def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
+    """Return what `learning.refit` fitted; nothing where that failed, and answers say that it is pending."""
+    with logs.surviving("fit calibrations to what measurements teach now", log):
+        return refit(store=store)
+    return ()
 
 
 def serve(*, settings: Settings) -> None:

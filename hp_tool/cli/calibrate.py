@@ -98,8 +98,7 @@ def measurements(
         for _, identity in changes:
             store.get_measurement(measurement_id=identity)  # nothing is changed where one is unknown
         changed = [store.set_measurement_state(measurement_id=identity, state=wanted) for wanted, identity in changes]
-        places = {(record.cluster_key, record.framework, record.owner): record for record in changed}
-        made = [each for record in places.values() for each in learning.relearn(store=store, record=record)]
+        made = learning.refit(store=store) if changed else ()
         page = store.measurements(gpu=gpu, model=model, framework=framework, state=state, limit=limit)
     shown = changed or page.items
     if as_json:

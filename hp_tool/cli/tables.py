@@ -157,7 +157,7 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Offload that a search chose by itself, and what no published run covers, which is why its interval is wider."""
+    """Print what a search offloads by itself, what no published run covers, and recomputation that frees nothing."""
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
     offloads = dict.fromkeys(
@@ -168,6 +168,8 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
         console.print(f"* {unchecked_words(names)}", highlight=False)
+    for sentence in dict.fromkeys(str(each.provenance["recompute"]) for each in estimates if "recompute" in each.provenance):
+        console.print(sentence, highlight=False)
 
 
 def _print_calibrated(console: Console, calibrated: Estimate) -> None:

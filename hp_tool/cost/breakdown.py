@@ -7,6 +7,7 @@ from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
+from hp_tool.cost.layer import layer_bytes
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
@@ -20,6 +21,12 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+NEEDLESS = (
+    "recompute selective frees nothing here and runs the attention core again: flash attention stores no scores, and a core "
+    "that is run again keeps the projection's whole output, where its values lie, beside the rotated queries and keys; choose "
+    "recompute none"
+)
 
 
 def estimate_row(
@@ -68,7 +75,10 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
         out_of_memory_probability=fails,
         fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
-        provenance=_provenance(case, config) | _kinds(cluster, costs) | ({"unchecked": list(unchecked)} if unchecked else {}),
+        provenance=_provenance(case, config)
+        | _recomputation(case, candidate)
+        | _kinds(cluster, costs)
+        | ({"unchecked": list(unchecked)} if unchecked else {}),
         goodput=goodput(case=case),
     )
     if workload.total_tokens is None:
@@ -157,6 +167,15 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     gpu = cluster.gpu
     idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
     return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
+
+
+def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
+    """Return provenance's `recompute`, a sentence, where recomputing the attention core frees nothing; else nothing."""
+    core_alone = candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
+    if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
+        return {}
+    layer = layer_bytes(case=case, candidates=candidate, moe=case.model.moe_layers > 0)
+    return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS}
 
 
 def _assumed(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:

@@ -15,6 +15,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.roofline import ELEMENT_BYTES, FROZEN_BYTES, elementwise_seconds, weight_matmuls, wide_precision
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
@@ -86,7 +87,12 @@ def target_names(model: ModelSpec, candidates: Candidates, *, moe: bool) -> set[
 def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
     """Return the workload with the matrices of its adapters named, where torch keeps apart what Megatron Core fuses."""
     lora = workload.lora
-    if lora is None or lora.target_modules is not None or workload.framework != "torch-fsdp" or model.kv_lora_rank is not None:
+    if (
+        lora is None
+        or lora.target_modules is not None
+        or wrapped(workload.framework) != "torch-fsdp"
+        or model.kv_lora_rank is not None
+    ):
         return workload
     known = target_names(model, Candidates.alone(ParallelConfig()), moe=bool(model.num_experts))
     names = tuple(name for name in UNFUSED_TARGETS if name in known)

@@ -125,8 +125,11 @@ class StandIn:
     degrees: tuple[Degree, ...] = ()
     """As FrameworkFacts'."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    wraps: str | None = None
+    """The framework whose code trains the model, with all that it can do; None: code of its own."""
 
 
+_FORKS: tuple[Degree, ...] = tuple(each for each in DEGREES if each != "virtual_pipeline_parallel_size")
 STAND_INS = {
     "deepspeed": StandIn(constants="megatron-core"),  # its pipeline and tensor parallelism are the program's, not its file's
     "hf-trainer": StandIn(constants="megatron-core"),
@@ -136,13 +139,23 @@ STAND_INS = {
     # ColossalAI's HybridParallelPlugin: tp_size, pp_size, num_model_chunks, sp_size, zero_stage to 2, GeminiPlugin: 3.
     "colossalai": StandIn(constants="megatron-core", degrees=DEGREES),
     "litgpt": StandIn(constants="torch-fsdp", zero_stages=(2, 3)),
-    "ms-swift": StandIn(constants="megatron-core", degrees=DEGREES),  # its Megatron-SWIFT
+    "ms-swift": StandIn(constants="megatron-core", degrees=DEGREES, wraps="megatron-core"),  # its Megatron-SWIFT
     "openrlhf": StandIn(constants="megatron-core", degrees=("context_parallel_size",)),  # DeepSpeed, and ring attention
-    "verl": StandIn(constants="megatron-core", degrees=DEGREES),
+    "verl": StandIn(constants="megatron-core", degrees=DEGREES, wraps="megatron-core"),
+    # actor.strategy fsdp and fsdp2; Ulysses splits sequences.
+    "verl-fsdp": StandIn(constants="torch-fsdp", degrees=("context_parallel_size",), zero_stages=(2, 3), wraps="torch-fsdp"),
+    # Forks of Megatron-LM under DeepSpeed's engine and pipeline; neither interleaves chunks.
+    "gpt-neox": StandIn(constants="megatron-core", degrees=_FORKS),
+    "megatron-deepspeed": StandIn(constants="megatron-core", degrees=_FORKS),
 }
 """Predicted with another's constants: every answer says so, and its interval is wider."""
 FRAMEWORKS = (*FACTS, *STAND_INS)
 """Every framework that a query may name."""
+
+
+def wrapped(framework: str) -> str:
+    """Return the framework whose code trains the model: verl's Megatron workers run megatron-core; any other runs itself."""
+    return (framework in STAND_INS and STAND_INS[framework].wraps) or framework
 
 
 @cache

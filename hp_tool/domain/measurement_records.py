@@ -66,6 +66,17 @@ class NewMeasurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DueRefit:
+    """A measurement whose state changed since the calibrations of its cluster and framework were fitted."""
+
+    id: str
+    cluster_key: str
+    framework: str
+    owner: str | None
+    """Of the measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementRecord(NewMeasurement):
     """A stored measurement."""
 

@@ -7,6 +7,7 @@ from typing import Protocol, Unpack, runtime_checkable
 from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, MeasurementStatus
 from hp_tool.domain.measurement_records import (
+    DueRefit,
     MeasuredCluster,
     MeasurementQuery,
     MeasurementRecord,
@@ -326,8 +327,14 @@ class Store(Protocol):
         """Newest first unless asked otherwise; every filter given must hold."""
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:
-        """Let it teach, or not; calibrations that learnt from it stay as they are until the next fit. `trusted`: one that is
-        accepted teaches everybody, not its owner alone."""
+        """Let it teach, or not; a refit of its cluster's calibrations is due from then on. `trusted`: one that is accepted
+        teaches everybody, not its owner alone."""
+
+    def due_refits(self) -> list[DueRefit]:
+        """Return changes of state that no calibration was fitted to yet, at most MOST_DUE."""
+
+    def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
+        """Forget these, which calibrations have been fitted to."""
 
     def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
         """Owners whom measurements teach that nobody else trusts."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, TokenDispatcher
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
@@ -103,7 +104,7 @@ def switches(
 def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:
     """CUDA_DEVICE_MAX_CONNECTIONS as Megatron Core wants it: one queue orders the collectives of tensor and context parallelism
     before the kernels that they hide behind; merged passes want many. None: CUDA's own."""
-    if workload.framework != "megatron-core":
+    if wrapped(workload.framework) != "megatron-core":
         return None
     if workload.merges_passes:
         return "32"

@@ -104,7 +104,8 @@ class TrainingWorkload(Strict):
     Megatron's precision-aware optimizer stores it (store_param_remainders)."""
     framework: str = "megatron-core"
     """Training framework: megatron-core, torch-fsdp, nanotron or internevo; or one that the constants of another stand in for:
-    deepspeed, hf-trainer, llama-factory, axolotl, colossalai, litgpt, ms-swift, openrlhf, verl."""
+    deepspeed, hf-trainer, llama-factory, axolotl, colossalai, litgpt, ms-swift, openrlhf, verl (verl-fsdp under FSDP),
+    gpt-neox, megatron-deepspeed."""
     framework_version: Release | None = None
     """Release of the framework, where it matters; text, as 26.10 without quotes may arrive as 26.1."""
     recipe: str | None = None

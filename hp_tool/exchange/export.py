@@ -8,6 +8,7 @@ from typing import Any
 from hp_tool import catalog, serving, training
 from hp_tool.catalog.models import checkpoint, stored_checkpoint
 from hp_tool.configuration import Configuration
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
 from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
@@ -151,7 +152,7 @@ def _workload_for(tool: Format[Any], workload: TrainingWorkload) -> tuple[Traini
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
     if adapted.framework != workload.framework:
-        for name in (*OF_ONE_FRAMEWORK, *(() if adapted.framework == "megatron-core" else OF_MEGATRON)):
+        for name in (*OF_ONE_FRAMEWORK, *(() if wrapped(adapted.framework) == "megatron-core" else OF_MEGATRON)):
             default = next(f.default for f in fields(workload) if f.name == name)
             if getattr(workload, name) != default:
                 open_again: dict[str, Any] = {name: default}
@@ -174,7 +175,7 @@ def _writer(name: str, *, field: str = "format") -> Format[Any]:
 
 def runs(tool: str, query: Query) -> dict[str, Any]:
     """Return axes of `parallel` as far as the tool that runs the query can be told about them."""
-    fsdp = query.training is not None and query.training.framework == "torch-fsdp"
+    fsdp = query.training is not None and wrapped(query.training.framework) == "torch-fsdp"
     return dict(get(tool).fsdp_axes if fsdp else get(tool).axes)
 
 

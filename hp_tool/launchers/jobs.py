@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from hp_tool.domain.fields import Devices, Strict, checked
+from hp_tool.domain.fields import Devices, Strict, building, checked
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import KILLED, ExitCode, Hardware, JobResult, Measurement, WallSeconds, interquartile_range
 from hp_tool.domain.requests import RunRequest
@@ -30,13 +30,9 @@ from hp_tool.launchers import readback
 from hp_tool.launchers.readback import DamagedError
 
 REQUEST = "request.json"
-REQUEST_JSON: TypeAdapter[RunRequest] = TypeAdapter(
-    Annotated[RunRequest, Field(discriminator="kind")],
-    config=ConfigDict(defer_build=True),  # a fifth of a second that only who reads or writes a request should wait
-)
-PLAN_JSON = TypeAdapter(LaunchPlan)
 RESULT = "result.json"
 LOG = "job.log"
+_LOG_VARIABLE = "HP_JOB_LOG_MIB"
 JOB = "job.json"
 DAMAGED = "the job damaged its own folder"
 """Cause of a run that cannot be read back."""
@@ -158,7 +154,17 @@ def output(folder: Path, *, name: str | None = None) -> str:
 
 def plan_json(plan: LaunchPlan) -> str:
     """A plan as JSON, with the text of its files."""
-    return PLAN_JSON.dump_json(plan, indent=2).decode()
+    return readback.typed(LaunchPlan).dump_json(plan, indent=2).decode()
+
+
+def most_log_bytes() -> int:
+    """Return how long a job's log may grow: HP_JOB_LOG_MIB, by default 1024 MiB. Raises InputError for no such number."""
+    text = os.environ.get(_LOG_VARIABLE, "1024")
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise InputError(
+            f"{_LOG_VARIABLE} is {text[:40]!r}; give a whole number of MiB from 1 to {1 << 20}", field=_LOG_VARIABLE
+        )
+    return int(text) * 2**20
 
 
 def last_line(tail: str) -> str:
@@ -179,9 +185,6 @@ class Ending(Strict):
     error: str | None = None
 
 
-_ENDING = TypeAdapter(Ending)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     """What of a submitted job its folder tells; the job may have rewritten it."""
@@ -191,12 +194,9 @@ class Submitted:
     returns: tuple[str, ...] = ()
 
 
-_SUBMITTED = TypeAdapter(Submitted)
-
-
 def submitted(folder: Path) -> Submitted | None:
     """Return what was submitted in `folder`; None where the job's file is missing or says something else."""
-    return readback.read_as(_SUBMITTED, folder / JOB)
+    return readback.read_as(readback.typed(Submitted), folder / JOB)
 
 
 def spoilt(trouble: str, *, ending: Ending, log_tail: str) -> Measurement:
@@ -208,7 +208,8 @@ def recorded(ended: Mapping[str, Any]) -> Ending:
     """How a job ended, by its supervisor's record; `lost` if that is empty."""
     known = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
     try:
-        return _ENDING.validate_python({"reason": "lost", **known})
+        ending: Ending = readback.typed(Ending).validate_python({"reason": "lost", **known})
+        return ending
     except ValidationError as error:
         return Ending(reason="lost", error=f"the record of the job's end cannot be believed: {_why(error)}")
 
@@ -239,9 +240,10 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
 
 
 @functools.cache
-def _adapter(kind: type[_Read]) -> TypeAdapter[_Read]:
-    """Return the reader of JSON for `kind`, made at its first use: a tenth of a second that most commands need not wait."""
-    return TypeAdapter(kind)
+def request_json() -> TypeAdapter[RunRequest]:
+    """Return what reads and writes a request as JSON."""
+    with building(described=False):
+        return TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 
 def brought(folder: Path) -> bool:
@@ -256,7 +258,7 @@ def kept_steps(log: str) -> Measurement | None:
         return None
     about = next((line.removeprefix(RUN) for line in reversed(log.splitlines()) if line.startswith(RUN)), "")
     try:
-        known: Measurement = _adapter(Measurement).validate_json(about, strict=True)
+        known: Measurement = readback.typed(Measurement).validate_json(about, strict=True)
     except ValidationError:
         known = Measurement(status="ok")
     kept = replace(
@@ -279,7 +281,7 @@ def _read_measurement(path: Path) -> Measurement | None:
     except OSError:
         return None
     try:
-        result: JobResult = _adapter(JobResult).validate_json(text, strict=True)
+        result: JobResult = readback.typed(JobResult).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid" and "recursion" not in first["msg"]:

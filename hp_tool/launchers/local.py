@@ -29,7 +29,6 @@ from hp_tool.launchers.readback import DamagedError
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}
 _MARK = "HP_JOB_FOLDER"  # in the environment of every job process, to find those whose supervisor was killed
 _STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
-_LOG_VARIABLE = "HP_JOB_LOG_MIB"
 _END_LIMIT_S = 10.0
 """How long the supervisor of a damaged folder may take to end its job."""
 _START_LIMIT_S = 30.0
@@ -91,7 +90,7 @@ class LocalLauncher:
             "timeout_s": plan.timeout_s,
             "num_gpus": plan.num_gpus,
             "devices_lock": str(self._root / self.lock),
-            "max_log_bytes": most_log_bytes(),
+            "max_log_bytes": jobs.most_log_bytes(),
         }
         jobs.create_folder(folder, files={**plan.files, jobs.JOB: json.dumps(job)})
         if not readback.is_there(folder / _STARTED) and not readback.is_there(folder / _CANCEL):
@@ -198,16 +197,6 @@ class LocalLauncher:
         if state.is_open or state in (JobState.PREEMPTED, JobState.LOST):
             return JobState.FINISHED if damage is not None or jobs.brought(folder) else state
         return state
-
-
-def most_log_bytes() -> int:
-    """Return how long a job's log may grow: HP_JOB_LOG_MIB, by default 1024 MiB. Raises InputError for no such number."""
-    text = os.environ.get(_LOG_VARIABLE, "1024")
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise InputError(
-            f"{_LOG_VARIABLE} is {text[:40]!r}; give a whole number of MiB from 1 to {1 << 20}", field=_LOG_VARIABLE
-        )
-    return int(text) * 2**20
 
 
 def _ending(folder: Path) -> jobs.Ending:

@@ -7,6 +7,7 @@ raised as OSError, and may be waited for.
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter
 
+from hp_tool.domain.fields import building
 from hp_tool.errors import LauncherError
 
 T = TypeVar("T")
@@ -34,6 +36,13 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 class DamagedError(LauncherError):
     """The job left something else where one of its files was."""
+
+
+@functools.cache
+def typed(kind: type[T]) -> TypeAdapter[T]:
+    """Return what reads and writes a type as JSON, built at its first use: most commands need none of them."""
+    with building(described=False):
+        return TypeAdapter(kind)
 
 
 @contextlib.contextmanager

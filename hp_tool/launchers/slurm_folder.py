@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Interval
-from pydantic import TypeAdapter
 
 from hp_tool.domain.jobs import JobState, LaunchPlan
 from hp_tool.errors import InputError
@@ -93,12 +92,9 @@ class Submission:
     time: Annotated[float, Interval(ge=0.0, le=1e12)]
 
 
-_SUBMISSION = TypeAdapter(Submission)
-
-
 def handed_over(folder: Path) -> Submission | None:
     """Return the record of the submission; None where there is none, or the job wrote over it."""
-    return readback.read_as(_SUBMISSION, folder / SUBMITTED)
+    return readback.read_as(readback.typed(Submission), folder / SUBMITTED)
 
 
 def state(folder: Path) -> JobState:

@@ -137,6 +137,7 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
         "returns": [jobs.check_name(name) for name in plan.returns],
         "timeout_s": plan.timeout_s,
         "num_gpus": plan.num_gpus,
+        "max_log_bytes": jobs.most_log_bytes(),
         **(per_node or {}),
     }
     return {**plan.files, JOB: json.dumps(job), SUPERVISOR: Path(supervisor.__file__).read_text()}

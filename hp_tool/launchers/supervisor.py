@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -166,9 +167,10 @@ class _Supervisor:
         return reason
 
     def _run_command(self) -> tuple[str, int | None]:
-        deadline = time.monotonic() + self._job["timeout_s"]
+        deadline, most = time.monotonic() + self._job["timeout_s"], self._job.get("max_log_bytes", math.inf)
+        passed = None if self._to_log else _PassedOn(most)
         try:
-            with (self._folder.path / "job.log").open("ab") if self._to_log else os.fdopen(os.dup(1), "ab") as log:
+            with (self._folder.path / "job.log").open("ab") if passed is None else passed.input as log:
                 process = subprocess.Popen(
                     self._job["command"],
                     cwd=self._folder.path,
@@ -178,9 +180,11 @@ class _Supervisor:
                     start_new_session=True,
                     preexec_fn=_die_with_supervisor,
                 )
+                if passed is not None:
+                    passed.start()
                 while process.poll() is None:
                     reason = self._interruption() or ("timeout" if time.monotonic() > deadline else None)
-                    if self._to_log and os.fstat(log.fileno()).st_size > self._job.get("max_log_bytes", math.inf):
+                    if (os.fstat(log.fileno()).st_size if passed is None else passed.size) > most:
                         reason = reason or _LOG_TOO_LONG
                     if reason is not None:
                         return reason, None
@@ -188,6 +192,8 @@ class _Supervisor:
             return "exited", process.returncode
         finally:
             _end_descendants()
+            if passed is not None:
+                passed.finish()
 
     def _interruption(self) -> str | None:
         if os.path.lexists(self._folder.path / "cancel"):
@@ -196,6 +202,33 @@ class _Supervisor:
 
     def _on_terminate(self, *_: object) -> None:
         self._terminated = True
+
+
+class _PassedOn:
+    """The job's output on its way to ours: counted, and passed on up to `most` bytes."""
+
+    def __init__(self, most: float) -> None:
+        read, write = os.pipe()
+        self.input = os.fdopen(write, "ab")
+        self.size = 0
+        self._thread = threading.Thread(target=self._pass_on, args=(read, most), daemon=True)
+
+    def start(self) -> None:
+        """Begin, once the job's first process was forked: forking a process of several threads is not safe."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until everything is passed on; the job's processes have ended."""
+        if self._thread.ident is not None:
+            self._thread.join(_SWEEP_S)
+
+    def _pass_on(self, read: int, most: float) -> None:
+        with os.fdopen(read, "rb", buffering=0) as source, os.fdopen(os.dup(1), "wb", buffering=0) as output:
+            while chunk := source.read(2**16):
+                rest = memoryview(chunk) if self.size <= most else memoryview(b"")
+                self.size += len(chunk)
+                while rest:
+                    rest = rest[output.write(rest) :]
 
 
 def _end_descendants() -> None:

@@ -79,7 +79,7 @@ def job_plan(
         job_name=jobs.check_name(job_name),
         command=(*(torchrun if program.torchrun else ()), *program.command),
         environment=_environment(request, num_nodes) | dict(operator or {}) | dict(program.environment),
-        files={**program.files, **files, jobs.REQUEST: jobs.REQUEST_JSON.dump_json(request, indent=1).decode()},
+        files={**program.files, **files, jobs.REQUEST: jobs.request_json().dump_json(request, indent=1).decode()},
         num_gpus=request.num_gpus,
         timeout_s=request.timeout_s,
         returns=program.returns,

@@ -1,6 +1,6 @@
 """From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
 
-from hp_tool.learning.make import Follower, MadeCalibration, calibrate, relearn
+from hp_tool.learning.make import Follower, MadeCalibration, calibrate, refit
 from hp_tool.learning.reports import MeasurementReport, add_report, add_reports, read_report
 from hp_tool.learning.series import StoredCalibrations
 
@@ -13,5 +13,5 @@ __all__ = [
     "add_reports",
     "calibrate",
     "read_report",
-    "relearn",
+    "refit",
 ]

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ RECENT = 20
 OWN_MODELS = "models of users"
 FOLDS = 10
 """Held-out error: each tenth is predicted by a fit of the other nine."""
+_REFITTING = threading.Lock()
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
 """A problem, and what was measured of it."""
 
@@ -73,23 +75,26 @@ def calibrate(
 
     A series whose newest version was made from the same measurements, by the same cost model, keeps it.
     """
+    refit(store=store)
     clusters = store.measured_clusters(gpu=gpu, framework=framework)
     owners = dict.fromkeys(("", owner))
     return tuple(
-        made for cluster in clusters for each in owners for made in calibrate_cluster(store=store, cluster=cluster, owner=each)
+        made
+        for cluster in clusters
+        for each in owners
+        for made in calibrate_cluster(store=store, cluster_key=cluster.cluster_key, framework=cluster.framework, owner=each)
     )
 
 
-def calibrate_cluster(*, store: Store, cluster: MeasuredCluster, owner: str = "") -> tuple[MadeCalibration, ...]:
+def calibrate_cluster(*, store: Store, cluster_key: str, framework: str, owner: str = "") -> tuple[MadeCalibration, ...]:
     """Calibrate every series of one cluster and framework; an owner's, where reports that nobody else trusts make a difference.
     A series that lost every measurement gets a version that knows nothing."""
-    key, framework = cluster.cluster_key, cluster.framework
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
-    for problem, same in by_problem(newest(store, cluster_key=key, framework=framework, owner=owner)):
+    for problem, same in by_problem(newest(store, cluster_key=cluster_key, framework=framework, owner=owner)):
         groups[model_family(problem.model)].append((problem, same))
     made = []
     for family in get_args(ModelFamily):
-        series = Series(cluster_key=key, framework=framework, model_family=family, owner=owner)
+        series = Series(cluster_key=cluster_key, framework=framework, model_family=family, owner=owner)
         known = groups.get(family)
         if known and (not owner or any(not record.trusted for _, same in known for record in same)):
             made.append(_make(store, series, known))
@@ -100,14 +105,23 @@ def calibrate_cluster(*, store: Store, cluster: MeasuredCluster, owner: str = ""
     return tuple(made)
 
 
-def relearn(*, store: Store, record: MeasurementRecord) -> tuple[MadeCalibration, ...]:
-    """Calibrate the cluster and framework of a measurement that teaches from now on, or no more: everybody's series, and
-    those of owners who have one of their own."""
-    place = {name: getattr(record, name) for name in ("cluster_key", "gpu", "framework")}
-    cluster = MeasuredCluster(**place, measurements=0)
-    reporters = store.reporters(cluster_key=record.cluster_key, framework=record.framework)
-    owners = dict.fromkeys(("", record.owner or "", *reporters))
-    return tuple(made for each in owners for made in calibrate_cluster(store=store, cluster=cluster, owner=each))
+def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
+    """Return new fits of every cluster and framework of which a measurement teaches from now on, or no more: everybody's,
+    and those of owners who have one of their own. Within a process, who comes meanwhile waits and finds nothing due."""
+    if not store.due_refits():
+        return ()
+    made: list[MadeCalibration] = []
+    with _REFITTING:
+        while due := store.due_refits():
+            places: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(lambda: {"": None})
+            for change in due:
+                places[change.cluster_key, change.framework][change.owner or ""] = None
+            for (key, framework), owners in places.items():
+                reporters = dict.fromkeys(store.reporters(cluster_key=key, framework=framework))
+                for owner in owners | reporters:
+                    made += calibrate_cluster(store=store, cluster_key=key, framework=framework, owner=owner)
+            store.drop_due_refits(refits=due)
+    return tuple(made)
 
 
 def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
@@ -227,9 +241,13 @@ class Follower:
         """The newest measurement when it last looked."""
 
     def catch_up(self) -> tuple[MadeCalibration, ...]:
-        """Calibrate every cluster and framework that was measured since its newest calibration, or whose calibrations correct
-        other predictions than today's; the versions that are new.
+        """Calibrate every cluster and framework that was measured since its newest calibration, of which other measurements
+        teach now, or whose calibrations correct other predictions than today's; the versions that are new.
         """
+        refitted = refit(store=self._store)
+        return tuple(each for each in (*refitted, *self._measured()) if each.new)
+
+    def _measured(self) -> tuple[MadeCalibration, ...]:
         last = self._store.measurements(limit=1, state="accepted").items
         if not last or last[0].id == self._seen:
             return ()
@@ -238,10 +256,12 @@ class Follower:
             for cluster in self._store.measured_clusters()
             for owner in ("", *self._store.reporters(cluster_key=cluster.cluster_key, framework=cluster.framework))
             if self._behind(cluster, owner)
-            for each in calibrate_cluster(store=self._store, cluster=cluster, owner=owner)
+            for each in calibrate_cluster(
+                store=self._store, cluster_key=cluster.cluster_key, framework=cluster.framework, owner=owner
+            )
         ]
         self._seen = last[0].id
-        return tuple(each for each in made if each.new)
+        return tuple(made)
 
     def _behind(self, cluster: MeasuredCluster, owner: str) -> bool:
         key, framework = cluster.cluster_key, cluster.framework

@@ -30,6 +30,10 @@ OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
 )
+PENDING = (
+    "fitted before other measurements of this cluster were accepted or excluded; `hp-tool calibrate` fits it again at once, a "
+    "worker within a minute"
+)
 MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
 """How long an answer of the database is believed: a batch asks for the same series thousands of times a second."""
@@ -96,11 +100,14 @@ class StoredCalibrations:
         before: datetime | None = None,
         hardware: Hardware | None = None,
         owner: str = "",
+        refit: Callable[[], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`before`: only what was known then. `hardware`: what runs go to; None: what they would go to from this host.
+        """`refit`: fits what is due; None leaves that to others, and answers say that it is pending. `before`: only what was
+        known then. `hardware`: what runs go to; None: what they would go to from this host.
         `owner`: whose own reports count beside what everybody trusts."""
         self._store, self._before, self._hardware, self._owner, self._clock = store, before, hardware, owner, clock
+        self._refit = refit
         self._known: dict[Series, tuple[float, CalibratedPredictor | str | None]] = {}
 
     def of(self, owner: str) -> StoredCalibrations:
@@ -133,11 +140,17 @@ class StoredCalibrations:
         series = replace(series, owner=self._owner)
         read_at, known = self._known.get(series, (-float("inf"), None))
         if self._clock() - read_at > MAX_AGE_S:
+            self.refit()
             known = self._newest(series, predictions=digest_of(problem))
             if len(self._known) >= MOST_KNOWN:  # whoever asks names the network, so there may be any number
                 self._known.clear()
             self._known[series] = (self._clock(), known)
         return known
+
+    def refit(self) -> None:
+        """Fit what is due, unless that is left to others."""
+        if self._refit is not None and self._refit():
+            self.forget()
 
     def forget(self) -> None:
         """Ask the database anew: somebody knows that there is something new."""
@@ -162,10 +175,16 @@ class StoredCalibrations:
                     "accuracy": record.payload.get("accuracy", {}),
                     **record.applied,
                 }
+                if self._before is None and self._is_due(each):
+                    provenance["pending"] = PENDING
                 release: str | None = record.payload.get(RELEASE)
                 crashed = record.payload.get(CRASHED, {})
                 return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release, crashed=crashed)
         return outdated or self._missing(series)
+
+    def _is_due(self, series: Series) -> bool:
+        place = series.cluster_key, series.framework
+        return any((change.cluster_key, change.framework) == place for change in self._store.due_refits())
 
     def _missing(self, series: Series) -> str | None:
         """Why there is nothing that could be used: the nearest measurements there are. None where nothing was ever measured."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.serving import ServingConfig
 
@@ -32,7 +33,15 @@ LABELS = {
 
 def unchecked_words(names: Iterable[str]) -> str:
     """Return what a star on an interval means, where no published run covers what these names say."""
-    return f"unchecked: no published run has {', '.join(names)}, so the interval is wider"
+    return f"unchecked: no published run has {', '.join(map(unchecked_feature, names))}, so the interval is wider"
+
+
+def unchecked_feature(name: str) -> str:
+    """Return a feature that no published run covers; a framework without constants of its own with the one it borrows from."""
+    field, _, framework = name.partition(": ")
+    if field != "training.framework" or framework not in STAND_INS:
+        return name
+    return f"{name} (predicted with {STAND_INS[framework].constants}'s constants)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from hp_tool.calibration import Calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.digests import configuration_digest
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.measurement import GRAPHS_AFTER, Measurement, ProfileRequest
 from hp_tool.domain.measurement_records import NewMeasurement
@@ -252,6 +253,6 @@ class SearchProblem(Question):
         """The configuration with what the query, its release or its recipe says for all of them."""
         if parallel.context_parallel_size > 1:
             parallel = replace(parallel, context_parallel_communication=self.strategy.context_parallel_communication)
-        if self.model.num_experts and self.framework == "megatron-core" and parallel.moe_token_dispatcher_type is None:
+        if self.model.num_experts and wrapped(self.framework) == "megatron-core" and parallel.moe_token_dispatcher_type is None:
             parallel = replace(parallel, moe_token_dispatcher_type=self.strategy.moe_token_dispatcher_type)
         return parallel

@@ -34,9 +34,9 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     Decoding takes all devices that prefill leaves, except under objective min_gpus (fewest devices first). With two kinds of
     GPU (cluster.stages) the first prefills and the second decodes.
     """
+    query = query.with_most_devices()
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
-    query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
     sides = cluster.kinds or (cluster, cluster)
     problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Bools, Ints
 from hp_tool.cost.candidates import DISPATCHERS, ONE_F_ONE_B, Candidates, recompute_codes, schedule_code
 from hp_tool.cost.case import TrainingCase
-from hp_tool.domain.frameworks import Degree, facts
+from hp_tool.domain.frameworks import Degree, facts, wrapped
 from hp_tool.domain.parallel import (
     ParallelQuery,
     PipelineSchedule,
@@ -211,7 +211,7 @@ def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
     Megatron Core does not recompute norms and activations under delayed scaling.
     """
     model, workload = case.model, case.workload
-    if not model.num_experts or workload.framework != "megatron-core" or workload.lora is not None:
+    if not model.num_experts or wrapped(workload.framework) != "megatron-core" or workload.lora is not None:
         return ()
     latent: tuple[RecomputeModule, ...] = ("mla_up_proj",) if model.kv_lora_rank is not None else ()
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")

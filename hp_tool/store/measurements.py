@@ -1,5 +1,6 @@
 """Measurements: of our own runs, reported by trainings, imported from files; and which of them teach."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -8,6 +9,7 @@ import sqlalchemy as sa
 from hp_tool.domain.digests import configuration_digest, json_digest
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.measurement_records import (
+    DueRefit,
     MeasuredCluster,
     MeasurementQuery,
     MeasurementRecord,
@@ -20,13 +22,15 @@ from hp_tool.store.base import ID, StoreBase, as_an_earlier_edition, checked, ea
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
 
-MEASUREMENT = tables.measurements
+MEASUREMENT, DUE_REFIT = tables.measurements, tables.due_refits
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 AS_STORED = sa.select(MEASUREMENT.c.source, MEASUREMENT.c.query, MEASUREMENT.c.measurement).where(MEASUREMENT.c.id == ID)
 # Kept a second time as columns, to filter and plot by without opening the JSON.
 NUMBERS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 WINDOW = 1000
 """Measurements among which `repeats` looks: so that it takes no longer however many there are."""
+MOST_DUE = 1000
+"""Due refits that are read at once."""
 TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
 
@@ -94,7 +98,18 @@ class Measurements(StoreBase):
         values = {"state": state} | ({"trust": float(trusted)} if state == "accepted" else {})
         with self._writing() as connection:
             connection.execute(sa.update(MEASUREMENT).where(MEASUREMENT.c.id == measurement_id).values(values))
-            return _read_measurement(connection, measurement_id)
+            record = _read_measurement(connection, measurement_id)
+            place = {name: getattr(record, name) for name in ("cluster_key", "framework", "owner")}
+            connection.execute(sa.insert(DUE_REFIT), {"id": new_id(), **place})
+            return record
+
+    def due_refits(self) -> list[DueRefit]:
+        with self._reading() as connection:
+            return [DueRefit(**row_dict(row)) for row in connection.execute(sa.select(DUE_REFIT).limit(MOST_DUE))]
+
+    def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
+        with self._writing() as connection:
+            connection.execute(sa.delete(DUE_REFIT).where(DUE_REFIT.c.id.in_([each.id for each in refits])))
 
     def measured_clusters(self, *, gpu: str | None = None, framework: str | None = None) -> list[MeasuredCluster]:
         names = (MEASUREMENT.c.cluster_key, MEASUREMENT.c.gpu, MEASUREMENT.c.framework)

@@ -170,6 +170,15 @@ calibrations = sa.Table(
     sa.Index(None, "created_at", "id"),
 )
 
+due_refits = sa.Table(  # one for every change of what a measurement teaches, until it is fitted
+    "hp_due_refits",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("cluster_key", sa.String(200), nullable=False),
+    sa.Column("framework", sa.String(100), nullable=False),
+    sa.Column("owner", sa.String(200)),
+)
+
 registrations = sa.Table(
     "hp_registrations",
     metadata,

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from hp_tool.cost.candidates import MODULES, recompute_codes
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.parallel import Recompute, divisors
 from hp_tool.errors import InputError
 from hp_tool.space import Axes, default_axes
@@ -39,7 +39,7 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
 def every_chunk_count(problem: TrainingProblem) -> bool:
     """Whether whole layers may be recomputed in any number: of each model chunk (block), or per checkpoint (uniform)."""
     workload = problem.workload
-    return _free(problem) and workload.framework == "megatron-core" and not workload.merges_passes
+    return _free(problem) and wrapped(workload.framework) == "megatron-core" and not workload.merges_passes
 
 
 def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
     """Those of the ZeRO stages that can shard over groups: under Megatron Core the distributed optimizer alone."""
-    most = 1 if problem.workload.framework == "megatron-core" else 3
+    most = 1 if wrapped(problem.workload.framework) == "megatron-core" else 3
     return tuple(stage for stage in stages if 0 < stage <= most)
 
 
@@ -70,7 +70,7 @@ def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     """
     sizes = [size for size in default_axes(query=problem.parallel, case=problem).context_parallel_size if size > 1]
     asked = problem.parallel.context_parallel_communication is not None or problem.parallel.dynamic_context_parallel
-    if asked or problem.workload.framework != "megatron-core" or not sizes:
+    if asked or wrapped(problem.workload.framework) != "megatron-core" or not sizes:
         return
     for kind in ("all_gather", "a2a"):
         yield problem.with_parallel(context_parallel_size=tuple(sizes), context_parallel_communication=kind)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
@@ -34,7 +35,7 @@ def pipeline_layout(text: str | None, *, model: ModelSpec, workload: TrainingWor
     if text is None:
         return None
     if what := first_case(
-        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (model.architecture != "decoder", f"architecture {model.architecture}"),
         (workload.task == "lora" or workload.lora is not None, "LoRA"),
         (workload.packed, "packed rows"),

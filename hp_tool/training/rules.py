@@ -6,7 +6,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
 from hp_tool.cost.optimizer import stored_precision
-from hp_tool.domain.frameworks import facts
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, RecomputeModule, RecomputeName, axis_values
@@ -153,7 +153,7 @@ def _check_dynamic_context(model: ModelSpec, workload: TrainingWorkload, paralle
         message = "dynamic_context_parallel schedules packed sequences; set training.packed and training.sequence_lengths"
         raise InputError(message, field=field)
     if what := first_case(
-        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (model.num_experts is not None, "a mixture of experts"),
         (model.architecture != "decoder", f"architecture {model.architecture}"),
         (parallel.context_parallel_communication not in (None, "p2p"), "a context_parallel_communication other than p2p"),
@@ -247,7 +247,7 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
         (model.architecture != "decoder", f"{model.architecture} models"),
         (model.num_nextn_predict_layers > 0, "multi-token prediction"),
         (model.has_output_bias, "an output bias"),
-        (workload.framework != "megatron-core", f"framework {workload.framework}"),
+        (wrapped(workload.framework) != "megatron-core", f"framework {workload.framework}"),
         (parallel.pipeline_layout is not None, "parallel.pipeline_layout"),
         (set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES, "a schedule that splits backward passes"),
     ):
@@ -257,7 +257,7 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
 def _check_merged_passes(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     """What Megatron Core's overlap_moe_expert_parallel_comm needs of model and workload; sizes are a matter of the space."""
     field = "training.overlap.expert_parallel"
-    if workload.framework != "megatron-core":
+    if wrapped(workload.framework) != "megatron-core":
         raise UnsupportedError(f"{workload.framework} does not merge passes to hide all-to-alls; leave it out", field=field)
     if not model.num_experts:
         raise InputError(f"{model.name} has no experts whose all-to-alls could be hidden; leave it out", field=field)
@@ -376,7 +376,7 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
     _refuse(
         field,
         (
-            framework != "megatron-core",
+            wrapped(framework) != "megatron-core",
             f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or full",
         ),
         (model.architecture == "encoder_decoder", "recompute.modules of encoder-decoder models are not modelled"),

@@ -149,11 +149,11 @@ def effect_of_axes(
     axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
     """Shortest step time among `rows` by the value of each axis: what holding on to that value costs."""
-    found: dict[str, dict[str, float]] = {}
+    effects: dict[str, dict[str, float]] = {}
     for name, values in axes.items():
         best: dict[str, float] = {}
         for row in rows:
             best[str(values[row])] = min(best.get(str(values[row]), math.inf), float(step_s[row]))
         if len(best) > 1:
-            found[name] = best
-    return found
+            effects[name] = best
+    return effects

@@ -64,12 +64,12 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
 
 def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
     """What a run's digest leaves to its query: the contents of stages, and how ranks exchange a sequence that they split."""
-    said = query.get("parallel") or {}
-    layout = said.get("pipeline_layout")
+    fixed = query.get("parallel") or {}
+    layout = fixed.get("pipeline_layout")
     if not isinstance(parallel, ParallelConfig) or parallel.context_parallel_size == 1:
         return (layout,)
-    levels, dynamic = said.get("hierarchical_context_parallel_sizes"), bool(said.get("dynamic_context_parallel"))
-    return layout, said.get("context_parallel_communication") or "p2p", levels, dynamic
+    levels, dynamic = fixed.get("hierarchical_context_parallel_sizes"), bool(fixed.get("dynamic_context_parallel"))
+    return layout, fixed.get("context_parallel_communication") or "p2p", levels, dynamic
 
 
 def known_startup_s(*, store: Store, problem: Question) -> float:
@@ -82,7 +82,7 @@ def known_startup_s(*, store: Store, problem: Question) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ServingEvidence:
-    """The same runs by what they showed: the penalised latency, and the two latencies it is made of."""
+    """What a search's runs showed: the penalised latency, and the two latencies it is made of."""
 
     objective: Evidence
     ttft: Evidence
@@ -108,7 +108,7 @@ def serving_evidence(*, store: Store, series: Series, without_search: str | None
 
 
 def _evidence_of(records: Sequence[MeasurementRecord], *, problem: ServingProblem) -> ServingEvidence:
-    """Of runs of one problem; a configuration that ran twice is one row of the table."""
+    """Return what runs of one problem showed; a configuration that ran twice is one row of the table."""
     configs = list(dict.fromkeys(record.parallel for record in records if isinstance(record.parallel, ServingConfig)))
     candidates = serving_candidates(problem, configs)
     costed = problem.costed(candidates)

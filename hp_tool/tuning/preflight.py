@@ -43,10 +43,10 @@ def preflight(
     A check that fails says nothing, and the search goes on. Nothing too where the search is to stop: its coordinator sees to
     that, and a successor adopts the job by its name. Raises RefusedError where the site takes no such job.
     """
-    told = next((each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT), None)
+    known = next((each.payload for each in store.events(search_id=lease.search_id) if each.kind == EVENT), None)
     runs = store.runs(search_id=lease.search_id)
-    if told is not None or runs:
-        known = {"avoided": (), "gpu_seconds": 0.0, **(told or {})}
+    if known is not None or runs:
+        known = {"avoided": (), "gpu_seconds": 0.0, **(known or {})}
         charged = any(run.state.ended for run in runs)
         return Preflight(hosts=tuple(known["avoided"]), gpu_seconds=0.0 if charged else known["gpu_seconds"])
     cluster = replace(cluster, num_gpus=min(cluster.num_gpus, launcher.hardware().num_gpus))

@@ -305,9 +305,9 @@ class Reducer:
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
         """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
         for fidelity in self._fidelities(parallel):
-            found = self._reduction(parallel, fidelity)
-            if found is not None:
-                return found
+            reduction = self._reduction(parallel, fidelity)
+            if reduction is not None:
+                return reduction
         return None
 
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:

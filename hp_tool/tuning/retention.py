@@ -95,17 +95,17 @@ def prune(*, store: AccessStore, database_url: str, retention: Retention, dry_ru
     not ended, its job is alive, or it ended less than a day ago.
     """
     going = store.old_searches(older_than_days=retention.search_days, keep=retention.searches)
-    found = {name: root for root in run_roots() for name in folders.job_folders(root)}
-    ended = store.ended_runs(job_names=found)
+    folder_roots = {name: root for root in run_roots() for name in folders.job_folders(root)}
+    ended = store.ended_runs(job_names=folder_roots)
     names = _expired(ended, retention=retention, searches=frozenset(going))
     size_bytes, staying = 0, set()
     for name in names:
-        folder_bytes = folders.size_bytes(found[name] / name)
-        if dry_run or folders.remove(found[name] / name):
+        folder_bytes = folders.size_bytes(folder_roots[name] / name)
+        if dry_run or folders.remove(folder_roots[name] / name):
             size_bytes += folder_bytes
         else:
             staying.add(name)
-    for root in () if dry_run else set(found.values()):
+    for root in () if dry_run else set(folder_roots.values()):
         folders.clear(root)
     going = sorted(set(going) - {ended[name].search_id for name in staying})
     deleted = len(going) if dry_run else store.delete_searches(search_ids=going)

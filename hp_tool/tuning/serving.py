@@ -91,8 +91,8 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name in ServingConfig.__slots__:
         value = getattr(query.parallel, name)
         several = isinstance(value, tuple) and len(value) > 1
-        given = runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
-        if name not in _AXES[runner] and (several or given):
+        fixed = runner != ENDPOINT and value not in (None, 0, 1, (1,)) and not name.startswith("max_")
+        if name not in _AXES[runner] and (several or fixed):
             axes = " and ".join(_AXES[runner])
             advice = "give the one that it was started with" if runner == ENDPOINT else "leave it out"
             raise UnsupportedError(f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}")
@@ -136,7 +136,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     costs, load = rows.costs, _load(query, problem)
     if runner == ENDPOINT:
         _check_rate(problem, rows)
-    asked: dict[str, Any] = {
+    common: dict[str, Any] = {
         "query": query_json,
         "model": problem.model,
         "cluster": problem.cluster,
@@ -151,9 +151,9 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         "runner": runner,
     }
     if runner == ENDPOINT:
-        search: ServingSearch = EndpointSearch(**asked, in_flight=float(_in_flight(rows).max()), trace=_sent(problem))
+        search: ServingSearch = EndpointSearch(**common, in_flight=float(_in_flight(rows).max()), trace=_sent(problem))
     else:
-        search = ServingSearch(**asked)
+        search = ServingSearch(**common)
     series = Series(cluster_key=search.cluster_key, framework=search.framework, model_family=model_family(problem.model))
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return ServingTuning(
@@ -252,12 +252,12 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     """The deployment that the query says the endpoint is, by how many requests each scheduler is sent at once."""
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
     sizes = {name: (_values(getattr(allowed, name)) or (None,))[0] for name in ServingConfig.__slots__}
-    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    stages = given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1)
-    given = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | given
-    given["data_parallel_size"] = max(num_gpus // stages, 1)
+    fixed: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    stages = fixed.get("tensor_parallel_size", 1) * fixed.get("pipeline_parallel_size", 1)
+    fixed = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens} | fixed
+    fixed["data_parallel_size"] = max(num_gpus // stages, 1)
     batches = _values(allowed.max_num_seqs) or (problem.engine.max_num_seqs,)
-    configs = [ServingConfig(**{**given, "max_num_seqs": batch}) for batch in sorted({*batches})]
+    configs = [ServingConfig(**{**fixed, "max_num_seqs": batch}) for batch in sorted({*batches})]
     candidates = serving_candidates(problem, configs)
     codes = legality(model=problem.model, num_gpus=num_gpus, candidates=candidates)
     if rejections := rejection_counts(codes):

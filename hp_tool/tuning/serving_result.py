@@ -229,8 +229,8 @@ def _with_tails(tuning: ServingTuning, estimate: InferenceEstimate, row: int, la
     """The estimate with these quantiles, and what they miss of the targets."""
     if row not in latencies.tails or estimate.ttft_s is None:
         return estimate
-    found = bounded(latencies.row(row, output_length=tuning.problem.output_length), targets=tuning.problem.targets)
-    reasons = tuple(reason for name, limit, value in found for reason in missed_target(name, value=value, limit=limit))
+    figures = bounded(latencies.row(row, output_length=tuning.problem.output_length), targets=tuning.problem.targets)
+    reasons = tuple(reason for name, limit, value in figures for reason in missed_target(name, value=value, limit=limit))
     return replace(estimate, tails=latencies.tails[row], feasible=not reasons, reasons=reasons)
 
 

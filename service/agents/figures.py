@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from hp_tool.render.words import unchecked_feature
+
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
 WITH_STEP = ("days", "effective_days", "gpu_hours", "cost")
@@ -51,7 +53,7 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
         )
         if provenance.get(key) is False
     ]
-    reasons += [f"{name}: in no measured run" for name in provenance.get("unchecked", ())]
+    reasons += [f"{unchecked_feature(name)}: in no measured run" for name in provenance.get("unchecked", ())]
     return ("extrapolated" if reasons else "fitted"), reasons
 
 
@@ -78,6 +80,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "memory_parts_bytes": _parts(memory, suffix="_bytes"),
             "time_parts_s": {name: _rounded(seconds) for name, seconds in parts.items() if seconds},
             "assumed": (answer.get("provenance") or {}).get("assumed"),
+            "recompute": (answer.get("provenance") or {}).get("recompute"),
         }
     )
 

@@ -58,6 +58,11 @@ async def get_find(store: StoreDep) -> Find:
     return find
 
 
+def refitted(request: Request) -> None:
+    """Fit calibrations that are due; in a thread."""
+    request.app.state.calibrations.refit()
+
+
 async def get_calibrations(
     request: Request,
     calibration: Annotated[bool, Query(description="Correct predictions by what is known of the cluster")] = True,
@@ -159,5 +164,7 @@ StoreDep = Annotated[Store, Depends(get_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
+RefittedDep = Annotated[None, Depends(refitted)]
+"""What is due is fitted before the route reads."""
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]

@@ -17,10 +17,10 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import MeasurementSource, MeasurementState
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
-from hp_tool.learning import MadeCalibration, MeasurementReport, add_report, add_reports, calibrate, relearn
+from hp_tool.learning import MadeCalibration, MeasurementReport, add_report, add_reports, calibrate
 from service.api import openapi
 from service.api.bodies import json_body, resolve, stream_answers
-from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refuse_body, versioned
+from service.api.dependencies import Cursor, FindDep, PagingDep, StoreDep, SystemStoreDep, refitted, refuse_body, versioned
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import CalibrationView, ImportView, MeasurementView, PageView
@@ -165,26 +165,23 @@ def measurement(store: StoreDep, measurement_id: str) -> MeasurementView:
 def change(
     request: Request,
     store: StoreDep,
-    system: SystemStoreDep,
     measurement_id: str,
     wanted: Annotated[MeasurementChange, json_body(MeasurementChange)],
 ) -> MeasurementView:
-    """Let a measurement teach, or not. The calibration of its cluster follows at once as a new version; earlier ones stay."""
-    return change_state(request, store, system, measurement_id=measurement_id, state=wanted.state)
+    """Let a measurement teach, or not. Whoever next asks for a calibration of its cluster, or for an estimate that one
+    corrects, has it fitted first, as a new version; earlier ones stay."""
+    return change_state(request, store, measurement_id=measurement_id, state=wanted.state)
 
 
 @router.delete("/{measurement_id}")
-def delete(request: Request, store: StoreDep, system: SystemStoreDep, measurement_id: str) -> MeasurementView:
+def delete(request: Request, store: StoreDep, measurement_id: str) -> MeasurementView:
     """Exclude a measurement and leave it out of lists; PATCH with state accepted brings it back. Versions follow as there."""
-    return change_state(request, store, system, measurement_id=measurement_id, state="deleted")
+    return change_state(request, store, measurement_id=measurement_id, state="deleted")
 
 
-def change_state(
-    request: Request, store: Store, system: AccessStore, *, measurement_id: str, state: MeasurementState
-) -> MeasurementView:
-    """The measurement in its new state, with which its cluster is calibrated from now on."""
+def change_state(request: Request, store: Store, *, measurement_id: str, state: MeasurementState) -> MeasurementView:
+    """Return the measurement in its new state, to which readers have the calibrations of its cluster fitted."""
     record = store.set_measurement_state(measurement_id=measurement_id, state=state)
-    relearn(store=system, record=record)
     _take_up(request)
     return MeasurementView.of(record)
 
@@ -216,7 +213,7 @@ def make(request: Request, store: SystemStoreDep, gpu: Gpu = None, framework: Fr
     return PageView(items=[CalibrationView.of(each.record) for each in made], next_cursor=None)
 
 
-@calibrations.get("")
+@calibrations.get("", dependencies=[Depends(refitted)])
 def list_calibrations(
     store: StoreDep,
     cluster_key: Annotated[str | None, Query(max_length=200)] = None,
@@ -224,6 +221,6 @@ def list_calibrations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Cursor = None,
 ) -> PageView[CalibrationView]:
-    """Calibrations that match all filters, newest first."""
+    """Calibrations that match all filters, newest first; what is due is fitted first."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=limit, cursor=cursor)
     return PageView.of(page, CalibrationView.of)

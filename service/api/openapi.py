@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
 
+from hp_tool.queries import schema
 from service.api.problems import MEDIA_TYPE, Problem
 from service.api.views import NDJSON
 from service.routes import OPEN_PATHS
@@ -65,7 +65,7 @@ def install(app: FastAPI) -> None:
                 schemas.pop(name, None)
             schemas["Problem"] = Problem.model_json_schema()
             for name, kind in _BODIES.items():
-                definition = TypeAdapter(kind).json_schema(ref_template=_REF)
+                definition = schema.described(kind).json_schema(ref_template=_REF)
                 nested = definition.pop("$defs", {})
                 schemas.update({f"{key}-Input": value for key, value in {**nested, name: definition}.items()})
             components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer", "description": "An API key"}}

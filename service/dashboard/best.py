@@ -261,7 +261,7 @@ def _parts(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     """What each setting decides, by the result of an ended search, the weightiest first."""
-    found, answer = [], recommended(record)
+    weighed, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
         values = sorted(best_s.items(), key=lambda item: item[1])
@@ -270,8 +270,8 @@ def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
             AxisValue(value=value, step_s=step_s, loss_fraction=step_s / fastest - 1.0, chosen=value == chosen)
             for value, step_s in values
         )
-        found.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
-    return tuple(sorted(found, key=lambda axis: -axis.values[-1].loss_fraction))
+        weighed.append(AxisEffect(label=(trials.AXES | trials.SERVING_AXES).get(name, formats.words(name)), values=rows))
+    return tuple(sorted(weighed, key=lambda axis: -axis.values[-1].loss_fraction))
 
 
 def executed(configuration: Configuration) -> tuple[Schedule | None, float | None]:

@@ -15,7 +15,7 @@ from hp_tool.errors import NotFoundError
 from hp_tool.learning.evidence import residual_report
 from hp_tool.learning.series import MODELS
 from hp_tool.search.serving import SERVING
-from service.api.dependencies import PrincipalDep, StoreDep, SystemStoreDep
+from service.api.dependencies import PrincipalDep, RefittedDep, StoreDep, SystemStoreDep
 from service.api.measurements import learn
 from service.api.views import View
 from service.dashboard import formats
@@ -135,7 +135,7 @@ class SeriesPage(Page):
 
 
 @page_at(router, "/calibration", template="calibrations.html", section="Calibration")
-def calibrations_context(store: StoreDep, principal: PrincipalDep) -> CalibrationsPage:
+def calibrations_context(store: StoreDep, principal: PrincipalDep, fitted: RefittedDep) -> CalibrationsPage:
     """Calibrations, as shown on their page."""
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # newest first
@@ -155,7 +155,7 @@ def calibrations_context(store: StoreDep, principal: PrincipalDep) -> Calibratio
 
 @page_at(router, "/calibration/series", template="calibration_series.html", section="Calibration")
 def series_context(
-    store: StoreDep, cluster_key: Word, framework: Word, model_family: Word = "", owner: Word = ""
+    store: StoreDep, fitted: RefittedDep, cluster_key: Word, framework: Word, model_family: Word = "", owner: Word = ""
 ) -> SeriesPage:
     """One series of calibrations, as shown on its page."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=MAX_VERSIONS)

@@ -137,9 +137,9 @@ def configuration_context(
     json_href = address("/configurations.json", {"query": query, "search": search})
     record = store.get_search(search_id=search) if search else None
     try:
-        asked = read_query(query.encode(), find=find)
-        known = None if record is None else known_to(record, query=asked)
-        page = configuration_page(asked, json_href=json_href, calibrations=calibrations, known=known)
+        configured = read_query(query.encode(), find=find)
+        known = None if record is None else known_to(record, query=configured)
+        page = configuration_page(configured, json_href=json_href, calibrations=calibrations, known=known)
         if known is not None and record is not None and page.view is not None:
             page = replace(page, view=replace(page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"))
         return page

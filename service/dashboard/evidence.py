@@ -18,9 +18,9 @@ SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A se
 
 def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
     """Return what a search knows of a query's configuration; None unless this is one that its result states in full."""
-    asked, this = schema.parse_query(record.query), _alone(query)
+    of_search, this = schema.parse_query(record.query), _alone(query)
     for row in known_rows(record):
-        if _alone(Configuration.of(row, query=asked).query) == this:
+        if _alone(Configuration.of(row, query=of_search).query) == this:
             return row.calibrated_estimate
     return None
 

@@ -148,12 +148,12 @@ def _answered(
     if listed or not parallel:
         ranking = _ranking(schema.to_json(unrestricted), catalogue, calibration_id, calibrations)
     # Links use the query as typed, in which a registered name is still a name.
-    asked = schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel})
+    as_typed = schema.parse_query(workload | {"parallel": workload.get("parallel", {}) | parallel})
     best = () if parallel else ranking.recommendations or ranking.nearest_misses
     chosen = Configuration.of(best[0], query=free) if best else None
-    query = resolve(asked if chosen is None else chosen.query, find=find)
+    query = resolve(as_typed if chosen is None else chosen.query, find=find)
     configuration = resolve_configuration(query)
-    this = chosen or Configuration(query=asked, parallel=configuration.config)
+    this = chosen or Configuration(query=as_typed, parallel=configuration.config)
     config, model, framework = configuration.config, configuration.problem.model, configuration.problem.workload.framework
     view, _ = configuration_view(query, configuration=configuration, calibrations=calibrations)
     memory, time = _effects(this, query, settings, calibrations)

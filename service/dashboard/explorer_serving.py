@@ -98,8 +98,8 @@ class ServingExplorerPage(Page):
 def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -> ServingExplorerPage:
     """The explorer of serving, as shown on its page."""
     known = {"model", *fields("inference")}
-    given = {name: text for name, text in read_form(request.url.query).items() if name in known}
-    values = given if "model" in given else EXAMPLE | given
+    typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
+    values = typed if "model" in typed else EXAMPLE | typed
     registered = set(store.registered_names(kind="model"))
     page = ServingExplorerPage(
         title="Explorer: serving",

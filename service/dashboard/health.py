@@ -46,8 +46,8 @@ def health(store: Store, *, search_ids: Iterable[str]) -> Health:
         newest = store.list_runs(search_id=search_id, limit=RECENT, oldest_first=False).items
         ratios += [ratio for run in newest if (ratio := _over_expected(run)) is not None]
         events = store.events(search_id=search_id)
-        found = (each for event in events if event.kind == EVENT for each in event.payload.get("slow", ()))
-        nodes |= {each["name"]: f"{each['slowdown']:.2f} times as slow as its peers before the first run" for each in found}
+        slow = (each for event in events if event.kind == EVENT for each in event.payload.get("slow", ()))
+        nodes |= {each["name"]: f"{each['slowdown']:.2f} times as slow as its peers before the first run" for each in slow}
         nodes |= dict.fromkeys(failed_hosts(newest), "two runs or more failed on it")
         nodes |= _lagging(newest)
     return Health(
@@ -65,17 +65,17 @@ def _over_expected(run: RunRecord) -> float | None:
 
 def _lagging(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Hosts of GPUs whose driver told that they throttle, err or run slower than the others of the same run."""
-    found: dict[str, str] = {}
+    lagging: dict[str, str] = {}
     for run in runs:
         devices: Sequence[DeviceState] = run.measurement.devices if run.measurement else ()
         clocks = [device.sm_clock_hz for device in devices if device.sm_clock_hz]
         usual_hz = statistics.median(clocks) if clocks else 0.0
         for device in devices:
             if device.uncorrected_ecc_errors:
-                found[device.host] = f"{device.uncorrected_ecc_errors} uncorrected memory errors"
+                lagging[device.host] = f"{device.uncorrected_ecc_errors} uncorrected memory errors"
             elif device.sm_clock_hz and device.sm_clock_hz < LAGGING * usual_hz:
                 slower = formats.share(1.0 - device.sm_clock_hz / usual_hz)
-                found[device.host] = f"a GPU's clock is {slower} below the others'" + (
+                lagging[device.host] = f"a GPU's clock is {slower} below the others'" + (
                     f", held down by {device.throttled_by}" if device.throttled_by else ""
                 )
-    return found
+    return lagging

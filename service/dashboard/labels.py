@@ -15,8 +15,8 @@ router = APIRouter(tags=["dashboard"])
 @router.post("/searches/{search_id}/label", include_in_schema=False)
 def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     tags = [tag.strip() for tag in values.get("tags", "").split(",") if tag.strip()]
-    given = {"name": values.get("name", ""), "tags": tags, "note": values.get("note", "")}
-    store.label_search(search_id=search_id, label=schema.parse(Label, given))
+    changes = {"name": values.get("name", ""), "tags": tags, "note": values.get("note", "")}
+    store.label_search(search_id=search_id, label=schema.parse(Label, changes))
     return done(f"/searches/{search_id}", "changed")
 
 

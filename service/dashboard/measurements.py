@@ -11,7 +11,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.measurement_records import MeasurementRecord, MeasurementState
 from hp_tool.errors import InputError
-from service.api.dependencies import Cursor, PrincipalDep, StoreDep, SystemStoreDep
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep
 from service.api.measurements import change_state
 from service.api.views import View
 from service.dashboard.page import (
@@ -145,13 +145,13 @@ def measurements_context(
 
 
 @router.post("/measurements/{measurement_id}", include_in_schema=False)
-def change(request: Request, fields: Form, store: StoreDep, system: SystemStoreDep, measurement_id: str) -> RedirectResponse:
+def change(request: Request, fields: Form, store: StoreDep, measurement_id: str) -> RedirectResponse:
     """Let a measurement teach, or not, as PATCH and DELETE /v1/measurements/{measurement_id} do."""
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
     if state is None:
         raise InputError(f"state must be one of {', '.join(STATES)}", field="state")
-    change_state(request, store, system, measurement_id=measurement_id, state=state)
+    change_state(request, store, measurement_id=measurement_id, state=state)
     return done("/measurements", "changed")
 
 

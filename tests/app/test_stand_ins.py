@@ -15,6 +15,7 @@ COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = (
     "deepspeed", "hf-trainer", "llama-factory", "axolotl", "colossalai", "litgpt", "ms-swift", "openrlhf", "verl",
+    "verl-fsdp", "gpt-neox", "megatron-deepspeed",
 )  # fmt: skip
 
 
@@ -51,9 +52,12 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
         assert provenance["framework_efficiency"] in estimate["intervals"]["source"] and name in estimate["intervals"]["source"]
 
 
-def test_people_see_the_star() -> None:
-    shown = run("estimate", "-", stdin=json.dumps(query("axolotl"))).stdout
-    assert "* unchecked" in shown and "training.framework: axolotl" in shown
+@pytest.mark.parametrize(("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")])
+@pytest.mark.parametrize("command", ["estimate", "recommend"])
+def test_people_see_the_star_and_whose_constants_they_are(command: str, framework: str, lender: str) -> None:
+    shown = " ".join(run(command, "-", stdin=json.dumps(query(framework))).stdout.split())
+    assert "* unchecked" in shown
+    assert f"training.framework: {framework} (predicted with {lender}'s constants)" in shown
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "hf-trainer", "llama-factory", "litgpt"])
@@ -94,3 +98,54 @@ def test_imported_scripts_name_their_framework(tmp_path: Path, launch: str, fram
     done = run("import", str(path), "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["query"]["training"]["framework"] == framework
+
+
+VERL = """
+python3 -m verl.trainer.main_ppo {config} \\
+  actor_rollout_ref.model.path=meta-llama/Meta-Llama-3-8B data.train_batch_size=32 \\
+  data.max_prompt_length=1024 data.max_response_length=3072 actor_rollout_ref.rollout.n=8 \\
+  actor_rollout_ref.actor.strategy={strategy} \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.nnodes=2 \\
+  trainer.n_gpus_per_node=8 {more}
+"""
+MODULES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute"
+NEOX = """{"pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+"seq_length": 2048, "max_position_embeddings": 2048, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+"pos_emb": "rotary", "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}, "padded_vocab_size": 50432,
+"train_iters": 10}"""
+MEGATRON_DEEPSPEED = """
+deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 10 --lr 1e-4 \\
+  --bf16 --deepspeed --zero-stage 1 --tensor-model-parallel-size 2 --vocab-size 50257 --data-path x
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "framework"),
+    [
+        ("verl.sh", VERL.format(config="--config-name=ppo_megatron_trainer.yaml", strategy="megatron", more=""), "verl"),
+        (
+            "modules.sh",
+            VERL.format(
+                config="--config-name=ppo_megatron_trainer.yaml",
+                strategy="megatron",
+                more=f"++{MODULES}_granularity=selective ++{MODULES}_modules=[layernorm,core_attn]",
+            ),
+            "verl",
+        ),
+        ("fsdp.sh", VERL.format(config="", strategy="fsdp2", more=""), "verl-fsdp"),
+        ("neox.yml", NEOX, "gpt-neox"),
+        ("megatron.sh", MEGATRON_DEEPSPEED, "megatron-deepspeed"),
+    ],
+)
+def test_imports_of_forks_and_wrappers_carry_the_star(tmp_path: Path, name: str, text: str, framework: str) -> None:
+    (tmp_path / name).write_text(text)
+    gpus = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
+    done = run("import", str(tmp_path / name), *gpus, "--json")
+    assert done.returncode in (0, 3), done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["query"]["training"]["framework"] == framework
+    provenance = answer["estimate"]["provenance"]
+    assert f"training.framework: {framework}" in provenance["unchecked"]
+    assert provenance["framework_efficiency_measured"] is False
+    assert "* unchecked" in run("import", str(tmp_path / name), *gpus).stdout

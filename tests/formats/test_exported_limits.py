@@ -16,10 +16,14 @@ LOADS: list[tuple[dict[str, Any], dict[str, float]]] = [
     ({}, {"tpot_s": 0.03}),
 ]
 """Loads and targets; the last asks for the highest load."""
+OTHERS = [(engine, *LOADS[place]) for engine, place in (("sglang", 0), ("vllm", 1), ("sglang", 2))]
+CASES = [
+    *((engine, *LOADS[place]) for engine, place in (("vllm", 0), ("sglang", 1), ("vllm", 2))),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS),
+]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize(("load", "targets"), LOADS)
+@pytest.mark.parametrize(("engine", "load", "targets"), CASES)
 def test_the_exported_server_is_the_predicted_one(engine: str, load: dict[str, Any], targets: dict[str, float]) -> None:
     inference = {"input_length": 2000, "output_length": 400, "engine": engine, "precision": "fp8"} | load
     query = {"kind": "inference", "model": "qwen3-32b", "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8},

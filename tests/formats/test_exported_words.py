@@ -142,7 +142,7 @@ def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
     assert run("export", "-", "--format", "deepspeed", content=kept).stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deepspeed_and_the_trainer_take_the_note(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     path = tmp_path / "ds.json"

@@ -213,6 +213,8 @@ def nemo(configuration: Configuration) -> dict[str, Any]:
         "overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp", "data_parallel_sharding_strategy",
         "num_distributed_optimizer_instances",
     )}  # fmt: skip
+    # Bridge lays its own choice over `ddp` unless comm_overlap has one (CommOverlapConfig.setup).
+    expected |= {f"comm_overlap.{name}": of[name] for name in ("overlap_grad_reduce", "overlap_param_gather")}
     free = [
         "apply_rope_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_flex_dispatcher_backend",
         "cuda_graph_scope", "cross_entropy_fusion_impl", "account_for_embedding_in_pipeline_split",
@@ -295,6 +297,7 @@ def test_each_word_of_a_training_is_the_rows_own(format: str, monkeypatch: pytes
         ("training.kernel_fusion", {"training.kernel_fusion": False}),
         ("training.overlap", {"training.overlap": {"pipeline_parallel": False}}),
         ("training.overlap", {"training.overlap": {"context_parallel": False}}),
+        ("training.overlap", {"training.overlap": {"data_parallel": False}, "parallel.zero_stage": 1}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("format", TRAINED)
@@ -309,7 +312,10 @@ def test_what_is_rare_is_written_or_refused(format: str, field: str, changes: di
         hold(words, expected(configuration))
         overlap = configuration.query.training.overlap  # type: ignore[union-attr]
         assert overlap is None or overlap.context_parallel is None, "no word says it, and it was not refused"
-        if overlap is not None and format == "nemo":
+        if overlap is not None and overlap.data_parallel is False and format == "nemo":
+            switched = ("overlap_grad_reduce", "overlap_param_gather")
+            assert {f"{part}.{name}=false" for part in ("ddp", "comm_overlap") for name in switched} <= set(text.splitlines())
+        if overlap is not None and overlap.pipeline_parallel is False and format == "nemo":
             assert "comm_overlap.overlap_p2p_comm=false" in text.splitlines()
 
 

@@ -120,14 +120,15 @@ TOLD = {
 }
 """What a script has to be told beside the file, as the importer asks for it."""
 FRAMEWORK = {"nanotron": ("nanotron",), "accelerate": ("torch-fsdp",), "torchtitan": ("torch-fsdp",),
-             "verl": ("megatron-core", "torch-fsdp")}  # fmt: skip
+             "verl": ("verl", "verl-fsdp")}  # fmt: skip
 
 
 @st.composite
 def asked(draw: st.DrawFn, format: str) -> dict[str, Any]:
     """A configuration of a catalogue's model that this format's tool runs, and sometimes a key that it has no word for."""
     framework = draw(st.sampled_from(FRAMEWORK.get(format, ("megatron-core",))))
-    fsdp, alone = framework == "torch-fsdp", format == "deepspeed" or (format == "verl" and framework == "torch-fsdp")
+    fsdp = framework in ("torch-fsdp", "verl-fsdp")
+    alone = format == "deepspeed" or (format == "verl" and fsdp)
     t, p, d = (1 if alone else draw(st.sampled_from((1, 2, 4))) for _ in range(3))
     d = draw(st.sampled_from((2, 4))) if alone else d
     p = 1 if format == "accelerate" else p
@@ -206,7 +207,7 @@ def test_verl_starts_megatron_by_its_own_configuration() -> None:
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text
     assert "main_ppo --config-path=config --config-name=ppo_megatron_trainer.yaml" in text
     offloaded = llama() | {"model": "qwen3-8b"}
-    offloaded["training"] |= {"offload": "optimizer", "offload_fraction": 0.5}
+    offloaded["training"] |= {"offload": "optimizer", "offload_fraction": 0.5, "framework": "verl"}
     setup = setup_of(offloaded)
     same_work(setup_of(read_query(verl.text(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})), setup)
     waits = verl.text(setup_of(llama() | {"model": "qwen3-8b"})).replace(

@@ -59,6 +59,14 @@ def test_results_are_bounded(tmp_path: Path) -> None:
     assert measured(text).cause == "exit code 0 without a result: the log is empty"
 
 
+def test_a_log_without_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HP_JOB_LOG_MIB", "1")
+    text = run(tmp_path / "job", "while True: print('x' * 4096)", timeout_s=10.0)
+    assert len(text) < 2 * 2**20
+    measurement = measured(text)
+    assert measurement.status == "crashed" and "its log grew beyond 1 MiB" in (measurement.cause or "")
+
+
 def test_the_folder_it_came_in_stays_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "job", GOOD)
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.json", "job.py", "supervisor.py"]

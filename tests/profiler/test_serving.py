@@ -117,7 +117,7 @@ def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: in
     _needs_megatron()
     cases = SINGLE if processes == 1 else DOUBLE
     files = {
-        f"{name}.request.json": jobs.REQUEST_JSON.dump_json(inference_request(**changes)).decode()
+        f"{name}.request.json": jobs.request_json().dump_json(inference_request(**changes)).decode()
         for name, changes in cases.items()
     }
     script = Path(__file__).with_name("answers.py")

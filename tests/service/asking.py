@@ -45,7 +45,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        *("listed", "page", "preset", "rerank", "run", "words"),
+        *("listed", "page", "preset", "rerank", "run", "search", "words"),
         *(
             "attention",
             "frozen_precision",

@@ -114,7 +114,9 @@ def checked_page(browser: Browser, *, console: Collection[str] = ("error", "warn
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server")  # it ends after the page, whose last requests it would cut off
     with checked_page(browser) as opened:
         yield opened
 

@@ -93,6 +93,7 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_editions_work_side_by_side(tmp_path: Path) -> None:
     """It says so once, finishes what it has, and stops; the newer worker takes the search."""
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
@@ -131,7 +132,7 @@ def test_editions_work_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])])
 def test_a_worker_older_than_the_schema_takes_nothing_new(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue("postgres_url") if place == "postgresql" else f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     go = tmp_path / "go"

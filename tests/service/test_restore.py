@@ -18,6 +18,7 @@ from tests.service.test_editions import QUERY
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_restores_mix_nothing_up(tmp_path: Path) -> None:
     """Its searches run again, under other names; doctor tells what the lost time left behind."""
     path, saved, go = tmp_path / "hp.sqlite3", tmp_path / "saved.sqlite3", tmp_path / "go"

@@ -13,7 +13,7 @@ from hp_tool.sizing.laws import LAWS
 PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_query_is_answered() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     found = size_answer(parse_sizing(block)).sizing

@@ -32,7 +32,8 @@ def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> Non
     store.finish_run(lease=claim[1], run_id=run.id, measurement=new_measurement(), gpu_seconds=2.0)
     store.finish_search(lease=claim[1], state=SearchState.SUCCEEDED, result={"z": 1, "a": 2})
     for _ in range(3):
-        store.add_measurement(measurement=new_measurement())
+        added = store.add_measurement(measurement=new_measurement())
+    store.set_measurement_state(measurement_id=added.id, state="excluded")
     store.save_calibration(cluster_key="c", framework="f", payload={}, num_measurements=1)
     store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"})
     store.add_key(key=NewKey(id="ab", owner="ada", scope=Scope.SUBMIT, secret_sha256="00"))
@@ -49,6 +50,7 @@ def content(store: SqlStore) -> list[object]:
         store.runs(search_id=search.id),
         store.events(search_id=search.id),
         store.measurements().items,
+        store.due_refits(),
         store.list_calibrations().items,
         store.list_registrations(kind="cluster"),
         store.list_keys().items,

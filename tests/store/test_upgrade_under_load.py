@@ -18,6 +18,7 @@ from hp_tool.store.engine import opened
 from tests.service.processes import hp_tool
 
 ROWS = 12_000
+SERVER = pytest.param("postgresql", marks=pytest.mark.postgres)
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def started(old_url: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     running.communicate()
 
 
+@pytest.mark.parametrize("url", [pytest.param("sqlite", marks=pytest.mark.long), SERVER], indirect=True)
 def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
     report = upgrades.upgrade_under_writes(old_url)
     assert schema.current(old_url) == HEAD
@@ -54,6 +56,9 @@ def test_writes_of_searches_go_on_during_an_upgrade(old_url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "url", ["sqlite", pytest.param(*SERVER.values, marks=[*SERVER.marks, pytest.mark.long])], indirect=True
+)
 def test_an_interrupted_upgrade_goes_on(old_url: str, started: subprocess.Popen[bytes]) -> None:
     while not 0 < moved(old_url) < ROWS:
         assert started.poll() is None, "it moved all measurements at once"

@@ -20,7 +20,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement, ProfileRequest, Pr
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
-from hp_tool.launchers.jobs import REQUEST_JSON
+from hp_tool.launchers.jobs import request_json
 from hp_tool.queries.schema import parse_query
 from hp_tool.trainers import NAMES, TrainerLauncher, check_trainer, check_varied, program, program_name, trainer_of
 from hp_tool.training.problem import TrainingProblem, resolve_training
@@ -176,7 +176,7 @@ def test_what_a_reduced_run_measured_is_of_its_own_batch() -> None:
     launcher = TrainerLauncher(engine, trainer=given, problem=problem, settings=SearchSettings())  # type: ignore[arg-type]
     assert launcher.fetch("job").status == "crashed"  # nobody knows what ran
     small = replace(CONFIG, data_parallel_size=1)
-    engine.request = REQUEST_JSON.dump_json(asked_of(problem, small, layers=None, batch=32)).decode()
+    engine.request = request_json().dump_json(asked_of(problem, small, layers=None, batch=32)).decode()
     found = launcher.fetch("job")
     assert (found.status, found.step_s) == ("ok", 2.0)  # 32 sequences, not 64
     assert found.tokens_per_second_per_gpu == pytest.approx(32 * 8192 / 2.0 / 8)

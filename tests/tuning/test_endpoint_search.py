@@ -26,7 +26,7 @@ from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import InputError, LauncherError, UnsupportedError
 from hp_tool.launchers import create
-from hp_tool.launchers.jobs import REQUEST_JSON
+from hp_tool.launchers.jobs import request_json
 from hp_tool.profiler.endpoint import EndpointError, main, measure
 from hp_tool.queries.schema import parse_query, query_mapping, with_own_files
 from hp_tool.store import open_store
@@ -279,7 +279,7 @@ def test_what_is_no_measurement_says_why(
     asked = query(parallel={"max_num_seqs": 4}, search={"budget_runs": 1})
     problem = build_serving(query=asked, query_json=query_mapping(asked), hardware=engine.hardware())
     row = SimpleNamespace(id="r", parallel=problem.search.candidates.config(0), fidelity=Fidelity(), predicted={})
-    (tmp_path / "request.json").write_text(REQUEST_JSON.dump_json(problem.search.request(row)).decode())  # type: ignore[arg-type]
+    (tmp_path / "request.json").write_text(request_json().dump_json(problem.search.request(row)).decode())  # type: ignore[arg-type]
     (tmp_path / "endpoint.json").write_text(json.dumps(engine.where | changes))
     key = "sk-wrong-1234" if "model" in changes else KEY
     monkeypatch.setenv("HP_ENDPOINT_API_KEY", key)

@@ -36,7 +36,7 @@ def test_many_processes_may_open_a_new_sqlite_file(tmp_path):
     assert open_together(f"sqlite:///{tmp_path / 'new.sqlite3'}") == [0, 0, 0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_many_processes_may_open_a_new_postgresql_database(postgres_url):
     assert open_together(postgres_url) == [0, 0, 0, 0]

@@ -55,6 +55,7 @@ def read(source: Source, reading: Reading) -> None:
     elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
         pass
     read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
+    reading.query["training"]["framework"] = "gpt-neox"
     if "use_bias_in_attn_linear" in keys and isinstance(reading.query.get("model"), dict):
         biased = keys["use_bias_in_attn_linear"] is not False
         reading.query["model"]["attention_bias"] = biased

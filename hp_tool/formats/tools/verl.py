@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.interpolation import interpolated
 from hp_tool.formats.reading import Ignored, Reading, Setting, fraction, sort, table, whole_number
@@ -47,11 +49,22 @@ ROLLOUTS = 8
 """Answers a prompt in an exported file: what reads it back multiplies by it."""
 
 
+def _has_megatron(workload: TrainingWorkload) -> bool:
+    """Return whether the workers are Megatron's; False: FSDP's. Raises UnsupportedError for any other framework."""
+    workers = wrapped(workload.framework)
+    if workers not in ("megatron-core", "torch-fsdp"):
+        raise UnsupportedError(
+            f"{TOOL} trains by Megatron Core or FSDP, not {workers}; ask again with training.framework: verl, or verl-fsdp",
+            field="training.framework",
+        )
+    return workers == "megatron-core"
+
+
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
     refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
-    megatron = w.framework == "megatron-core"
+    megatron = _has_megatron(w)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
         raise UnsupportedError(f"{TOOL} trains in bf16, with the optimizer offloaded or nothing", field="training.precision")
     if w.global_batch_size % ROLLOUTS:
@@ -113,7 +126,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 def text(setup: TrainingSetup) -> str:
     """A script that starts the trainer with these overrides."""
     options = overrides(setup)
-    megatron = setup.workload.framework == "megatron-core"
+    megatron = _has_megatron(setup.workload)
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
     path, *others = (shlex.quote(f"{name}={value}") for name, value in options.items())
     marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
@@ -190,6 +203,7 @@ def read(source: Source, reading: Reading) -> None:
         if (share := fraction(text_of(f"{_ON_HOST}.optimizer_offload_fraction", "1"), "optimizer_offload_fraction")) < 1.0:
             training["offload_fraction"] = share
     if megatron:
+        training["framework"] = "verl"
         tensor = size(f"{section}.tensor_model_parallel_size")
         parallel |= {field: size(f"{section}.{key}") for field, key in _SIZES.items() if field != "expert_tensor_parallel_size"}
         parallel["expert_tensor_parallel_size"] = size(
@@ -211,7 +225,7 @@ def read(source: Source, reading: Reading) -> None:
             parallel["recompute"] = {"granularity": "selective", "modules": modules}
     else:
         shard = size(f"{section}.fsdp_size", -1)
-        training["framework"] = "torch-fsdp"
+        training["framework"] = "verl-fsdp"
         reshard = text_of(f"{section}.reshard_after_forward", "true").lower() == "true"
         checkpointed = text_of("actor_rollout_ref.model.enable_gradient_checkpointing", "true").lower() == "true"
         parallel |= {

@@ -21,14 +21,9 @@ _ALIASES = {
     "pad-vocab-size-to": "padded-vocab-size",
 }  # fmt: skip
 """Older names, and today's."""
-OLDER = (
-    "checkpoint-activations",
-    "activations-checkpoint-method",
-    "DDP-impl",
-    "model-parallel-size",
-    "deepspeed",
-    "zero-stage",
-)
+_UNDER_DEEPSPEED = ("deepspeed", "zero-stage")
+"""Of Megatron-DeepSpeed."""
+OLDER = ("checkpoint-activations", "activations-checkpoint-method", "DDP-impl", "model-parallel-size", *_UNDER_DEEPSPEED)
 """Of releases whose own layers were the only ones: their attention was fused only by a flag of its own."""
 PROGRAMS = (
     "pretrain_gpt.py",
@@ -194,7 +189,7 @@ class _Run(Arguments):
             "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
-            "framework": "megatron-core",
+            "framework": "megatron-deepspeed" if self.on(*_UNDER_DEEPSPEED) else "megatron-core",
             "attention": attention,
             "kernel_fusion": False if unfused else None,
             "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),

@@ -81,8 +81,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "train.global_batch_size": str(w.global_batch_size),
         **_mixed_precision(w),
         "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
-        "ddp.overlap_grad_reduce": str(setup.switches["overlap_grad_reduce"]).lower(),
-        "ddp.overlap_param_gather": str(setup.switches["overlap_param_gather"]).lower(),
+        # comm_overlap's choice, or where it has none Bridge's own, is laid over ddp's (CommOverlapConfig.setup).
+        **{
+            f"{section}.{name}": str(setup.switches[name]).lower()
+            for section in ("ddp", "comm_overlap")
+            for name in ("overlap_grad_reduce", "overlap_param_gather")
+        },
         "ddp.grad_reduce_in_fp32": str((w.gradient_precision or "fp32") == "fp32").lower(),
         "dataset.sequence_length": str(w.sequence_length),
     }
