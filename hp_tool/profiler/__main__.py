@@ -117,6 +117,8 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
 
     device, rivals = backend.device(request), list[Measurement]()
     for parallel in request.rivals:
+        # A rank that fails below ends the others: not before the first has written what ran.
+        sys.modules["torch"].distributed.barrier()
         started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
         support.check(own)
         forget()
