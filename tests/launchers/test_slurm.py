@@ -381,7 +381,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled_and_starts_no_other(
     launcher = slurm.launcher(root=tmp_path / "runs")
     told = tmp_path / "told"
     handle = launcher.submit(plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)"))
-    wait(launcher, handle, until={JobState.RUNNING})
+    wait(launcher, handle, until={JobState.RUNNING, JobState.LOST})  # lost: its folder is gone already
     until(told.exists)
     with ThreadPoolExecutor() as pool:
         for _ in range(3):
