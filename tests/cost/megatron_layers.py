@@ -1,8 +1,8 @@
 """Bytes that Megatron Core's transformer layers keep for their backward pass: a program, because it patches torch.
 
 Nothing is computed: under fake tensors and a fake process group one rank of a model of any size runs its forward pass,
-and the storages that autograd keeps alive are counted. For each line of standard input, a list of cases as JSON, it prints one
-number a case: bytes a layer, parameters and the layer's own input left out, its output (the next one's input) counted.
+and the storages that autograd keeps alive are counted. For each line of standard input, a case as JSON, it prints a list of
+one number: bytes a layer, parameters and the layer's own input left out, its output (the next one's input) counted.
 """
 
 from __future__ import annotations
@@ -195,4 +195,4 @@ def kept_bytes(case: dict[str, Any]) -> float:
 if __name__ == "__main__":
     gc.freeze()  # what was imported stays: looking through it took nine tenths of the time
     for line in sys.stdin:
-        print(json.dumps([kept_bytes(case) for case in json.loads(line)]), flush=True)
+        print(json.dumps([kept_bytes(json.loads(line))]), flush=True)

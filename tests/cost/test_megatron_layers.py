@@ -8,6 +8,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -111,30 +112,29 @@ def _counter() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
-def count_bytes(cases: list[dict[str, Any]]) -> list[float]:
-    """Bytes a layer of every case, by Megatron Core."""
+def count_bytes(case: dict[str, Any]) -> float:
+    """Bytes a layer, by Megatron Core."""
     counter = _counter()
     assert counter.stdin is not None and counter.stdout is not None
-    print(json.dumps(cases), file=counter.stdin, flush=True)
+    print(json.dumps(case), file=counter.stdin, flush=True)
     for line in counter.stdout:
         if line.startswith("["):  # not what a library says at its import
-            sizes: list[float] = json.loads(line)
-            return sizes
+            (size,) = json.loads(line)
+            return float(size)
     raise AssertionError(f"the program that counts ended with {counter.wait()}: see its standard error")
 
 
-@pytest.fixture(scope="module")
-def counted() -> dict[tuple[Any, ...], float]:
-    """Bytes a layer of every case."""
-    cases = [
-        megatron_case(FAMILIES[family], workload(family, attention), t=t, sharded=sharded, recompute=recompute)
-        for family, t, sharded, recompute, attention in CASES
-    ]
-    return dict(zip(CASES, count_bytes(cases), strict=True))
+def counted(family: str, t: int, sharded: bool, recompute: str, attention: str) -> float:
+    return count_bytes(megatron_case(FAMILIES[family], workload(family, attention), t=t, sharded=sharded, recompute=recompute))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[Any, ...], float]) -> None:
+def parameters(cases: Iterable[tuple[Any, ...]], *, long: Collection[Any]) -> list[Any]:
+    """Cases for pytest; those whose division is among `long` only in its long run."""
+    return [pytest.param(case, marks=[pytest.mark.long] * (case[1] in long)) for case in cases]
+
+
+@pytest.mark.parametrize("case", parameters(CASES, long=(2, 4)), ids=lambda case: "-".join(map(str, case)))
+def test_saved_bytes_are_megatrons(case: tuple[Any, ...]) -> None:
     """To the byte, but for what the formulas leave out on purpose: the norms' fp32 mean and inverse deviation per token, and
     the cosines and sines of queries and of keys, which fused kernels do not keep.
     """
@@ -149,11 +149,11 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
     statistics = norms * numbers * 4 * SEQUENCE * MICRO_BATCH / (t if sharded else 1)
     angles = 4 * SEQUENCE * model.head_size * 2 if model.positions == "rotary" else 0
     left_out = 0.0 if recompute == "full" else statistics + angles
-    assert counted[case] == pytest.approx(float(saved) + left_out, abs=(norms - 1) * SLACK_BYTES)
+    assert counted(*case) == pytest.approx(float(saved) + left_out, abs=(norms - 1) * SLACK_BYTES)
 
 
-def test_the_papers_layer_of_175b(counted: dict[tuple[Any, ...], float]) -> None:
+def test_the_papers_layer_of_175b() -> None:
     """34sbh/t and sbh(10+24/t): 102 and 312 MiB per sequence at t = 8."""
     for sharded, mebibytes in ((True, 102.0), (False, 312.0)):
-        found = counted[("gpt", 8, sharded, "selective", "unfused")]
+        found = counted("gpt", 8, sharded, "selective", "unfused")
         assert found / MICRO_BATCH / 2**20 == pytest.approx(mebibytes, abs=0.05)

@@ -58,12 +58,6 @@ def latent_case(model: ModelSpec, config: dict[str, Any]) -> dict[str, Any]:
     return {"rotary": False, "latent": True, "config": config | latent}
 
 
-@pytest.fixture(scope="module")
-def counted() -> dict[tuple[Any, ...], float]:
-    """Bytes a layer of every case, by Megatron Core."""
-    return dict(zip(CASES, count_bytes([in_megatrons_words(*case) for case in CASES]), strict=True))
-
-
 def left_out(family: str, t: int, sharded: bool, modules: tuple[str, ...]) -> float:
     """Bytes that the formulas leave out on purpose: the norms' fp32 mean and inverse deviation per token, and the cosines and
     sines of queries and of keys, which fused kernels do not keep.
@@ -87,7 +81,7 @@ def left_out(family: str, t: int, sharded: bool, modules: tuple[str, ...]) -> fl
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[Any, ...], float]) -> None:
+def test_saved_bytes_are_megatrons(case: tuple[Any, ...]) -> None:
     """To the byte, but for what is `left_out`."""
     family, t, sharded, modules, attention = case
     config = ParallelConfig(
@@ -100,4 +94,4 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...], counted: dict[tuple[An
         case=case_of(model=shape(family), workload=workload(family, attention)), candidates=Candidates.alone(config)
     )
     expected = float(found.saved_selective if modules else found.saved) + left_out(family, t, sharded, modules)
-    assert counted[case] == pytest.approx(expected, abs=SLACK_BYTES)
+    assert count_bytes(in_megatrons_words(*case)) == pytest.approx(expected, abs=SLACK_BYTES)
