@@ -52,7 +52,7 @@ def by_bash(script: str) -> list[str]:
     """What bash itself passes to a program called torchtrain."""
     program = 'torchtrain() { printf "%s\\0" "$@"; printf "\\1"; }; export -f torchtrain;\n'
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(["bash", "-c", program + script], capture_output=True, check=True, timeout=20, cwd=folder)
+        ran = subprocess.run(["bash", "-c", program + script], capture_output=True, check=True, timeout=20, cwd=folder, env={})
     return ran.stdout.decode().split("\1")[0].split("\0")[:-1]
 
 
