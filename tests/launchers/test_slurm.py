@@ -217,12 +217,12 @@ class TestLogs:
         assert processes("job-1") == []
         assert launcher.fetch(handle).cause == "cancelled on request"
         crash = launcher.submit(plan("raise ValueError('the fabric is on fire')", job_name="job-2"))
-        late = launcher.submit(plan("import time; print('on', flush=True); time.sleep(300)", job_name="job-3", timeout_s=2.0))
+        late = launcher.submit(plan("import time; print('on', flush=True); time.sleep(300)", job_name="job-3", timeout_s=6.0))
         for each in (crash, late):
             assert wait(launcher, each, until={JobState.FINISHED, JobState.PREEMPTED}) is JobState.FINISHED
         assert launcher.fetch(crash).cause == "exit code 1 without a result: ValueError: the fabric is on fire"
         measurement = launcher.fetch(late)
-        assert (measurement.status, measurement.cause, measurement.log_tail) == ("timeout", "not done after 2 s", "on\n")
+        assert (measurement.status, measurement.cause, measurement.log_tail) == ("timeout", "not done after 6 s", "on\n")
 
     def test_an_interpreter_that_is_not_there_is_named(self, slurm: SlurmCluster, tmp_path: Path) -> None:
         (tmp_path / "logs").mkdir()
