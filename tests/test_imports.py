@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -143,8 +144,16 @@ def floor(room: str) -> int:
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
 
 
-ALL = tuple(imports())
-OURS = tuple(each for each in ALL if each.target_room is not None and each.target_room != each.room)
+@functools.cache
+def everything() -> tuple[Import, ...]:
+    """All imports; read at the first test, since every process of pytest-xdist collects this file."""
+    return tuple(imports())
+
+
+@functools.cache
+def ours() -> tuple[Import, ...]:
+    """Imports of one room of ours by another."""
+    return tuple(each for each in everything() if each.target_room is not None and each.target_room != each.room)
 
 
 def complaints(wrong: Iterator[Import]) -> str:
@@ -152,13 +161,13 @@ def complaints(wrong: Iterator[Import]) -> str:
 
 
 def test_every_module_has_a_floor() -> None:
-    rooms = {each.room for each in ALL}
+    rooms = {each.room for each in everything()}
     assert {"domain", "cost", "store", "cli", "service"} <= rooms  # the walk found the project
     assert rooms - {LEAF} <= set().union(*FLOORS), "say in FLOORS where a new module belongs"
 
 
 def test_imports_go_down_or_stay_on_the_floor() -> None:
-    climbing = (each for each in OURS if each.room != LEAF and each.target_room != LEAF and not allowed(each))
+    climbing = (each for each in ours() if each.room != LEAF and each.target_room != LEAF and not allowed(each))
     assert not complaints(climbing)
 
 
@@ -174,15 +183,15 @@ def allowed(each: Import) -> bool:
 
 def test_rooms_form_no_cycle() -> None:
     graph: dict[str, set[str]] = {}
-    for each in OURS:
+    for each in ours():
         if each.target_room != "service" and each.room != DOOR:
             graph.setdefault(each.room, set()).add(str(each.target_room))
     tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError with the cycle
 
 
 def test_the_profiler_is_a_leaf() -> None:
-    assert not complaints(each for each in OURS if each.target_room == LEAF)
-    assert not complaints(each for each in OURS if each.room == LEAF and floor(str(each.target_room)) > 0)
+    assert not complaints(each for each in ours() if each.target_room == LEAF)
+    assert not complaints(each for each in ours() if each.room == LEAF and floor(str(each.target_room)) > 0)
 
 
 def test_the_core_is_pure() -> None:
@@ -192,11 +201,11 @@ def test_the_core_is_pure() -> None:
         stdlib = each.package in sys.stdlib_module_names and each.package not in IMPURE_STDLIB
         return not stdlib and each.package not in PURE[each.room]
 
-    assert not complaints(each for each in ALL if impure(each))
+    assert not complaints(each for each in everything() if impure(each))
 
 
 def test_libraries_stay_in_their_rooms() -> None:
-    assert not complaints(each for each in ALL if each.room not in HOMES.get(each.package, {each.room}))
+    assert not complaints(each for each in everything() if each.room not in HOMES.get(each.package, {each.room}))
 
 
 @pytest.mark.parametrize("statement", ["import hp_tool", "from hp_tool.cli import main; main.build()"])
