@@ -184,7 +184,7 @@ class SlurmLauncher:
     def _submit_again(self, folder: Path) -> None:
         """Submit a job that the controller could not accept before; a refusal now ends the job. One that runs took its marks
         away by itself, and starts no second one."""
-        if self._job(folder) is not None:
+        if self._job(folder, fresh=True) is not None:  # an answer of before its start would not know it
             return
         try:
             self._submit(folder)

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,7 +68,8 @@ def wait(launcher: Launcher, handle: str, *, until: set[JobState], limit_s: floa
 
 
 def _mark(job_name: str) -> str:
-    return f"--mark-of-{job_name}-{os.getpid()}"  # other test sessions on this machine have a job-1 too
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0]  # other tests and sessions on this machine have a job-1 too
+    return f"--mark-of-{job_name}-{os.getpid()}-{zlib.crc32(test.encode()):x}"
 
 
 def processes(job_name: str) -> list[psutil.Process]:
@@ -91,6 +93,14 @@ def started(launcher: Launcher, script: str = STUBBORN, **options: float) -> str
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return handle
+
+
+def await_the_end(job_name: str, *, limit_s: float = 120.0) -> None:
+    """Wait until no process of the job lives: one that was killed is there until it has had its turn."""
+    deadline = time.monotonic() + limit_s
+    while alive := processes(job_name):
+        assert time.monotonic() < deadline, [(each, each.parents()) for each in alive]
+        time.sleep(0.1)
 
 
 class LauncherContract:
@@ -228,7 +238,7 @@ class LauncherContract:
     def test_the_time_limit_ends_every_process(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan(STUBBORN, timeout_s=6.0))  # the job speaks before it, on a busy machine too
         assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
-        until(lambda: processes("job-1") == [])  # a killed process is there until it has had its turn
+        await_the_end("job-1")
         measurement = launcher.fetch(handle)
         assert measurement.status == "timeout"
         assert measurement.cause == "not done after 6 s"
@@ -239,7 +249,7 @@ class LauncherContract:
             plan(STUBBORN.replace("time.sleep(300)\n", "", 1).replace('"\nsub', 'time.sleep(300)"\nsub') + GOOD)
         )
         wait(launcher, handle, until=_ENDED)
-        until(lambda: processes("job-1") == [])
+        await_the_end("job-1")
 
     def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan("print('x' * 9000)\nraise ValueError('the fabric is on fire')"))

@@ -91,12 +91,12 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """The node's daemon and everything that runs on it, at once and from the top: what a power cut does."""
-        daemon = psutil.Process(int((self.folder / "run" / f"slurmd.{name}.pid").read_text()))
-        tasks = [process for process in psutil.process_iter() if _node_of(process) == name]
-        steps = {parent for task in tasks for parent in task.parents() if parent.name().startswith("slurmstepd")}
-        for process in [daemon, *steps, *tasks]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        psutil.Process(int((self.folder / "run" / f"slurmd.{name}.pid").read_text())).kill()
+        while tasks := [process for process in psutil.process_iter() if _node_of(process) == name]:
+            steps = {parent for task in tasks for parent in task.parents() if parent.name().startswith("slurmstepd")}
+            for process in [*steps, *tasks]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
     def start_node(self, name: str) -> None:
         self._script("node", name)

@@ -20,7 +20,7 @@ from hp_tool.launchers.options import SlurmOptions
 from hp_tool.launchers.slurm_script import render
 from hp_tool.store import open_store
 from hp_tool.tuning import Sweeper
-from tests.launchers.contract import GOOD, plan, processes, wait
+from tests.launchers.contract import GOOD, await_the_end, plan, processes, wait
 from tests.launchers.slurm_cluster import until
 from tests.store.acting import claimed, intended
 
@@ -94,7 +94,7 @@ def _ends_and_others_run(launcher: Launcher, handle: str) -> Measurement | None:
     measurement = _measured(launcher, handle)
     assert measurement is None or measurement.status in ("crashed", "preempted")
     assert launcher.open_jobs() == []
-    until(lambda: processes("job-1") == [])
+    await_the_end("job-1")
     other = launcher.submit(plan(GOOD, job_name="job-2"))
     assert wait(launcher, other, until=ENDED, limit_s=60) is JobState.FINISHED
     assert launcher.fetch(other).status == "ok"
@@ -142,7 +142,7 @@ def test_nothing_is_written_through_a_folder_that_became_a_link(launcher: Launch
         del DAMAGE["folder another's"]
     launcher.cancel("job-1")
     wait(launcher, handle, until=ENDED)
-    until(lambda: processes("job-1") == [])
+    await_the_end("job-1")
     assert sorted(path.name for path in victim.iterdir()) == ["job.json", "result.json"]
     assert "link" in (launcher.fetch(handle).cause or "")
 

@@ -18,7 +18,7 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.steps import step_line
 from hp_tool.errors import LauncherError, RefusedError
-from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
+from tests.launchers.contract import GOOD, LauncherContract, await_the_end, plan, processes, started, wait
 from tests.launchers.slurm_cluster import SlurmCluster, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
@@ -276,6 +276,22 @@ class TestPreemption:
         assert (folder / "runs.txt").read_text() == "x"
 
 
+def test_a_job_that_took_its_marks_away_is_not_taken_for_one_that_was_never_submitted(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """The last answer about the queue is older than the job."""
+    launcher = slurm.launcher(root=tmp_path / "runs", poll_s=6.0)
+    assert launcher.open_jobs() == []
+    damage = "os.remove('claim'); os.remove('submitted.json'); os.remove('attempted')"
+    told = tmp_path / "told"
+    handle = launcher.submit(plan(f"import os, time\n{damage}\nopen({str(told)!r}, 'a').write('x')\ntime.sleep(300)"))
+    until(told.exists)
+    launcher.poll([handle])
+    assert len(slurm.open_jobs()) == 1
+    launcher.cancel("job-1")
+    await_the_end("job-1")
+
+
 class TestOutages:
     @pytest.fixture
     def whole(self, slurm: SlurmCluster) -> Iterator[SlurmCluster]:
@@ -292,6 +308,7 @@ class TestOutages:
             assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}, limit_s=60) is JobState.PREEMPTED
         finally:
             whole.start_node("n2")
+        await_the_end("job-1")
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")
         assert measurement.suspects == ("n2",)
@@ -361,7 +378,7 @@ class TestOutages:
         for process in processes(gone):  # nobody else remembers them
             with contextlib.suppress(psutil.Error):  # one ends with the other
                 process.kill()
-        until(lambda: processes(gone) == [])
+        await_the_end(gone)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +404,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled_and_starts_no_other(
         for _ in range(3):
             pool.submit(launcher.poll, [handle]).result(timeout=30)
         pool.submit(launcher.cancel, "job-1").result(timeout=60)
-        until(lambda: processes("job-1") == [])
+        await_the_end("job-1")
         until(lambda: not pool.submit(launcher.poll, [handle]).result(timeout=30)[handle].is_open)
     until(lambda: launcher.open_jobs() == [])  # the controller learns last that a job's node has ended it
     assert told.read_text() == "x"
