@@ -99,8 +99,16 @@ class SlurmCluster:
                     process.kill()
 
     def start_node(self, name: str) -> None:
-        self._script("node", name)
-        until(lambda: self.idle_nodes() == {"n1", "n2"})
+        """As an administrator brings it back: its daemon in place of an older one, and a node that Slurm drained resumed."""
+        for _ in range(5):
+            with contextlib.suppress(AssertionError, subprocess.SubprocessError):
+                self._script("node", name)
+                until(lambda: self.idle_nodes() == {"n1", "n2"}, limit_s=25)
+                return
+            with contextlib.suppress(subprocess.SubprocessError):  # refused for a node that was not drained
+                self.run("scontrol", "update", f"nodename={name}", "state=resume")
+        log = (self.folder / "log" / f"slurmd.{name}.log").read_text(errors="replace")
+        raise AssertionError("\n".join([self.run("scontrol", "show", "node", name), self.run("squeue"), log[-3000:]]))
 
     def idle_nodes(self) -> set[str]:
         return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
