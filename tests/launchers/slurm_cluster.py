@@ -103,7 +103,7 @@ class SlurmCluster:
         for _ in range(5):
             with contextlib.suppress(AssertionError, subprocess.SubprocessError):
                 self._script("node", name)
-                until(lambda: self.idle_nodes() == {"n1", "n2"}, limit_s=25)
+                until(lambda: self._lives(name) and self.idle_nodes() == {"n1", "n2"}, limit_s=25)
                 return
             with contextlib.suppress(subprocess.SubprocessError):  # refused for a node that was not drained
                 self.run("scontrol", "update", f"nodename={name}", "state=resume")
@@ -112,6 +112,11 @@ class SlurmCluster:
 
     def idle_nodes(self) -> set[str]:
         return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
+
+    def _lives(self, node: str) -> bool:
+        """Whether its daemon runs: the controller believes in one that was killed for some seconds more."""
+        written = (self.folder / "run" / f"slurmd.{node}.pid").read_text()
+        return bool(written) and psutil.pid_exists(int(written)) and psutil.Process(int(written)).name() == "slurmd"
 
     def _script(self, command: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -155,7 +160,7 @@ def until(condition: Callable[[], object], *, limit_s: float = 120.0) -> None:
         try:
             if condition():
                 return
-        except (subprocess.SubprocessError, OSError):
+        except (subprocess.SubprocessError, OSError, psutil.Error):
             pass
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.1)
