@@ -12,8 +12,8 @@ import httpx
 from hp_tool.errors import StoreError
 from service.api.views import EventView
 from service.client import EventStream, connection
-from service.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
-from service.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
+from service.clients.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
+from service.clients.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from hp_tool.learning import StoredCalibrations
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service.answer_cache import Learnt, applied
+from service.http.answer_cache import Learnt, applied
+from service.http.ownership import PrincipalStore
 from service.keys import Principal
-from service.ownership import PrincipalStore
 from service.settings import Settings
 
 

@@ -31,8 +31,8 @@ from service.api.bodies import QueryBody, SentBody, json_body, json_response, re
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
+from service.api.watch import Watch
 from service.keys import Keyring
-from service.watch import Watch
 from service.webhooks.policy import LONGEST_URL
 
 router = versioned("/searches", tag="searches")

@@ -11,10 +11,10 @@ from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
-from service import asgi_body
 from service.api.problems import problem
+from service.http import asgi_body
+from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.keys import ForbiddenKeyError, Keyring, Principal
-from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
 
 RESPONSE_HEADERS = {

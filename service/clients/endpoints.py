@@ -34,7 +34,7 @@ from service.api.views import (
     TrialsView,
     WebhookView,
 )
-from service.retries import AWAY
+from service.clients.retries import AWAY
 
 if TYPE_CHECKING:
     from service.async_client import AsyncClient

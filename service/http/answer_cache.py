@@ -22,8 +22,8 @@ from hp_tool import catalog
 from hp_tool.domain.records import JsonObject
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service import asgi_body
-from service.metrics import Metrics
+from service.http import asgi_body
+from service.http.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
-from service.routes import AGENTS_PATH
+from service.http.routes import AGENTS_PATH
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)

@@ -25,8 +25,8 @@ from hp_tool.domain.records import (
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
 from hp_tool.queries.schema import parse_query
 from hp_tool.tuning import check_offered, daily_limits, within_limits
+from service.http.sample import READING, SAMPLE, sample_store
 from service.keys import Principal
-from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
 SHARED = frozenset({"live_workers", "measured_clusters"})

@@ -11,7 +11,7 @@ SAMPLE = "sample"
 """Its id."""
 READING = frozenset({"runs", "list_runs", "run_figures", "get_run", "events"})
 """What may be asked of it; it cannot be changed."""
-RECORDED = Path(__file__).parent / "dashboard" / "sample.json"
+RECORDED = Path(__file__).with_name("sample.json")
 
 
 @cache
