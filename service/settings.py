@@ -169,9 +169,10 @@ def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Lev
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Of API and workers alike: HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS.
+    """Key and networks of webhooks, of API and workers alike; None without a secret: nothing is sent.
 
-    None without a secret: nothing is sent. InputError where one is malformed.
+    From HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS. InputError where one is
+    malformed.
     """
     secret = read_secret(environment, "HP_WEBHOOK_SECRET")
     if secret is None:

@@ -85,7 +85,7 @@ class Recorded:
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
-    """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
+    """The newest stored calibrations, recording which ones the answer used: the cache tells by them when it is out of date."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -124,7 +124,7 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 def in_utc(instant: datetime) -> datetime:
-    """The same instant in UTC, in which the database compares. ValueError where the year 1 or 9999 does not hold it there."""
+    """The instant in UTC, in which the database compares. ValueError where UTC has no such year (before 1, after 9999)."""
     try:
         return instant.astimezone(UTC)
     except OverflowError:

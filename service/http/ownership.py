@@ -112,10 +112,10 @@ class PrincipalStore:
             return record
         return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
 
-    def list_calibrations(self, **asked: Any) -> Page[CalibrationRecord]:
+    def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
         """Everybody's, and the principal's own."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
-        return self._store.list_calibrations(owners=owners, **asked)
+        return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""
