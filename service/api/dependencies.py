@@ -32,7 +32,7 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """Whose request it is, by the key that the gate checked."""
+    """The principal of a request, by the key that the gate checked."""
     return cast(Principal, request.state.principal)
 
 

@@ -173,7 +173,7 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
+    """A search's profile runs that match all filters: predicted before, predicted after calibration, measured."""
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
     calibrated = calibrated_predictions(record)  # the result's, so they appear when the search has ended

@@ -23,7 +23,7 @@ class WorkerView(View):
     offers: tuple[Offer, ...]
     """Devices on which it can run a search."""
     searches: tuple[str, ...]
-    """Those of the caller's searches that it runs."""
+    """The caller's searches that this worker runs."""
     started_at: datetime
     seen_at: datetime
 

@@ -28,7 +28,7 @@ from service.http.metrics import Metrics
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
 PROBLEM_BYTES = 8 * 1024
-"""Of a resolved problem; measured: 3 to 5 KiB, and as much for the rest of an entry."""
+"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the entry."""
 CHECK_EVERY_S = 1.0
 ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
 """The cached routes, as the observer tells routes apart."""

@@ -105,7 +105,8 @@ class PrincipalStore:
         return record
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Whoever accepts one vouches for it: an administrator for everybody, an owner for their own answers."""
+        """Change a measurement's state. Who accepts one vouches for it: an administrator for everybody, an owner for their
+        own answers."""
         record = self.get_measurement(measurement_id=measurement_id)
         everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         if record.state == state and (state != "accepted" or record.trusted or not everybody):
@@ -113,7 +114,7 @@ class PrincipalStore:
         return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
 
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
-        """Everybody's, and the principal's own."""
+        """A page of everybody's calibrations and the principal's own; administrators get all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 

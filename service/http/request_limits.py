@@ -97,7 +97,7 @@ class Meter:
 
 
 class Asker:
-    """Whoever sends the request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
+    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
