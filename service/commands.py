@@ -194,12 +194,12 @@ def label(
     from hp_tool.domain.records import Label
     from hp_tool.queries import schema
 
-    given = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
+    labels = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
     labelled = _changed(
         server,
         database_url,
-        on_server=lambda client: client.label(search_id=search, name=given.name, tags=given.tags, note=given.note),
-        in_store=lambda store: store.label_search(search_id=search, label=given),
+        on_server=lambda client: client.label(search_id=search, name=labels.name, tags=labels.tags, note=labels.note),
+        in_store=lambda store: store.label_search(search_id=search, label=labels),
     )
     typer.echo(f"search {labelled.id}: {labelled.label.name or 'no name'}")
 
