@@ -91,8 +91,8 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
-        """The principal of a request. An address that sent many wrong keys is refused unheard, so that none is found by trying; a
-        stored key that was right before still works from there."""
+        """The principal of a request. An address that sent many wrong keys is refused unheard, so that none is found by trying;
+        a stored key that was right before still works from there."""
         address = (scope.get("client") or ("",))[0]
         try:
             if not self.keyring.recognises(request):
