@@ -105,14 +105,14 @@ def _better(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
     """The cluster with each of its limits raised, as far as it has it."""
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER * gpu.memory_bytes)))
-    found = [(f"{LARGER:g} x memory", memory)]
+    clusters = [(f"{LARGER:g} x memory", memory)]
     if cluster.num_gpus > cluster.gpus_per_node:
         network = FASTER * cluster.inter_node_bandwidth_bytes_per_second
-        found.append((f"{FASTER:g} x network", replace(cluster, inter_node_bandwidth_bytes_per_second=network)))
+        clusters.append((f"{FASTER:g} x network", replace(cluster, inter_node_bandwidth_bytes_per_second=network)))
     if gpu.nvlink_bandwidth_bytes_per_second:
         links = replace(gpu, nvlink_bandwidth_bytes_per_second=FASTER * gpu.nvlink_bandwidth_bytes_per_second)
-        found.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
-    return found
+        clusters.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
+    return clusters
 
 
 def _influence(change: str, step_s: float | None, before_s: float | None) -> Influence:

@@ -112,7 +112,7 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
-    found: list[Best] = []
+    offloads: list[Best] = []
     for offload in ("optimizer", "activations"):
         try:
             problem = resolve_training(replace(query, training=replace(query.training, offload=offload)))
@@ -125,8 +125,8 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
-        found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
-    return min((one for one in found if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
+        offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+    return min((one for one in offloads if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
 
 
 def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:
