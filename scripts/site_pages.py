@@ -28,8 +28,8 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 def modules(package: str) -> list[Path]:
     """The package's modules that say something, in the order of their names."""
-    found = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
-    return [path for path in found if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    files = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
+    return [path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def page_of(module: Path) -> str:
@@ -89,13 +89,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if "://" in target:
             return match[0]
         path = (root.parent / target).resolve()
-        found = _page_for(path, files)
-        if found is None:
+        destination = _page_for(path, files)
+        if destination is None:
             return text
         up = "../" * source.count("/")
         if anchor and path.suffix == ".py":  # of a function, whose entry in the reference has its full name
             anchor = f"#{_dotted(path)}.{anchor[1:]}"
-        return f"[{text}]({up}{found}{anchor})"
+        return f"[{text}]({up}{destination}{anchor})"
 
     return LINK.sub(mended, markdown)
 

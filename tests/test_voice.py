@@ -52,11 +52,6 @@ REMAINING: dict[str, int] = {
     "hp_tool/space": 2,
     "hp_tool/store": 8,
     "hp_tool/training": 25,
-    "scripts": 2,
-    "service": 8,
-    "service/agents": 14,
-    "service/api": 4,
-    "service/webhooks": 1,
 }
 """What is left to rename, by folder; the target is none. A number goes down with each renaming and never up."""
 

@@ -26,7 +26,7 @@ from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import flow_latencies, played
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
-from hp_tool.training.rank import group_numbers
+from hp_tool.training.ranking.rank import group_numbers
 
 MAX_TOP = 1_000
 NEAREST = 3

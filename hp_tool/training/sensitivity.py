@@ -10,11 +10,11 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.query import Query
 from hp_tool.domain.sensitivity import Influence, ScalingPoint, Sensitivity
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
-from hp_tool.training.choice import recommendations_of
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recommend import device_counts
+from hp_tool.training.ranking.best import best_of
+from hp_tool.training.ranking.choice import recommendations_of
+from hp_tool.training.ranking.recommend import device_counts
 
 NEAR_CHEAPEST = 1.05
 FASTER, LARGER = 2.0, 1.5

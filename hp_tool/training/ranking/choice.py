@@ -12,10 +12,10 @@ from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candida
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
 from hp_tool.domain.fit import SAFE
 from hp_tool.domain.result import Recommendation
-from hp_tool.training.best import Best
-from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import recommendations
+from hp_tool.training.ranking.best import Best
+from hp_tool.training.ranking.exact import NEAR
+from hp_tool.training.ranking.rank import recommendations
 
 COARSE = 0.05
 """Share of the device's memory up to which two candidates leave equally much free."""
