@@ -40,7 +40,7 @@ _YOURS = (
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The YAML file's content. Raises UnsupportedError for what nanotron cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID, runs="nanotron")
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
     plain = m.head_size * m.num_attention_heads == m.hidden_size and not m.has_attention_bias and not m.has_mlp_bias
     if not (plain and m.gated_mlp and m.normalization == "rmsnorm" and m.positions == "rotary"):

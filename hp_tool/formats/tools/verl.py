@@ -62,7 +62,7 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     megatron = _has_megatron(w)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):

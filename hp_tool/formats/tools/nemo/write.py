@@ -59,7 +59,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     packed = PACKED if packed_context(setup) is not None else set()
     adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
+    refuse_unsaid(setup, tool=TOOL, expressed=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.loss == "chunked":
         raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
