@@ -39,7 +39,6 @@ REMAINING: dict[str, int] = {
     "benchmarks/service": 19,
     "benchmarks/speed": 14,
     "hp_tool/exchange": 6,
-    "hp_tool/formats": 65,
     "hp_tool/learning": 1,
     "hp_tool/search": 9,
     "hp_tool/serving": 18,
