@@ -47,7 +47,7 @@ REMAINING: dict[str, int] = {
     "hp_tool/profiler": 3,
     "hp_tool/queries": 2,
     "hp_tool/render": 3,
-    "hp_tool/search": 9,
+    "hp_tool/search": 8,
     "hp_tool/serving": 18,
     "hp_tool/space": 2,
     "hp_tool/store": 8,
