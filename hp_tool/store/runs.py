@@ -167,7 +167,7 @@ class Runs(StoreBase):
             return _run_of(connection, search_id, run_id)
 
 
-def _last_attempt(connection: sa.Connection, search_id: str, digest: str) -> sa.Row[Any] | None:
+def _last_attempt(connection: sa.Connection, search_id: str, digest: str) -> sa.Row[Any, Any, Any] | None:
     """(id, state, attempt) of the newest run with this digest, or None."""
     attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
     return connection.execute(attempts.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
