@@ -22,7 +22,8 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG
 PACKAGES = {"cost": "Formulas", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
 """Packages of hp_tool whose modules each become a page."""
 HOW_TO = "How to"
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+"""A link, or a picture after its mark."""
 
 
 def modules(package: str) -> list[Path]:
@@ -37,9 +38,13 @@ def page_of(module: Path) -> str:
     return str(path.with_name("index.md") if path.stem == "__init__" else path)
 
 
+def _dotted(module: Path) -> str:
+    return ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package; the cost model's
-    modules stand under the headings of docs/cost-model.md.
+    modules stand under the headings of its pages.
     """
     nav: list[Any] = config.nav or []
     listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
@@ -66,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages |= {"reference/python.md": python(), "openapi.json": api}
     for package in PACKAGES:
         for module in modules(package):
-            dotted = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            dotted = _dotted(module)
             members = "\n    options:\n      members: false" if module.stem == "__init__" else ""
             pages[page_of(module)] = f"# {dotted.removeprefix('hp_tool.')}\n\n::: {dotted}{members}\n"
     for page, content in pages.items():
@@ -88,6 +93,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if destination is None:
             return text
         up = "../" * source.count("/")
+        if anchor and path.suffix == ".py":  # of a function, whose entry in the reference has its full name
+            anchor = f"#{_dotted(path)}.{anchor[1:]}"
         return f"[{text}]({up}{destination}{anchor})"
 
     return LINK.sub(mended, markdown)
