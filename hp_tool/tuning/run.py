@@ -18,6 +18,7 @@ from hp_tool.queries.edition import edition
 from hp_tool.queries.schema import parse, parse_query, query_mapping
 from hp_tool.search.account import spent_by
 from hp_tool.search.coordinator import Coordinator
+from hp_tool.search.terms import Site, Timing
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.ranking.rank import CostedSpace
@@ -120,13 +121,15 @@ def run_search(
             problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
             reusable=reusable,
-            lease_s=lease_s,
+            site=Site(
+                limit=runs_limit(query),
+                owner=record.owner or os.environ.get("USER", ""),
+                avoided_hosts=checked.hosts,
+                check_gpu_seconds=checked.gpu_seconds,
+            ),
+            timing=Timing(lease_s=lease_s),
             report=on_event,
             should_release=should_stop,
-            limit=runs_limit(query),
-            avoided=checked.hosts,
-            carried_gpu_seconds=checked.gpu_seconds,
-            owner=record.owner or os.environ.get("USER", ""),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)
