@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, predicted, prepared, with_scatter
+from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.inference import regret
-from benchmarks.accuracy.serving_rows import PoolRun, offline_runs, pool_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun
+from benchmarks.accuracy.serving_rows import PoolRun, pool_runs, queued_runs
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, log_ratios
 from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency
@@ -48,7 +48,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
         report[name]["best layout"] = regret(pairs)
         if name == "model left out":
             report["intervals"] = _held(parts.values())
-    report["offline"] = _offline([run for run in offline_runs(folder) if catalogue_model(run.model).num_experts])
+    report["offline"] = _offline([run for run in queued_runs(folder) if catalogue_model(run.model).num_experts])
     apart = pool_runs(folder)
     report["pools"] = _pool_figures([run for run in apart if run.replicas is not None])
     report["pools of unknown size"] = sum(run.replicas is None for run in apart)

@@ -29,13 +29,7 @@ def moe_cases(folder: Path) -> list[Case]:
 
 def newest(cases: list[Case]) -> list[Case]:
     """Those of today's software."""
-    return [case for case in cases if released(case) >= NEWEST]
-
-
-def released(case: Case) -> str:
-    """The release it ran under."""
-    assert case.query.training is not None
-    return case.query.training.framework_version or ""
+    return [case for case in cases if case.release >= NEWEST]
 
 
 def _case(row: Row, *, dropped: bool) -> Case:

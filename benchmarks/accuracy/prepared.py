@@ -79,7 +79,7 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
         "share": {**known["share"], **values},
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
-    write_constants(path, fields, command="benchmarks.accuracy.fit_frameworks")
+    write_constants(path, fields, command="python -m benchmarks.accuracy.fit_frameworks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +190,20 @@ class Prepared:
             low=None if low is None else low * predicted, high=None if high is None else high * predicted,
             gpu=self.gpu.name, part=self.gpu.name, setting=case.setting, refused=reasons[0].code if reasons else None,
         )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """A framework's constants, and the clocks fitted with them."""
+
+    framework: FrameworkEfficiency
+    shares: Shares
+
+    def ratio(self, run: Prepared) -> float:
+        return run.ratio(self.framework, self.shares)
+
+    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
+        return run.compare(self.framework, self.shares, ahead=ahead)
 
 
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:

@@ -215,3 +215,13 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
             for i, run in enumerate(batch.runs)
         ]  # fmt: skip
     return found
+
+
+FIGURES = {"ttft": "ttft_s", "tpot": "tpot_s", "throughput": "throughput"}
+"""Fields of a run and of what is predicted of it, by the figures' names."""
+
+
+def log_ratios(pairs: Sequence[Predicted], what: str) -> Floats:
+    """Return ln(predicted / measured) of one of FIGURES; not a number where it was not measured."""
+    field = FIGURES[what]
+    return np.array([np.log(getattr(pair, field) / getattr(pair.run, field)) for pair in pairs])
