@@ -91,14 +91,11 @@ def rounded(values: Values) -> Values:
     return {name: short(value) for name, value in values.items()}
 
 
-def left_out(
-    rows: Iterable[Row], key: Callable[[Row], Hashable], *, among: Iterable[Row] | None = None
-) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
-    """Yield each value of `key`, the rows with it, and those without it `among` others (default: the rows themselves)."""
+def left_out(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
+    """Yield each value of `key`, the rows with it, and those without it."""
     rows = list(rows)
-    others = rows if among is None else list(among)
     for value in dict.fromkeys(map(key, rows)):
-        yield value, [row for row in rows if key(row) == value], [row for row in others if key(row) != value]
+        yield value, [row for row in rows if key(row) == value], [row for row in rows if key(row) != value]
 
 
 def linear_beyond(logs: Floats, scale: float) -> Floats:
