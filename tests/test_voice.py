@@ -31,12 +31,6 @@ def folder(place: str) -> str:
 
 
 REMAINING: dict[str, int] = {
-    "benchmarks/accuracy": 129,
-    "benchmarks/learning": 23,
-    "benchmarks/profiler": 13,
-    "benchmarks/recommend": 4,
-    "benchmarks/search": 20,
-    "benchmarks/service": 19,
     "benchmarks/speed": 14,
     "hp_tool/catalog": 14,
     "hp_tool/cli": 8,

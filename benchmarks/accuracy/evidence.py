@@ -35,7 +35,7 @@ from hp_tool.catalog.efficiency import efficiency
 
 def groups(folder: Path) -> list[Group]:
     """Those with rows."""
-    found = [
+    groups = [
         *_paper(folder),
         *_megatron(folder),
         *_tuning(folder),
@@ -45,9 +45,9 @@ def groups(folder: Path) -> list[Group]:
         *other.nanotron(folder),
         *other.memory(folder),
     ]
-    found += _pairs(folder, {group.title: group.rows for group in found})
-    found += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
-    return [group for group in found if group.rows]
+    groups += _pairs(folder, {group.title: group.rows for group in groups})
+    groups += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
+    return [group for group in groups if group.rows]
 
 
 def of_shipped_constants(folder: Path) -> list[Group]:
@@ -158,7 +158,7 @@ def _plain(folder: Path) -> list[Group]:
     if not today_runs(folder):
         return []
     cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)
-    asked = {
+    questions = {
         "dense in 16 bits on H100": [case for case in cloud if _precision(case) == "bf16"],
         "dense in fp8 on H100": [case for case in cloud if _precision(case) == "fp8"],
         "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
@@ -175,7 +175,7 @@ def _plain(folder: Path) -> list[Group]:
                 else today_left_out(folder, plain_cases(chosen), "name")
             ),
         )
-        for what, chosen in asked.items()
+        for what, chosen in questions.items()
     ]  # fmt: skip
 
 
@@ -202,8 +202,8 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
         return source, name, *devices
 
     return [
-        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=found, saw="as of the runs")
-        for what, found in (
+        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=ratios, saw="as of the runs")
+        for what, ratios in (
             ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
             ("mixtures of experts", pairs(experts, devices, framework="megatron-core", kind="experts")),
             ("LoRA of MLPerf", pairs(adapters, devices, framework="megatron-core", kind="adapters")),

@@ -17,14 +17,14 @@ def moe_cases(folder: Path) -> list[Case]:
     """Every release of every configuration; rows printed twice count once. Under-specified all of them: recomputation, CUDA
     graphs and router balancing are not in the published tables.
     """
-    found = {}
+    cases = {}
     for row in read(folder, "training_megatron_bridge.csv"):
         if row["model"] in MODELS and row["system"] in SYSTEMS_BRIDGE and bridge_precision(row) is not None:
             # Rows of 25.09 dropped tokens above the mean load; one of the two tables they are printed in says so.
             dropped = row["release"] == "25.09"
             case = _case(row, dropped=dropped)
-            found[case.what] = case
-    return list(found.values())
+            cases[case.what] = case
+    return list(cases.values())
 
 
 def newest(cases: list[Case]) -> list[Case]:

@@ -208,19 +208,19 @@ class Constants:
 
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
     """Every case by these constants; one that no query can state as refused, with no prediction."""
-    found = []
+    rows = []
     for case in cases:
         try:
-            found.append(by(Prepared.of(case)))
+            rows.append(by(Prepared.of(case)))
         except InputError as error:
             gpu = case.card
-            found.append(
+            rows.append(
                 Comparison(
                     source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,
                     gpu=gpu, part=gpu, setting=case.setting, refused=error.code,
                 )
             )  # fmt: skip
-    return found
+    return rows
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:

@@ -29,9 +29,9 @@ UNTOLD = {"trtllm": "1.1"}
 
 def later_runs(folder: Path) -> list[ServingRun]:
     """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
-    found = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    runs = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
     return [
-        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in found
+        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in runs
     ]
 
 
