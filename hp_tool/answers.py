@@ -20,7 +20,7 @@ from hp_tool.queries import schema
 from hp_tool.training.calibrated import Calibrations, with_unused
 from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
 from hp_tool.training.narrowest import with_narrowest
-from hp_tool.training.recommend import Objective
+from hp_tool.training.ranking.recommend import Objective
 
 log = logging.getLogger(__name__)
 

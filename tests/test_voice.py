@@ -32,25 +32,7 @@ def folder(place: str) -> str:
 
 REMAINING: dict[str, int] = {
     "benchmarks/speed": 14,
-    "hp_tool/catalog": 14,
-    "hp_tool/cli": 8,
-    "hp_tool/domain": 24,
-    "hp_tool/exchange": 6,
     "hp_tool/formats": 65,
-    "hp_tool/learning": 1,
-    "hp_tool/profiler": 3,
-    "hp_tool/queries": 2,
-    "hp_tool/render": 3,
-    "hp_tool/search": 9,
-    "hp_tool/serving": 18,
-    "hp_tool/space": 2,
-    "hp_tool/store": 8,
-    "hp_tool/training": 25,
-    "scripts": 2,
-    "service": 8,
-    "service/agents": 14,
-    "service/api": 4,
-    "service/webhooks": 1,
 }
 """What is left to rename, by folder; the target is none. A number goes down with each renaming and never up."""
 

@@ -78,7 +78,7 @@ def read_query(text: str, **options: Any) -> dict[str, Any]:
     return read_configuration(text, **options).query
 
 
-def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
+def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
     """Note what the query still needs, less what was given."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
@@ -106,11 +106,11 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         reading.lack(
             "training.sequence_length", "nothing says the length of a sequence; add --set training.sequence_length=4096"
         )
-    covered = {*given, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
+    covered = {*supplied, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
     reading.missing = [
         _suggested(each, model, text)
         for each in reading.missing
-        if each.field not in given and not any(each.field.startswith(f"{path}.") for path in covered)
+        if each.field not in supplied and not any(each.field.startswith(f"{path}.") for path in covered)
     ]
 
 
@@ -135,8 +135,8 @@ def _near_model(text: str) -> str:
     bare = {_BARE.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
         for part in (word, word.rpartition(".")[2]):
-            if found := bare.get(_BARE.sub("", part)):
-                return found
+            if near := bare.get(_BARE.sub("", part)):
+                return near
     return ""
 
 
@@ -163,14 +163,14 @@ def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     return missing
 
 
-def _vocabulary(found: Mapping[str, Setting]) -> str:
+def _vocabulary(settings: Mapping[str, Setting]) -> str:
     """What a tokenizer's name tells of its vocabulary: that of the catalogue's model of this name, or GPT-2's."""
-    kind = found.get("tokenizer-type")
+    kind = settings.get("tokenizer-type")
     if kind is not None and kind.values == ("GPT2BPETokenizer",):
         return "50257"
     for key in ("tokenizer-model", "tokenizer-name-or-path", "load-tokenizer-from", "tokenizer-path"):
-        if key in found and found[key].values and not found[key].unknown:
-            whole = found[key].values[0].rstrip("/").lower()
+        if key in settings and settings[key].values and not settings[key].unknown:
+            whole = settings[key].values[0].rstrip("/").lower()
             tail = whole.rpartition("/")[2]
             for name in (whole, tail, tail.removeprefix("meta-")):
                 if catalog.knows("models", name):

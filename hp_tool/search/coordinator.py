@@ -302,8 +302,8 @@ class Coordinator:
     def _tell_pending(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
         """Show that a job waits for devices, why, and when it is expected to start; or that none waits any more."""
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
-        said = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
-        pending = None if not queued else {"runs": len(queued), **({} if said is None else asdict(said))}
+        waiting = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
+        pending = None if not queued else {"runs": len(queued), **({} if waiting is None else asdict(waiting))}
         if pending == self._pending:
             return
         reason, before = (None if each is None else each.get("reason") for each in (pending, self._pending))

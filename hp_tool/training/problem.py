@@ -104,17 +104,17 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(config, pipeline_layout=layout)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
-        """The same on fewer devices of the same kind."""
+        """Return the problem on fewer devices of the same kind."""
         if num_gpus == self.cluster.num_gpus:
             return self
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus)).choosing({"cluster.num_gpus": num_gpus})
 
     def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
-        """The same problem, whose answers name these values of the query, by path."""
+        """Return the problem whose answers name these values of the query, by path."""
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
-        """The same with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
+        """Return the problem with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
         parallel = dataclasses.replace(self.parallel, **values)
         return dataclasses.replace(
             self,
@@ -124,7 +124,7 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """The same asked of a release of the framework, its constants as they were."""
+        """Return the problem under a release of the framework, its constants as they were."""
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, framework_version=release))
 
     @property
@@ -184,7 +184,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
-    asked, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
+    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -194,7 +194,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
-    open_knobs = assumed(asked, resolved=query, model=model, strategy=strategy)
+    open_knobs = assumed(original, resolved=query, model=model, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,

@@ -72,9 +72,9 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
     return query if same else replace(query, training=workload, parallel=parallel)
 
 
-def assumed(asked: Query, *, resolved: Query, model: ModelSpec, strategy: Strategy) -> dict[str, object]:
+def assumed(query: Query, *, resolved: Query, model: ModelSpec, strategy: Strategy) -> dict[str, object]:
     """The value of each knob by its key, where the query as asked left it open and it matters to this training."""
-    before, after = asked.training, resolved.training
+    before, after = query.training, resolved.training
     assert before is not None and after is not None
     set_by_recipe = {name: schema.to_dict(value) for name in TRAINING_KNOBS if (value := getattr(after, name)) is not None}
     knobs = set_by_recipe | dict(_training_values(after, model))
@@ -82,7 +82,7 @@ def assumed(asked: Query, *, resolved: Query, model: ModelSpec, strategy: Strate
     if after.framework != before.framework:
         values["training.framework"] = after.framework
     for name in PARALLEL_KNOBS:
-        if getattr(asked.parallel, name) is not None:
+        if getattr(query.parallel, name) is not None:
             continue
         if (value := _parallel_value(name, resolved.parallel, model, strategy)) is not None:
             values[f"parallel.{name}"] = value
@@ -101,8 +101,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
     yield "cross_entropy", workload.cross_entropy or "unfused"
     yield "cuda_graphs", bool(workload.cuda_graphs)
     overlap = workload.overlap or OverlapSpec()
-    said = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
-    yield "overlap", said or "as in the framework's measured runs"
+    settings = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
+    yield "overlap", settings or "as in the framework's measured runs"
     if model.num_experts:
         yield "expert_capacity_factor", workload.expert_capacity_factor or "none: no token is dropped"
 
@@ -136,15 +136,15 @@ def _recipe(entry: library.Entry) -> Recipe:
     content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
     content.pop("extends", None)
     try:
-        found: Recipe = schema.parse(Recipe, content)
-        for rule in found.rules:
+        recipe: Recipe = schema.parse(Recipe, content)
+        for rule in recipe.rules:
             for section, known in (("training", ("framework", *TRAINING_KNOBS)), ("parallel", PARALLEL_KNOBS)):
                 if foreign := sorted(getattr(rule, section).keys() - set(known)):
                     raise InputError(f"{section}.{foreign[0]} is no knob of a recipe; knobs: {', '.join(known)}")
             _typed({"training": rule.training, "parallel": rule.parallel})
     except InputError as error:
         raise InputError(f"{entry.path}: recipe {entry.name}: {error.message}", field="training.recipe") from None
-    return replace(found, rules=_without_overruled(found.rules))
+    return replace(recipe, rules=_without_overruled(recipe.rules))
 
 
 def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:

@@ -1,4 +1,6 @@
-"""What earlier measurements teach a search, and which of them may stand for its runs."""
+"""Knowledge that a search starts from: stored measurements as its sampler's evidence, as runs it need not repeat, and as how
+long jobs take to start; what lasts beyond a search is made by `learning`.
+"""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, writes
-from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
-from hp_tool.training.recommend import fewest_devices
+from hp_tool.training.ranking.best import Best, best_of
+from hp_tool.training.ranking.choice import choose
+from hp_tool.training.ranking.rank import CostedRows, CostedSpace, cost_space
+from hp_tool.training.ranking.recommend import fewest_devices
 from hp_tool.tuning.answer import baseline_config
 from hp_tool.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
 from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name

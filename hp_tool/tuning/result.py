@@ -22,11 +22,11 @@ from hp_tool.search.fidelity import standing
 from hp_tool.search.problem import Question
 from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.choice import simplest
-from hp_tool.training.exact import NEAR
-from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import CostedSpace
+from hp_tool.training.ranking.choice import simplest
+from hp_tool.training.ranking.exact import NEAR
+from hp_tool.training.ranking.misses import NEAREST, nearest, nearest_recommendations
+from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.answer import answer_of, baseline_of, effect_of_axes
 from hp_tool.tuning.known import KnownRows, as_good, known_rows
 from hp_tool.tuning.problem import TuningProblem
@@ -229,8 +229,8 @@ def simplest_first(
     measured: Container[int],
     baseline_s: float | None = None,
 ) -> list[int]:
-    """The rows with the one to try first, as `training.choice` finds it: of those that take at most NEAR times as long as the
-    first and no longer than the baseline, and were measured if that was.
+    """The rows with the one to try first, as `training.ranking.choice` finds it: of those that take at most NEAR times as long
+    as the first and no longer than the baseline, and were measured if that was.
     """
     longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
     near = [row for row in rows if known_s[row] <= longest_s and (row in measured or rows[0] not in measured)]

@@ -20,7 +20,7 @@ from hp_tool.search.account import spent_by
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.training.problem import TrainingProblem, self_contained
-from hp_tool.training.rank import CostedSpace
+from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, trained_by, within_limits
 from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored

@@ -18,8 +18,8 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingInte
 from hp_tool.search.account import spent_by
 from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
-from hp_tool.training.misses import NEAREST
-from hp_tool.training.rank import group_numbers
+from hp_tool.training.ranking.misses import NEAREST
+from hp_tool.training.ranking.rank import group_numbers
 from hp_tool.tuning.answer import SOURCES, effect_of_axes
 from hp_tool.tuning.evidence import LatencyCalibration
 from hp_tool.tuning.known import own_runs, spread_of

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import IntArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.result import Recommendation
-from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import CostedRows, costed_chunks, recommendations
+from hp_tool.training.ranking.best import best_of
+from hp_tool.training.ranking.rank import CostedRows, costed_chunks, recommendations
 
 NEAREST = 3
 """Misses in an answer."""
@@ -31,8 +31,8 @@ def nearest_misses(problem: TrainingProblem, predictor: CalibratedPredictor | No
         rows, variant = rows.take(kept), variant[kept]
     misses = []
     for place, number in enumerate(variant.tolist()):
-        asked = replace(best.problems[number], constraints=problem.constraints)
-        (row,) = nearest_recommendations(rows.candidates.take(np.array([place])), problem=asked, predictor=predictor)
+        limited = replace(best.problems[number], constraints=problem.constraints)
+        (row,) = nearest_recommendations(rows.candidates.take(np.array([place])), problem=limited, predictor=predictor)
         misses.append(replace(row, rank=place + 1))
     return tuple(misses)
 

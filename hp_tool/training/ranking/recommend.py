@@ -16,12 +16,12 @@ from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.space import default_axes
 from hp_tool.space.pareto import undominated
-from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_unused
-from hp_tool.training.choice import choose, chosen_recommendations, recommendations_of
-from hp_tool.training.misses import nearest_misses
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import (
+from hp_tool.training.ranking.best import Best, best_of
+from hp_tool.training.ranking.choice import choose, chosen_recommendations, recommendations_of
+from hp_tool.training.ranking.misses import nearest_misses
+from hp_tool.training.ranking.rank import (
     CostedRows,
     costed_chunks,
     recommendations,
@@ -37,7 +37,7 @@ MOST_TRAININGS = 16
 
 def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
     """Rank the configurations of the space by expected or predicted step time and return the best `top`: of each layout the
-    best, and first the one to try (`training.choice`).
+    best, and first the one to try (`training.ranking.choice`).
 
     If nothing is acceptable, offload is tried where the query leaves it open; if that does not help, the answer holds what
     comes nearest. What `calibrations` know about the cluster decides the ranking and what fits; estimates
@@ -112,7 +112,7 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
-    found: list[Best] = []
+    offloads: list[Best] = []
     for offload in ("optimizer", "activations"):
         try:
             problem = resolve_training(replace(query, training=replace(query.training, offload=offload)))
@@ -125,8 +125,8 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
-        found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
-    return min((one for one in found if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
+        offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+    return min((one for one in offloads if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
 
 
 def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:

@@ -13,10 +13,10 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.query import RankBy
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.exact import BestSearch, Open
-from hp_tool.training.free import variants
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import RERANKED, CostedRows, with_residuals
+from hp_tool.training.ranking.exact import BestSearch, Open
+from hp_tool.training.ranking.free import variants
+from hp_tool.training.ranking.rank import RERANKED, CostedRows, with_residuals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

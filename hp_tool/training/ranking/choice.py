@@ -12,10 +12,10 @@ from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candida
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, step_log_sd, unchecked_table
 from hp_tool.domain.fit import SAFE
 from hp_tool.domain.result import Recommendation
-from hp_tool.training.best import Best
-from hp_tool.training.exact import NEAR
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import recommendations
+from hp_tool.training.ranking.best import Best
+from hp_tool.training.ranking.exact import NEAR
+from hp_tool.training.ranking.rank import recommendations
 
 COARSE = 0.05
 """Share of the device's memory up to which two candidates leave equally much free."""
@@ -131,12 +131,12 @@ def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     """The rows in full, ranked in their order."""
-    found: dict[int, Recommendation] = {}
+    described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
         rows = recommendations(best.rows.candidates.take(places), problem=problem, predictor=predictor)
-        found |= dict(zip(places.tolist(), rows, strict=True))
-    return tuple(_with_risk(replace(found[place], rank=place + 1)) for place in sorted(found))
+        described |= dict(zip(places.tolist(), rows, strict=True))
+    return tuple(_with_risk(replace(described[place], rank=place + 1)) for place in sorted(described))
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
@@ -151,14 +151,14 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
 def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
     """Rows ranked without what their schedules save, in the order of what they take with it."""
     ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
-    found: list[Recommendation] = []
+    ranking: list[Recommendation] = []
     group, first_s = 0, 0.0
     for rank, row in enumerate(ordered, start=1):
         assert row.estimate.time is not None  # legal rows
-        if not found or row.estimate.time.step_s > bound * first_s:
+        if not ranking or row.estimate.time.step_s > bound * first_s:
             group, first_s = group + 1, row.estimate.time.step_s
-        found.append(replace(row, rank=rank, group=group))
-    return tuple(found)
+        ranking.append(replace(row, rank=rank, group=group))
+    return tuple(ranking)
 
 
 def _with_risk(row: Recommendation) -> Recommendation:

@@ -30,9 +30,9 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.query import RankBy
 from hp_tool.space import default_axes, legal_chunks, spanned
 from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import NO_ROWS, CostedRows, corrected_costs, judged, keep_heap
+from hp_tool.training.ranking.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
+from hp_tool.training.ranking.rank import NO_ROWS, CostedRows, corrected_costs, judged, keep_heap
 
 SHARDED = ("data_parallel", "optimizer", "offload")
 """Parts of a step that depend on how states are sharded."""
@@ -118,7 +118,7 @@ class BestSearch:
         self._unrecomputed: list[Open] = []
 
     def run_on(self, layouts: Open) -> BestSearch:
-        """The same for these layouts alone, costed with another exchange before."""
+        """Search these layouts alone, which were costed with another exchange before."""
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
