@@ -31,13 +31,6 @@ def folder(place: str) -> str:
 
 
 REMAINING: dict[str, int] = {
-    "benchmarks/accuracy": 129,
-    "benchmarks/learning": 23,
-    "benchmarks/profiler": 13,
-    "benchmarks/recommend": 4,
-    "benchmarks/search": 20,
-    "benchmarks/service": 19,
-    "benchmarks/speed": 14,
 }
 """What is left to rename, by folder; the target is none. A number goes down with each renaming and never up."""
 

@@ -79,7 +79,7 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
         "share": {**known["share"], **values},
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
-    write_constants(path, fields, command="benchmarks.accuracy.fit_frameworks")
+    write_constants(path, fields, command="python -m benchmarks.accuracy.fit_frameworks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,21 +192,35 @@ class Prepared:
         )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """A framework's constants, and the clocks fitted with them."""
+
+    framework: FrameworkEfficiency
+    shares: Shares
+
+    def ratio(self, run: Prepared) -> float:
+        return run.ratio(self.framework, self.shares)
+
+    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
+        return run.compare(self.framework, self.shares, ahead=ahead)
+
+
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
     """Every case by these constants; one that no query can state as refused, with no prediction."""
-    found = []
+    rows = []
     for case in cases:
         try:
-            found.append(by(Prepared.of(case)))
+            rows.append(by(Prepared.of(case)))
         except InputError as error:
             gpu = case.card
-            found.append(
+            rows.append(
                 Comparison(
                     source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,
                     gpu=gpu, part=gpu, setting=case.setting, refused=error.code,
                 )
             )  # fmt: skip
-    return found
+    return rows
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:

@@ -53,7 +53,7 @@ def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
     rows = _known_rows(folder)
     known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
-    found = [recipe_case(row) for row in rows]
+    cases = [recipe_case(row) for row in rows]
     for row in read(folder, "training_megatron_bridge.csv"):
         if (row["gpus"], float(row["tokens_per_s_gpu"])) in known or row["model"] not in MODELS_BRIDGE:
             continue
@@ -62,9 +62,9 @@ def release_cases(folder: Path) -> list[Case]:
             version = row["release"].removeprefix("NeMo")
             training = dataclasses.replace(case.query.training, framework_version=version)  # type: ignore[type-var]
             query = dataclasses.replace(case.query, training=training)
-            found.append(dataclasses.replace(case, what=f"{case.what}, {version}", query=query))
+            cases.append(dataclasses.replace(case, what=f"{case.what}, {version}", query=query))
     rates = {(gpus, round(rate)) for gpus, rate in known}
-    return found + [case for case in moe_cases(folder) if _rate(case) not in rates]
+    return cases + [case for case in moe_cases(folder) if _rate(case) not in rates]
 
 
 def _rate(case: Case) -> tuple[str, int]:
