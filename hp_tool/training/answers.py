@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hp_tool.configuration import Configuration
 from hp_tool.domain.answer import Beside
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation
 from hp_tool.errors import UnsupportedError
@@ -68,4 +69,5 @@ class Training:
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.training.setup import training_setup
 
+        assert isinstance(configuration.parallel, ParallelConfig)  # the query trains
         return training_setup(resolve_training(configuration.query), configuration.parallel)
