@@ -38,19 +38,7 @@ REMAINING: dict[str, int] = {
     "benchmarks/search": 20,
     "benchmarks/service": 19,
     "benchmarks/speed": 14,
-    "hp_tool/catalog": 14,
-    "hp_tool/cli": 8,
-    "hp_tool/domain": 24,
     "hp_tool/formats": 65,
-    "hp_tool/profiler": 3,
-    "hp_tool/queries": 2,
-    "hp_tool/render": 3,
-    "hp_tool/store": 8,
-    "scripts": 2,
-    "service": 8,
-    "service/agents": 14,
-    "service/api": 4,
-    "service/webhooks": 1,
 }
 """What is left to rename, by folder; the target is none. A number goes down with each renaming and never up."""
 

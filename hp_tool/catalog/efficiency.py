@@ -202,7 +202,7 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 @functools.lru_cache(maxsize=1024)
 def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
-    path = next((found for folder in folders if (found := folder / FOLDER.name / name).is_file()), None)
+    path = next((file for folder in folders if (file := folder / FOLDER.name / name).is_file()), None)
     if path is None:
         return None
     fields = documents.read(path)

@@ -159,8 +159,8 @@ def unprofiled_sizes(
     experts = (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)
     yield (model.num_experts is None) & experts, "expert parallelism of a dense model"
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
-    asked = {"num_layers": layers, "stages": p, "chunks": v}
-    uneven = splits_unevenly(**asked) & ends_are_shorter(**asked)
+    split = {"num_layers": layers, "stages": p, "chunks": v}
+    uneven = splits_unevenly(**split) & ends_are_shorter(**split)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"

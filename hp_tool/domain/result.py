@@ -58,7 +58,7 @@ class MemoryEstimate:
 
     @property
     def parts_bytes(self) -> dict[str, float]:
-        """By part; they sum to total_bytes."""
+        """Bytes by part, which sum to total_bytes."""
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
         return {name: getattr(self, f"{name}_bytes") for name in parts}
 

@@ -180,7 +180,7 @@ class ServingMemory:
 
     @property
     def parts_bytes(self) -> dict[str, float]:
-        """By part; they sum to total_bytes."""
+        """Bytes by part, which sum to total_bytes."""
         parts = ("weights", "kv_cache", "activations", "logits", "overhead")
         return {name: getattr(self, f"{name}_bytes") for name in parts}
 

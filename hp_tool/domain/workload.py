@@ -223,7 +223,7 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def freezes_output_layer(self) -> bool:
-        """The same for the output layer."""
+        """Whether the output layer is not trained: frozen by name, or with all other weights under adapters."""
         return self.lora is not None or "output_layer" in self.frozen
 
     @cached_property
@@ -325,7 +325,7 @@ class ConcurrencyRange(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRange(Strict):
-    """The same of requests per second."""
+    """Rates to choose the highest from, in requests per second, both ends included."""
 
     min: Amount
     max: Amount

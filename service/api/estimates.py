@@ -144,7 +144,7 @@ class ImportRequest(BaseModel):
     """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
     format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
-    """Where the configuration does not say."""
+    """Number of devices, where the configuration does not say it."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
     """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
     variables: Annotated[dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)] = {}

@@ -56,9 +56,9 @@ class Best:
     """By the calibrated cost model."""
     predicted_memory_bytes: float | None = None
     latencies: tuple[Latency, ...] = ()
-    """Of a serving configuration under the full load."""
+    """Latencies of a serving configuration under the full load."""
     predicted_tokens_per_second_per_gpu: float | None = None
-    """Of a serving configuration."""
+    """Throughput of a serving configuration."""
     misses: tuple[str, ...] = ()
     """Targets that its measurement misses."""
     step_s_interval: tuple[float, float] | None = None

@@ -34,7 +34,7 @@ EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
 NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
-"""Of the configurations that are compared, at most so many."""
+"""Names of the compared configurations; no more are compared."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
@@ -88,7 +88,7 @@ class ComparePage(Page):
 
     views: tuple[ConfigurationView, ...] = ()
     names: tuple[str, ...] = ()
-    """Of the views."""
+    """Names of the views."""
     runs: tuple[ComparedRun, ...] = ()
     """A run of each configuration, if runs of a search are compared."""
     search_href: str | None = None

@@ -94,19 +94,19 @@ class ConfigurationView(View):
     mends: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
-    """Of the metrics' ranges."""
+    """Confidence of the metrics' ranges."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
     evidence: str
     """Which measurements are behind its figures."""
     evidence_href: str | None
-    """Where they are shown; None without any."""
+    """Page of the measurements behind its figures; None without any."""
     memory: Stack | None
     """By pipeline stage."""
     shown_stages: int
     num_stages: int
     time: Stack | None
-    """Of a training step or a served request."""
+    """Parts of a training step or a served request."""
     provenance: tuple[Fact, ...]
     query_text: str
     href: str

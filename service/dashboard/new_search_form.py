@@ -73,7 +73,7 @@ Spec = tuple[str, str] | tuple[str, str, str]
 RECIPE = "training.recipe"
 RECOMPUTE = "parallel.recompute"
 MAX_DIGITS = 10
-"""Of a number of layers."""
+"""Digits of a number of layers."""
 WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),

@@ -34,7 +34,7 @@ from service.api.views import (
     TrialsView,
     WebhookView,
 )
-from service.retries import AWAY
+from service.clients.retries import AWAY
 
 if TYPE_CHECKING:
     from service.async_client import AsyncClient
@@ -66,7 +66,7 @@ class Call(Generic[T]):
     """The type T, for pydantic."""
     json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
     params: Mapping[str, Any] | None = None
-    """Those that are None are left out."""
+    """Parameters of the query string; None leaves one out."""
     headers: Mapping[str, str] | None = None
     timeout: Any = httpx.USE_CLIENT_DEFAULT
     """Seconds or an httpx.Timeout."""

@@ -47,14 +47,14 @@ class Watch:
     async def _look(self) -> None:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
-            asked = [each for waiters in self._waiting.values() for each in waiters]  # who joins later waits for the next look
+            waiters = [each for group in self._waiting.values() for each in group]  # who joins later waits for the next look
             try:
                 heads = await run_in_threadpool(self._heads, tuple(self._waiting))
             except Exception as error:
-                for waiter in _still_waiting(asked):
+                for waiter in _still_waiting(waiters):
                     waiter.news.set_exception(error)
                 continue
-            for waiter in _still_waiting(asked):
+            for waiter in _still_waiting(waiters):
                 head = heads.get(waiter.search_id)
                 if head is None or head.state != waiter.seen.state or head.seq > waiter.seen.seq:
                     waiter.news.set_result(None)

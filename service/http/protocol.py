@@ -28,9 +28,9 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _peer: str | None = None
     _refused = False
     _message_bytes = 0
-    """Of the target and the headers, trailers too, that this message has brought."""
+    """Bytes of this message's target and headers, trailers too, so far."""
     _unread_bytes = 0
-    """Since the parser last got something whole out of them: it keeps the beginning of a header."""
+    """Bytes since the parser last completed anything: it keeps the beginning of a header."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -91,7 +91,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers where the parser stopped: unless it was we who stopped it."""
+        """Answer 400 where the parser stopped, unless this protocol stopped it and has answered."""
         if not self._refused:
             super().send_400_response(msg)
 
@@ -143,7 +143,7 @@ def bounded(settings: Settings) -> type[PatientProtocol]:
 
 
 def _network(peer: object) -> str:
-    """Whose connection it is: an address, of IPv6 its network; everybody's behind a Unix socket is one."""
+    """The network that connections are counted by: an IPv4 address, an IPv6 /64, or '' for a Unix socket."""
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.domain.access import AccessStore, KeyRecord
 from hp_tool.errors import HpToolError
 from service import logs
+from service.http.metrics import Metrics
+from service.http.routes import COMPUTING, SAFE_METHODS
 from service.keys import Principal
-from service.metrics import Metrics
-from service.routes import COMPUTING, SAFE_METHODS
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from hp_tool.store.sample import open_sample
 from hp_tool.store.sql import SqlStore
 
 SAMPLE = "sample"
-"""Its id."""
+"""The sample search's id."""
 READING = frozenset({"runs", "list_runs", "run_figures", "get_run", "events"})
-"""What may be asked of it; it cannot be changed."""
-RECORDED = Path(__file__).parent / "dashboard" / "sample.json"
+"""Methods of a store that read the sample; none changes it."""
+RECORDED = Path(__file__).with_name("sample.json")
 
 
 @cache

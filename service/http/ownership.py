@@ -25,8 +25,8 @@ from hp_tool.domain.records import (
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
 from hp_tool.queries.schema import parse_query
 from hp_tool.tuning import check_offered, daily_limits, within_limits
+from service.http.sample import READING, SAMPLE, sample_store
 from service.keys import Principal
-from service.sample import READING, SAMPLE, sample_store
 from service.settings import Settings
 
 SHARED = frozenset({"live_workers", "measured_clusters"})
@@ -105,17 +105,18 @@ class PrincipalStore:
         return record
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState) -> MeasurementRecord:
-        """Whoever accepts one vouches for it: an administrator for everybody, an owner for their own answers."""
+        """Change a measurement's state. Who accepts one vouches for it: an administrator for everybody, an owner for their
+        own answers."""
         record = self.get_measurement(measurement_id=measurement_id)
         everybody = self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         if record.state == state and (state != "accepted" or record.trusted or not everybody):
             return record
         return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
 
-    def list_calibrations(self, **asked: Any) -> Page[CalibrationRecord]:
-        """Everybody's, and the principal's own."""
+    def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
+        """A page of everybody's calibrations and the principal's own; administrators get all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
-        return self._store.list_calibrations(owners=owners, **asked)
+        return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(self, *, owner: str | None = None, **registration: Any) -> RegistrationRecord:
         """Register as `owner`'s; None: everybody's. Only administrators may register for anyone but themselves."""

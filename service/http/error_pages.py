@@ -23,22 +23,22 @@ class ErrorPages:
         if scope["type"] != "http" or not _is_navigation(scope):
             await self.app(scope, receive, send)
             return
-        held: Message | None = None
+        start: Message | None = None
         body = b""
 
         async def replaced(message: Message) -> None:
-            nonlocal held, body
+            nonlocal start, body
             if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get("content-type") == MEDIA_TYPE:
-                held = message
-            elif held is None:
+                start = message
+            elif start is None:
                 await send(message)
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
                     html = error_page(json.loads(body), back=_way_back(scope)).encode()
-                    kept = [header for header in held["headers"] if header[0].lower() not in LOST]
+                    kept = [header for header in start["headers"] if header[0].lower() not in LOST]
                     new = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(html)).encode())]
-                    await send({**held, "headers": [*kept, *new]})
+                    await send({**start, "headers": [*kept, *new]})
                     await send({"type": "http.response.body", "body": html})
 
         await self.app(scope, receive, replaced)

@@ -22,13 +22,13 @@ from hp_tool import catalog
 from hp_tool.domain.records import JsonObject
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service import asgi_body
-from service.metrics import Metrics
+from service.http import asgi_body
+from service.http.metrics import Metrics
 
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
 PROBLEM_BYTES = 8 * 1024
-"""Of a resolved problem; measured: 3 to 5 KiB, and as much for the rest of an entry."""
+"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the entry."""
 CHECK_EVERY_S = 1.0
 ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
 """The cached routes, as the observer tells routes apart."""

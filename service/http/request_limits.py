@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
-from service.routes import AGENTS_PATH
+from service.http.routes import AGENTS_PATH
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
@@ -97,7 +97,7 @@ class Meter:
 
 
 class Asker:
-    """Whoever sends the request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
+    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 
 from hp_tool.errors import StoreError
-from service.routes import COMPUTING, SAFE_METHODS
+from service.http.routes import COMPUTING, SAFE_METHODS
 
 LONGEST_WAIT_S = 10.0
 """A rate limit ends within seconds. A quota starts again at midnight; waiting for that is the caller's to decide."""

@@ -11,10 +11,10 @@ from starlette.types import Scope as AsgiScope
 
 from hp_tool.domain.access import Scope
 from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
-from service import asgi_body
 from service.api.problems import problem
+from service.http import asgi_body
+from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.keys import ForbiddenKeyError, Keyring, Principal
-from service.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
 from service.settings import Settings
 
 RESPONSE_HEADERS = {
@@ -34,7 +34,7 @@ RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in R
 """As ASGI carries them. Lower case, as every header of the framework is."""
 MOST_BUCKETS = 10_000
 AUDITED_PER_SECOND = 1 / 60
-"""Of one key that may no longer be used: its refused requests must not fill the audit log."""
+"""Audited refusals of one revoked or expired key: its requests must not fill the audit log."""
 BURST_S = 5.0
 """A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a script that starts."""
 
@@ -91,8 +91,8 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
-        """Whose request it is. An address that sent many wrong keys is refused unheard, so that none is found by trying; a
-        stored key that was right before still works from there."""
+        """The principal of a request. An address that sent many wrong keys is refused unheard, so that none is found by trying;
+        a stored key that was right before still works from there."""
         address = (scope.get("client") or ("",))[0]
         try:
             if not self.keyring.recognises(request):
