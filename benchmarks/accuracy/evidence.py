@@ -24,10 +24,11 @@ from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest, released
+from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import plain_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import pretraining, release_cases
+from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
@@ -40,6 +41,7 @@ def groups(folder: Path) -> list[Group]:
         *_paper(folder),
         *_megatron(folder),
         *_tuning(folder),
+        *new_dies(folder),
         *_plain(folder),
         *other.fsdp(folder),
         *other.internevo(folder),
@@ -53,7 +55,7 @@ def groups(folder: Path) -> list[Group]:
 
 def of_shipped_constants(folder: Path) -> list[Group]:
     """Those among them that take seconds: hardly anything is fitted again for them."""
-    return [*_tuning(folder), *other.memory(folder), *other.published()]
+    return [*_tuning(folder), *new_dies(folder), *other.memory(folder), *other.published()]
 
 
 def _paper(folder: Path) -> list[Group]:
@@ -138,6 +140,7 @@ def _megatron(folder: Path) -> list[Group]:
 def _tuning(folder: Path) -> list[Group]:
     """Fine-tuning, which no constant but those of AMD's die saw."""
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
+    tuned += [case for case in gb300_cases(folder) if case.task == "lora"]
     audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
     amd, others = ([case for case in audited if case.card.startswith("mi3") == wanted] for wanted in (True, False))
     scaling = ratios(folder)

@@ -36,9 +36,15 @@ from hp_tool.training.problem import (
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
-REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
-             "v100": "v100-sxm-32gb"}  # fmt: skip
-"""Card under whose power limit a die's shares are stated."""
+REFERENCE = {
+    "a100": "a100-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "b200": "b200-sxm-180gb",
+    "mi300x": None,
+    "v100": "v100-sxm-32gb",
+}
+"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a matter of their kernels, and is
+the same at 750 W and 1,000 W."""
 Shares = Mapping[tuple[str, str], float]
 """By die: share of boost that matmuls of a precision sustain."""
 
@@ -62,8 +68,9 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
     _shipped.cache_clear()
-    borrowed = _shipped("b200")
-    _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
+    for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
+        borrowed = _shipped(origin)
+        _write(die, REFERENCE[origin], borrowed, dict.fromkeys(borrowed, f"nobody measured it: as {origin}"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8"):

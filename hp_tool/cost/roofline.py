@@ -114,17 +114,17 @@ def at_sustained_clocks(
 
     Power above the idle grows with the cube of the clock, which voltage follows: a card of the same die sustains the FLOP/s of
     the `reference` card, on which `clocks` holds, times the cube root of the ratio of their power limits, and never more than
-    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Without a
+    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Peaks in 16 bits
+    stand for the clocks: a later die's tensor cores may do more of a narrower precision in each (B300's, of nvfp4). Without a
     reference the shares hold as they are.
     """
     matmul = {}
     for precision, roof in kernels.matmul.items():
         narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
         share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
-        peak = peaks.get(precision)
-        if reference is not None and peak is not None:
+        if reference is not None and precision in peaks:
             power = (power_w / reference.power_w) ** (1.0 / 3.0)
-            share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
+            share = min(share * power * reference.peak_flops_per_second["bf16"] / peaks["bf16"], 1.0)
         matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
     return replace(kernels, matmul=matmul)
 
