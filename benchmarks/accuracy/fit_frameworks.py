@@ -284,17 +284,20 @@ def main() -> None:
         old,
         host_launch_s=today.framework.host_launch_s,
         **{name: getattr(today.framework, name) for name in EXPERT_PRIORS},
+        attention_kernel="fa2",  # Transformer Engine's choice before Hopper
         fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
     )
     added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
         today.framework,
         # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
+        attention_kernel="cudnn",  # Transformer Engine's choice from Hopper on
         fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
         fitted_on=f"{rows}; {command}",
     )
     write("a100", old)
-    write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))
+    volta = dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release, attention_kernel=None)
+    write("v100", volta)
     amd = amd_runs(folder)
     saw_all = seen(modern, [*(run for run in today_runs(folder) if run.problem.model.num_experts is None), *amd])
     write("default", dataclasses.replace(saw_all, newest_release=modern.newest_release))

@@ -1,10 +1,10 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs on A100 of 40 and 80 GB and
-43 on H100. The attention kernels of these runs were written for A100: H100 runs them by the instruction of A100, at some two
-thirds of its peak. In fp8 Transformer Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from
-fit_frameworks: run it first. `leave_one_model_out` and `across_gpus` predict every run by constants that never saw
-its model, or its GPU.
+43 on H100. The attention kernel of these runs, in Triton, was written for A100: H100 runs it by the instruction of A100, at
+some two thirds of its peak. It is theirs alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer
+Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from fit_frameworks: run it first.
+`leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or its GPU.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ PRIORS = {
     "optimizer_traffic_factor": (1.4, 0.4, 0.5, 8.0),
     "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
     "latency_per_peer_s": (5e-6, 1e-5, 0.0, 1e-4),
-    "attention_slowdown": (1.2, 0.4, 0.7, 5.0),  # on A100
+    "attention_slowdown": (1.2, 0.4, 0.7, 5.0),  # of the Triton kernel on A100
     "a100 matmuls": (1.0, 0.05, 0.8, 1.2),
     "h100 matmuls": (1.0, 0.05, 0.8, 1.2),
     "without wgmma": (0.63, 0.05, 0.4, 0.9),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
 }
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
+CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
 START = dataclasses.replace(FIXED, framework="torch-fsdp")
 
 
@@ -74,13 +75,23 @@ def constants(x: Iterable[float], *, digits: int = 4) -> Fitted:
         values.pop(name) for name in ("a100 matmuls", "h100 matmuls", "attention_slowdown", "without wgmma")
     )
     shared = dataclasses.replace(START, network=link, **values)  # type: ignore[arg-type]
+    hopper = float(f"{slow * best_of_hopper() / reached:.{digits}g}")
     by_die = {
-        "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_slowdown=slow),
-        "h100": dataclasses.replace(
-            shared, matmul_slowdown=h100, attention_slowdown=float(f"{slow * best_of_hopper() / reached:.{digits}g}")
-        ),
+        "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_kernels={"triton": slow}),
+        "h100": dataclasses.replace(shared, matmul_slowdown=h100, attention_kernels={"triton": hopper}),
     }
-    return Fitted(by_die)
+    return Fitted({die: _with_own_kernel(framework, "fa2", die) for die, framework in by_die.items()})
+
+
+def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> FrameworkEfficiency:
+    """The constants with the kernel that torch's attention calls there: FlashAttention 2, on Blackwell cuDNN's."""
+    return dataclasses.replace(framework, attention_kernel=name, attention_slowdown=published(die)[name])
+
+
+@functools.cache
+def published(die: str) -> dict[str, float]:
+    """Seconds of named attention kernels on the die over those of the one timed alone."""
+    return gpu_efficiency(gpu(CARDS[die])).attention_kernels
 
 
 @functools.cache
@@ -139,8 +150,9 @@ def main() -> None:
     dies = {"a100": "a100", "h100": "h100", "default": "h100"}
     for name, die in dies.items():
         own = "" if name == die else "; as on H100: nobody measured other dies"
+        own_kernel = ("fa2", die) if name == die else ("cudnn", "b200")
         found = dataclasses.replace(
-            fitted.by_die[die],
+            _with_own_kernel(fitted.by_die[die], *own_kernel),
             fitted_on=f"{rows}; see START there for what those rows do not tell{own}",
         )
         write(name, found, command="benchmarks.accuracy.fit_fsdp")

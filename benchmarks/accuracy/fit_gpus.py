@@ -36,6 +36,18 @@ CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
 OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/silicon"
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
+KERNELS = {
+    "h100": {"fa3": 1.0, "fa2": 616 / 335, "cudnn": 616 / 539, "triton": 616 / 378},
+    "a100": {"fa2": 1.0},
+    "b200": {"cudnn": 1.0},
+    "b300": {"cudnn": 1.0},
+    "mi300x": {"fa2": 1.0},
+    "mi355x": {"fa2": 1.0},
+    "generic": {"fa2": 1.0},
+}
+"""By die: seconds of named attention kernels over those of the one in ops/. H100: TFLOP/s of arXiv 2407.08608, figure 5
+(causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in ops/. A100: vLLM's is FlashAttention 2;
+Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and others: the only one there is."""
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
 
 
@@ -304,7 +316,8 @@ def main() -> None:
     for die, origin in BORROWED.items():
         fitted[die] = fitted[origin] | {"gpu": die, "measured": False, "fitted_on": f"nobody measured it: as {origin}"}
     for name, constants in fitted.items():
-        write(name, constants)
+        kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
+        write(name, constants | {"attention_kernels": kernels})
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ NOISE = 0.03
 START = dataclasses.replace(
     FIXED,
     framework="internevo",
+    attention_kernel="fa2",
     context_parallel_overlap=0.0,
 )
 """What the runs do not tell: pipelines and links inside a node are as elsewhere."""

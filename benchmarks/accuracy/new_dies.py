@@ -11,7 +11,7 @@ from benchmarks.accuracy.recipe_runs import gb300_cases
 
 
 def new_dies(folder: Path) -> list[Group]:
-    """By the constants of the die before, and B300's by kernels timed on it. LoRA is with the other fine-tuning."""
+    """Predictions by the constants of the die before, and B300's by kernels timed on it. LoRA is with the other fine-tuning."""
     cases = [case for case in gb300_cases(folder) if case.task != "lora"]
     return [
         Group(

@@ -19,7 +19,7 @@ from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, susta
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import below_16_bits, is_narrow
+from hp_tool.cost.roofline import attention_kernel, below_16_bits, is_narrow, with_attention_kernel
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
@@ -114,6 +114,9 @@ class Prepared:
     def step_s(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
         """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
         workload = self.problem.workload
+        if (kernel := attention_kernel(workload, self.problem.model)) is not None:
+            timed = gpu_efficiency(self.gpu).attention_kernels
+            framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
             framework = without_host(framework, modules=recorded_modules(workload, self.problem.model))

@@ -8,8 +8,9 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Roofline
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Bytes per element of a matmul input."""
@@ -105,6 +106,38 @@ def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     if framework.narrow_traffic_factor is None:
         return framework
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
+
+
+def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None:
+    """The kernel for fused attention that runs; None: the framework's own.
+
+    Biases by distance (ALiBi), which models without positions have, are added to the scores: under FSDP Triton's alone took
+    them.
+    """
+    if workload.attention_kernel not in (None, "auto"):
+        return workload.attention_kernel
+    return "triton" if model.positions == "none" and workload.framework == "torch-fsdp" else None
+
+
+def with_attention_kernel(framework: FrameworkEfficiency, *, name: str, timed: Mapping[str, float]) -> FrameworkEfficiency:
+    """The constants under a named kernel for fused attention: as the framework's runs timed it, else by what it takes against
+    the framework's own, published in `timed` (by name, over the one timed alone).
+
+    Raises UnsupportedError where nobody published the kernel on this die.
+    """
+    if name in framework.attention_kernels:
+        slowdown = framework.attention_kernels[name]
+    elif name == framework.attention_kernel:
+        slowdown = framework.attention_slowdown
+    elif name in timed:
+        slowdown = framework.attention_slowdown * timed[name] / timed.get(framework.attention_kernel or "", 1.0)
+    else:
+        names = ", ".join(dict.fromkeys((*timed, *framework.attention_kernels))) or "none"
+        raise UnsupportedError(
+            f"no figures of attention kernel {name} on this GPU; known: {names}; leave it out for the framework's own",
+            field="training.attention_kernel",
+        )
+    return replace(framework, attention_kernel=name, attention_slowdown=slowdown)
 
 
 def at_sustained_clocks(
