@@ -21,6 +21,8 @@ CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+LONGEST_TIMED = 16_384
+"""Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
 UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Those that no recipe with experts recomputes."""
 
@@ -143,6 +145,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
+        "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
         "parallel.pipeline_schedule": c.pipeline_schedule != ONE_F_ONE_B,
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,

@@ -24,7 +24,7 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
+from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -339,6 +339,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         cuda_graphs=bool(workload.cuda_graphs),
         cuda_graph_modules=recorded_modules(workload, model),
         narrow=workload.precision in QUANTIZED_BYTES,
+        attention_kernel=attention_kernel(workload, model),
         cluster=name,
     )
     factor = release_factor(profile.framework, workload.framework_version)
