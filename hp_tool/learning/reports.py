@@ -99,19 +99,11 @@ def add_report(
     body = {"source": source, **schema.parse_mapping(data)}
     if key is not None:
         expanded = {"source": source, **schema.to_dict(report)}
-<<<<<<< HEAD
-        earlier = store.earlier_measurement(asked=body, expanded=expanded, idempotency_key=key)
+        earlier = store.earlier_measurement(request=body, expanded=expanded, idempotency_key=key)
         if earlier is not None:
             return earlier
     measurement = _measurement(report, source=source, resolve=resolve)
-    return store.add_measurement(measurement=measurement, asked=body, idempotency_key=key)
-=======
-        earlier = store.earlier_measurement(request=asked, expanded=expanded, idempotency_key=key)
-        if earlier is not None:
-            return earlier
-    measurement = _measurement(report, source=source, resolve=resolve)
-    return store.add_measurement(measurement=measurement, request=asked, idempotency_key=key)
->>>>>>> formats
+    return store.add_measurement(measurement=measurement, request=body, idempotency_key=key)
 
 
 def read_report(
