@@ -1,4 +1,4 @@
-"""How many of the presets' knobs the rules give: with every preset seen, and by rule alone for a model whose presets are left out."""
+"""How many of the presets' values the rules give: with every preset seen, and for a model whose presets are left out."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ class Preset:
     @property
     def cell(self) -> tuple[object, ...]:
         """What a query says that a preset is chosen by."""
-        return (self.release, self.model, self.gpu, self.precision, self.scaling, self.task, self.num_gpus, self.global_batch_size)
+        sizes = (self.num_gpus, self.global_batch_size)
+        return (self.release, self.model, self.gpu, self.precision, self.scaling, self.task, *sizes)
 
 
 def presets(path: Path) -> list[Preset]:

@@ -160,7 +160,9 @@ def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
     return [Rule({"models": names, **content[text].conditions}, content[text].setting) for text, names in found.items()]
 
 
-def _cover(presets: Sequence[Preset], wanted: Sequence[str], rules: Sequence[Rule], group: str, *, of_models: bool) -> list[Rule]:
+def _cover(
+    presets: Sequence[Preset], wanted: Sequence[str], rules: Sequence[Rule], group: str, *, of_models: bool
+) -> list[Rule]:
     """The fewest and plainest rules, chosen greedily, after which each preset has the wanted setting of the group."""
     places_of: dict[str, int] = defaultdict(int)
     wrong = 0

@@ -53,7 +53,8 @@ class RecipeRule(Strict):
             ("a batch of at most {}", self.max_batch),
         )
         named = (f"{name} {' or '.join(values)}" for name, values in lists if values)
-        return ", ".join(filter(None, (experts, latent, *named, *(text.format(size) for text, size in sizes if size is not None))))
+        bounds = (text.format(size) for text, size in sizes if size is not None)
+        return ", ".join(filter(None, (experts, latent, *named, *bounds)))
 
     def covers(self, other: "RecipeRule") -> bool:
         """Whether this rule holds for every training that the other holds for."""

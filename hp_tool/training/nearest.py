@@ -16,7 +16,7 @@ ALIKE = 1.25
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind (experts, latent attention) and nearest size; the model itself if none is alike."""
+    """Return the listed model of the same kind (experts, latent attention) and nearest size; the model itself if none is."""
     if not recipe.models or model.name in recipe.models:
         return model
     alike = {name: gap for name in recipe.models if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)}
