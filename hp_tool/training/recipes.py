@@ -22,7 +22,7 @@ TRAINING_KNOBS = (
     "framework_version", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
     "exp_avg_sq_precision", "master_precision", "cross_entropy", "cuda_graphs", "cuda_graph_modules", "overlap",
     "frozen_precision", "lora", "activation_func_fp8_input_store", "expert_capacity_factor", "expert_precision",
-    "dispatch_precision", "offload", "offload_fraction",
+    "dispatch_precision", "offload", "offload_fraction", "gradient_reduction",
 )  # fmt: skip
 """Keys of `training` that a recipe may set beside the framework."""
 PARALLEL_KNOBS = (
@@ -71,6 +71,8 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
             training = replace(training, offload_fraction=None)
         if workload.cuda_graphs is not None:  # as what is recorded to the graphs
             training = replace(training, cuda_graph_modules=None)
+        if parallel.zero_stage is not None:  # and when gradients are reduced to the stage
+            training = replace(training, gradient_reduction=None)
         workload = replace(_filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None)
         if training.overlap is not None:  # each kind on its own
             kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
