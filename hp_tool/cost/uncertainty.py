@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
-from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, MODULES, ONE_F_ONE_B, PER_OP, Candidates
+from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, DUALPIPE, MODULES, ONE_F_ONE_B, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
@@ -137,16 +137,14 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         f"training.framework: {workload.framework}": case.profile.framework.stands_for is not None,
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
         f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
-        f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe == "blockwise",
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
         "training.expert_precision": workload.expert_precision not in (None, workload.precision),
-        "training.dispatch_precision": workload.dispatch_precision == "fp8",
         "training.offload: optimizer": workload.offload == "optimizer",
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
         "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
-        "parallel.pipeline_schedule": c.pipeline_schedule != ONE_F_ONE_B,
+        "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B) & (c.pipeline_schedule != DUALPIPE),
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
         "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,

@@ -184,7 +184,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
-    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
+    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -194,7 +194,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
-    open_knobs = assumed(original, resolved=query, model=model, strategy=strategy)
+    open_knobs = assumed(original, resolved=query, model=model, gpu=cluster.gpu, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,
