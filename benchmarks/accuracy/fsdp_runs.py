@@ -45,7 +45,7 @@ def _mpt(row: Row) -> Case:
         cluster=ClusterQuery(gpu=gpu, num_gpus=gpus),
         training=TrainingWorkload(
             sequence_length=sequence, global_batch_size=batch, framework="torch-fsdp", gradient_precision="bf16",
-            cross_entropy="fused",
+            cross_entropy="fused", attention_kernel="triton",
         ),
         parallel=ParallelQuery(
             micro_batch_size=int(row["mbs"]), recompute=recompute,  # type: ignore[arg-type]

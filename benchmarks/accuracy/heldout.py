@@ -82,6 +82,12 @@ class Case:
         return named_model(self.query.model).num_experts is not None
 
     @property
+    def release(self) -> str:
+        """The framework's release that it ran under; empty where none is known."""
+        assert self.query.training is not None
+        return self.query.training.framework_version or ""
+
+    @property
     def task(self) -> str:
         assert self.query.training is not None
         return self.query.training.task
