@@ -58,6 +58,9 @@ class Case:
     date: str = ""
     """Year and month that the figure, or the release that it belongs to, came out: 2025-09."""
 
+    def __hash__(self) -> int:
+        return hash((self.source, self.name, self.what))  # a GPU of its own in a query has dicts
+
     @property
     def layout(self) -> str:
         """Model and sizes without the batch: rows that are not independent of each other."""
