@@ -26,9 +26,9 @@ from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
+from hp_tool.training.graphs import recorded_modules
 from hp_tool.training.problem import (
     TrainingProblem,
-    recorded_modules,
     release_factor,
     resolve_training,
     with_scatter,
