@@ -107,7 +107,7 @@ def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher 
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search without a launcher, as if one job could have all of the cluster: for those who only ask."""
+    """Return the plan of a search as if one job could have all of the cluster; no launcher is needed."""
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)
