@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ def hp_tool(*arguments: str, stdin: str = "", folder: Path = ROOT, **environment
     with pytest.MonkeyPatch.context() as patch, chdir(folder), redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         for name, value in environment.items():
             patch.setenv(name, value)
+        patch.setattr(logging.getLogger(), "handlers", [])  # pytest's, which would keep warnings from standard error
         patch.setattr(sys, "argv", ["hp-tool", *arguments])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         with pytest.raises(SystemExit) as ended:

@@ -23,10 +23,11 @@ from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, table4
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
+from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import plain_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import pretraining, release_cases
+from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
@@ -39,6 +40,7 @@ def groups(folder: Path) -> list[Group]:
         *_paper(folder),
         *_megatron(folder),
         *_tuning(folder),
+        *new_dies(folder),
         *_plain(folder),
         *other.fsdp(folder),
         *other.internevo(folder),
@@ -52,7 +54,7 @@ def groups(folder: Path) -> list[Group]:
 
 def of_shipped_constants(folder: Path) -> list[Group]:
     """Those among them that take seconds: hardly anything is fitted again for them."""
-    return [*_tuning(folder), *other.memory(folder), *other.published()]
+    return [*_tuning(folder), *new_dies(folder), *other.memory(folder), *other.published()]
 
 
 def _paper(folder: Path) -> list[Group]:
@@ -131,6 +133,7 @@ def _megatron(folder: Path) -> list[Group]:
 def _tuning(folder: Path) -> list[Group]:
     """Fine-tuning, which no constant but those of AMD's die saw."""
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
+    tuned += [case for case in gb300_cases(folder) if case.task == "lora"]
     audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
     amd, others = ([case for case in audited if case.card.startswith("mi3") == wanted] for wanted in (True, False))
     scaling = ratios(folder)

@@ -233,12 +233,14 @@ def main(folder: Path) -> None:
     old = dataclasses.replace(
         earlier.framework,
         **{name: getattr(today.framework, name) for name in ("host_launch_s", *EXPERT_PRIORS)},
+        attention_kernel="fa2",  # Transformer Engine's choice before Hopper
         fitted_on=f"{tables} (A100, 19 figures, software of 2022); host as today's {by}; {untold}",
     )
     added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
         today.framework,
         # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
+        attention_kernel="cudnn",  # Transformer Engine's choice from Hopper on
         fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
         fitted_on=f"{rows}; {by}; {untold}",
     )
@@ -247,7 +249,7 @@ def main(folder: Path) -> None:
     nothing = "nothing: processes on a CPU hide nothing, and each search calibrates"
     profiles = {
         "a100": old,
-        "v100": dataclasses.replace(seen(old, v100), newest_release=old.newest_release),
+        "v100": dataclasses.replace(seen(old, v100), newest_release=old.newest_release, attention_kernel=None),
         "default": dataclasses.replace(saw_all, newest_release=modern.newest_release),
         "cpu": dataclasses.replace(FIXED, fitted_gpus=(), fitted_silicon=(), newest_release=None, fitted_on=nothing),
     }

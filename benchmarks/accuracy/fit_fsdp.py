@@ -1,10 +1,10 @@
 """Fit what FSDP adds to isolated kernels: `python -m benchmarks.accuracy.fit_fsdp --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: ten constants on 139 MPT runs on A100 of 40 and 80 GB and
-43 on H100. The attention kernels of these runs were written for A100: H100 runs them by the instruction of A100, at some two
-thirds of its peak. In fp8 Transformer Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from
-fit_frameworks: run it first. `leave_one_model_out` and `across_gpus` predict every run by constants that never saw
-its model, or its GPU.
+43 on H100. The attention kernel of these runs, in Triton, was written for A100: H100 runs it by the instruction of A100, at
+some two thirds of its peak. It is theirs alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer
+Engine's fused modules stand in for eager ones. Kernels come from ops/, clocks from fit_frameworks: run it first.
+`leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or its GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hp_tool.domain.efficiency import FrameworkEfficiency
 COMMAND = "python -m benchmarks.accuracy.fit_fsdp"
 NOISE = 0.04
 """Relative scatter taken for one published run; it sets the runs against the priors."""
+CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
 START = dataclasses.replace(FIXED, framework="torch-fsdp")
 
 
@@ -43,7 +44,10 @@ class Fitted:
         """Return the constants as profiles state them: four digits each, and the cards of the runs they were fitted on."""
         return Fitted(
             {
-                die: dataclasses.replace(seen(framework, runs), attention_slowdown=short(framework.attention_slowdown))
+                die: dataclasses.replace(
+                    seen(framework, runs),
+                    attention_kernels={name: short(seconds) for name, seconds in framework.attention_kernels.items()},
+                )
                 for die, framework in self.by_die.items()
             }
         )
@@ -62,12 +66,24 @@ def constants(values: Values) -> Fitted:
         values.pop(name) for name in ("a100 matmuls", "h100 matmuls", "attention_slowdown", "without wgmma")
     )
     shared = with_constants(START, values)
-    return Fitted(
-        {
-            "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_slowdown=slow),
-            "h100": dataclasses.replace(shared, matmul_slowdown=h100, attention_slowdown=slow * best_of_hopper() / reached),
-        }
-    )
+    by_die = {
+        "a100": dataclasses.replace(shared, matmul_slowdown=a100, attention_kernels={"triton": slow}),
+        "h100": dataclasses.replace(
+            shared, matmul_slowdown=h100, attention_kernels={"triton": slow * best_of_hopper() / reached}
+        ),
+    }
+    return Fitted({die: _with_own_kernel(framework, "fa2", die) for die, framework in by_die.items()})
+
+
+def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> FrameworkEfficiency:
+    """Return the constants with the kernel that torch's attention calls there: FlashAttention 2, on Blackwell cuDNN's."""
+    return dataclasses.replace(framework, attention_kernel=name, attention_slowdown=published(die)[name])
+
+
+@functools.cache
+def published(die: str) -> dict[str, float]:
+    """Return the seconds of named attention kernels on the die over those of the one timed alone."""
+    return gpu_efficiency(gpu(CARDS[die])).attention_kernels
 
 
 @functools.cache
@@ -85,7 +101,7 @@ FIT = Fit[Prepared, Fitted](
         "optimizer_traffic_factor": Prior(1.4, 0.4, 0.5, 8.0),
         "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
         "network_latency_per_peer_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
-        "attention_slowdown": Prior(1.2, 0.4, 0.7, 5.0),  # on A100
+        "attention_slowdown": Prior(1.2, 0.4, 0.7, 5.0),  # of the Triton kernel on A100
         "a100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
         "h100 matmuls": Prior(1.0, 0.05, 0.8, 1.2),
         "without wgmma": Prior(0.63, 0.05, 0.4, 0.9),  # arXiv 2402.13499; 2/3 by FlashAttention-3's authors
@@ -129,8 +145,12 @@ def main(folder: Path) -> None:
     rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by {COMMAND}"
     for name, die in {"a100": "a100", "h100": "h100", "default": "h100"}.items():
         own = "" if name == die else "; as on H100: nobody measured other dies"
-        fitted_on = f"{rows}; see START there for what those rows do not tell{own}"
-        write_framework(name, dataclasses.replace(fitted.by_die[die], fitted_on=fitted_on), command=COMMAND)
+        own_kernel = ("fa2", die) if name == die else ("cudnn", "b200")
+        profile = dataclasses.replace(
+            _with_own_kernel(fitted.by_die[die], *own_kernel),
+            fitted_on=f"{rows}; see START there for what those rows do not tell{own}",
+        )
+        write_framework(name, profile, command=COMMAND)
     print_errors("MPT, one model", leave_one_model_out(runs))
     print_errors("MPT, one GPU", across_gpus(runs))
 

@@ -24,16 +24,37 @@ from hp_tool.domain.hardware import GpuSpec, Precision
 
 COMMAND = "python -m benchmarks.accuracy.fit_gpus"
 
-SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb"}
-BORROWED = {"b300": "b200", "v100": "generic", "mi300x": "generic"}
-"""Dies that nobody measured, and whose constants they get: the die before them, or those typical of all."""
+SYSTEMS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb",
+           "b300_sxm": "b300-sxm-288gb"}  # fmt: skip
+BORROWED = {"v100": "generic", "mi300x": "generic", "mi355x": "generic"}
+"""Dies that nobody measured, and whose constants they get: those typical of all."""
+TYPICAL = ("a100", "h100", "b200")
+"""Dies that typical constants are means over, one a generation."""
 PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 CONTEXT_BYTES = float(2**30)
 """Driver context, NCCL buffers and library workspaces: a typical figure, half a GiB for the context alone; not fitted."""
 SILICON = FOLDER / "silicon"
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
+KERNELS = {
+    "h100": {"fa3": 1.0, "fa2": 616 / 335, "cudnn": 616 / 539, "triton": 616 / 378},
+    "a100": {"fa2": 1.0},
+    "b200": {"cudnn": 1.0},
+    "b300": {"cudnn": 1.0},
+    "mi300x": {"fa2": 1.0},
+    "mi355x": {"fa2": 1.0},
+    "generic": {"fa2": 1.0},
+}
+"""By die: seconds of named attention kernels over those of the one in ops/. H100: TFLOP/s of arXiv 2407.08608, figure 5
+(causal forward, heads of 128, 16k tokens), whose FlashAttention 3 is vLLM's in ops/. A100: vLLM's is FlashAttention 2;
+Blackwell: NVIDIA's own, of TensorRT-LLM. AMD's dies and others: the only one there is."""
 RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "alltoall": 1.0}
+
+
+def timed(folder: Path, name: str) -> list[Row]:
+    """Return the rows of one kind of operation; B300's stand in a file of their own, and not all kinds were timed on it."""
+    later = f"{name}_b300.csv"
+    return read(folder / "ops", f"{name}.csv") + (read(folder / "ops", later) if (folder / "ops" / later).is_file() else [])
 
 
 Free = tuple[float, float, float]
@@ -217,7 +238,7 @@ def roofline(peak: float, bandwidth: float, overhead: float) -> dict[str, float]
 def fit_die(folder: Path, die: str) -> dict[str, object]:
     """All constants of one die."""
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
-    of_die = {name: [r for r in read(folder / "ops", f"{name}.csv") if r["system"] in systems]
+    of_die = {name: [row for row in timed(folder, name) if row["system"] in systems]
               for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
     wide = [row for row in of_die["gemm"] if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
     matmuls = {
@@ -227,6 +248,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
     elementwise = fits["bf16"][1]
     attention = fit_attention(of_die["context_attention"], die)
     decode = fit_decode_attention(of_die["generation_attention"], die)
+    small = {"small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die)} if of_die["custom_allreduce"] else {}
     return {
         "gpu": die,
         "matmul": {precision: fit[0] for precision, fit in fits.items()},
@@ -238,9 +260,25 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
         "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
         "thin_matmul": fit_thin(matmuls, die),
         "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
-        "small_all_reduce": fit_small_all_reduce(of_die["custom_allreduce"], die),
+        **small,
         "fitted_on": f"ops/*.csv, systems {', '.join(systems)}, "
         f"by {COMMAND}; memory_fraction and kernel_overhead_s are those of matmuls of all shapes",
+    }
+
+
+def with_b200(later: dict[str, object], earlier: dict[str, object]) -> dict[str, object]:
+    """B300's constants with B200's where nobody timed B300's own.
+
+    Nobody timed small all-reduces, and their links are the same. vLLM's nvfp4 matmuls are B200's on both dies: 4.9 and 4.5
+    PFLOP/s, where B300's tensor cores do half as many again. Serving runs these; training calls cuBLAS, whose share of the
+    peak is taken to be B200's.
+    """
+    matmul = {**later["matmul"], "nvfp4": earlier["matmul"]["nvfp4"]}  # type: ignore[dict-item, index]
+    return {
+        **later,
+        "matmul": matmul,
+        "small_all_reduce": earlier["small_all_reduce"],
+        "fitted_on": f"{later['fitted_on']}; nvfp4 of training and small_all_reduce as b200",
     }
 
 
@@ -261,11 +299,13 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
 def main(folder: Path) -> None:
     dies = dict.fromkeys(str(gpu(card).silicon) for card in SYSTEMS.values())
     fitted = {die: fit_die(folder, die) for die in dies}
-    fitted["generic"] = generic(list(fitted.values()))
+    fitted["b300"] = with_b200(fitted["b300"], fitted["b200"])
+    fitted["generic"] = generic([fitted[die] for die in TYPICAL])
     for die, origin in BORROWED.items():
         fitted[die] = fitted[origin] | {"gpu": die, "measured": False, "fitted_on": f"nobody measured it: as {origin}"}
     for name, constants in fitted.items():
-        write_constants(SILICON / f"{name}.yaml", constants, command=COMMAND)
+        kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
+        write_constants(SILICON / f"{name}.yaml", constants | {"attention_kernels": kernels}, command=COMMAND)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ FIXED = FrameworkEfficiency(
     framework="nanotron",
     matmul_slowdown=1.2,
     fp32_accumulation={"h100": 1.0},
+    attention_kernel="fa2",
     elementwise_traffic_factor=2.0,
     attention_backward_slowdown=1.25,  # FlashAttention-2 reaches 1.2 to 1.3 times its backward FLOP/s forward
     tensor_parallel_overlap=0.0,

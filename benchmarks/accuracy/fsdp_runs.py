@@ -44,7 +44,7 @@ def _mpt(row: Row) -> Case:
         cluster=ClusterQuery(gpu=gpu, num_gpus=gpus),
         training=TrainingWorkload(
             sequence_length=sequence, global_batch_size=batch, framework="torch-fsdp", gradient_precision="bf16",
-            cross_entropy="fused",
+            cross_entropy="fused", attention_kernel="triton",
         ),
         parallel=layout(row, "mbs", recompute=recompute, zero_stage=SHARDING[row["sharding"]]),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining
 from benchmarks.accuracy.serving_rows import dense_runs
+from benchmarks.accuracy.trl_runs import trl_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
@@ -44,6 +45,10 @@ def fsdp(folder: Path) -> list[Group]:
         Group(
             title="Llama under eager torchtitan", left_out="all", saw="ops/, MPT under llm-foundry",
             rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
+        ),
+        Group(
+            title="TRL at a million tokens", left_out="all", saw="ops/, MPT under llm-foundry, published attention kernels",
+            rows=compare_all(trl_cases(folder), Prepared.shipped),
         ),
     ]  # fmt: skip
 

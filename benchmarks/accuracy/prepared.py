@@ -19,7 +19,7 @@ from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, susta
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import below_16_bits, is_narrow
+from hp_tool.cost.roofline import attention_kernel, below_16_bits, is_narrow, with_attention_kernel
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
@@ -36,9 +36,15 @@ from hp_tool.training.problem import (
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
-REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
-             "v100": "v100-sxm-32gb"}  # fmt: skip
-"""Card under whose power limit a die's shares are stated."""
+REFERENCE = {
+    "a100": "a100-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "b200": "b200-sxm-180gb",
+    "mi300x": None,
+    "v100": "v100-sxm-32gb",
+}
+"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a matter of their kernels, and is
+the same at 750 W and 1,000 W."""
 Shares = Mapping[tuple[str, str], float]
 """By die: share of boost that matmuls of a precision sustain."""
 
@@ -62,8 +68,9 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
     _shipped.cache_clear()
-    borrowed = _shipped("b200")
-    _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
+    for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
+        borrowed = _shipped(origin)
+        _write(die, REFERENCE[origin], borrowed, dict.fromkeys(borrowed, f"nobody measured it: as {origin}"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8"):
@@ -108,6 +115,9 @@ class Prepared:
     def step_s(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
         """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
         workload = self.problem.workload
+        if (kernel := attention_kernel(workload, self.problem.model)) is not None:
+            timed = gpu_efficiency(self.gpu).attention_kernels
+            framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
             framework = without_host(framework, modules=recorded_modules(workload, self.problem.model))

@@ -17,6 +17,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
 FILE = "training_megatron_bridge_recipes.csv"
+FILE_GB300 = "training_megatron_bridge_recipes_2.csv"
 SOURCE = "Megatron Bridge and NeMo"
 MODELS = {
     "llama3_8b": "llama-3-8b",
@@ -72,6 +73,13 @@ def _rate(case: Case) -> tuple[str, int]:
     training, gpus = case.query.training, case.cluster.num_gpus
     assert training is not None and gpus is not None
     return str(gpus), round(training.global_batch_size * training.sequence_length / case.step_s / gpus)
+
+
+def gb300_cases(folder: Path) -> list[Case]:
+    """Recipes on GB300 with their knobs, of models that other cards ran too."""
+    absent = dict.fromkeys(("mtp", "token_drop", "layout"), "")  # columns of the other table alone
+    rows = [row for row in read(folder, FILE_GB300) if row["model"] in MODELS and row["gpu"] == "GB300"]
+    return [recipe_case(absent | row) for row in rows]
 
 
 def recipe_cases(folder: Path) -> list[Case]:

@@ -200,6 +200,8 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
         "assumed": _assumed(case, config),
     }
+    if workload.attention == "flash" and profile.framework.attention_kernel in profile.gpu.attention_kernels:
+        provenance["attention_kernel"] = profile.framework.attention_kernel
     if workload.lora is not None:
         provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:

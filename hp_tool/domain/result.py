@@ -1,12 +1,17 @@
 """What comes back: typed results whose JSON is exactly these fields."""
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.units import duration, gib
+
+Against = Literal["memory", "gpus"]
+"""What a front of trainings sets against step time."""
+Front = Against | Literal["throughput"]
+"""What a Pareto front may set against step time, or for serving against the tokens per second of a user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from hp_tool.domain.fields import Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.result import Reason
 from hp_tool.units import duration
 
@@ -38,6 +38,13 @@ class ServingConfig(Strict):
 
 RunConfig = ParallelConfig | ServingConfig
 """What a run of a search tries: a way to train, or a way to serve."""
+RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {"training": ParallelConfig, "inference": ServingConfig}
+"""The configurations of each kind of query."""
+
+
+def config_query(config: RunConfig) -> ParallelQuery:
+    """Return the `parallel` of a query that describes exactly this configuration."""
+    return ParallelQuery(**{name: getattr(config, name) for name in type(config).__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, settings_of, sort, table, untold, whole_number
 from hp_tool.formats.renamed import recipe
+from hp_tool.formats.setup import DTYPES
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
 
@@ -33,7 +34,7 @@ _SIZES = {
     "ep-num-redundant-experts": "redundant_experts",
     "num-redundant-experts": "redundant_experts",
 }
-_PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
+_PRECISIONS = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "float": "fp32"}
 _QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
 _CHECKPOINTS = (
     ("fp8", "fp8"),

@@ -24,7 +24,7 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
+from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -184,7 +184,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
-    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
+    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -194,7 +194,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
-    open_knobs = assumed(original, resolved=query, model=model, strategy=strategy)
+    open_knobs = assumed(original, resolved=query, model=model, gpu=cluster.gpu, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,
@@ -339,6 +339,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         cuda_graphs=bool(workload.cuda_graphs),
         cuda_graph_modules=recorded_modules(workload, model),
         narrow=workload.precision in QUANTIZED_BYTES,
+        attention_kernel=attention_kernel(workload, model),
         cluster=name,
     )
     factor = release_factor(profile.framework, workload.framework_version)

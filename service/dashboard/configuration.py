@@ -18,6 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
 from hp_tool.render.fit import chance, narrower, needs
@@ -155,7 +156,7 @@ def configuration_page(
     known: Estimate | InferenceEstimate | None = None,
 ) -> ConfigurationPage:
     """Context of the page of the query's one configuration; `known`: what a search knows of it. Raises HpToolError."""
-    configuration = None if query.kind == "inference" else resolve_configuration(query)
+    configuration = problem_of(query).configuration
     view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations, known=known)
     form_href = address("/searches/new", to_values(schema.query_mapping(query)))
     page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href)
@@ -193,8 +194,7 @@ def configuration_view(
     `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows of it, in place of what the
     newest calibration says.
     """
-    if configuration is None and query.kind == "training":
-        configuration = resolve_configuration(query)
+    configuration = configuration or problem_of(query).configuration
     answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
     if isinstance(known, InferenceEstimate):
         answer = replace(answer, estimate=known)

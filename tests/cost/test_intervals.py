@@ -93,7 +93,6 @@ def test_memory_may_be_further_above_than_below() -> None:
 UNCHECKED: dict[str, dict[str, Any]] = {
     "training.offload: optimizer": {"training": DENSE["training"] | {"offload": "optimizer"}},
     "training.optimizer: muon": {"training": DENSE["training"] | {"optimizer": "muon"}},
-    "training.fp8_recipe: blockwise": {"training": DENSE["training"] | {"precision": "fp8", "fp8_recipe": "blockwise"}},
     "parallel.pipeline_schedule": {"parallel": {"pipeline_parallel_size": 2, "pipeline_schedule": "zb-h1"}},
     "parallel.data_parallel_shard_size": {"parallel": {"data_parallel_shard_size": 4}},
     "parallel.recompute.modules": {"parallel": {"recompute": {"granularity": "selective", "modules": ["mlp"]}}},

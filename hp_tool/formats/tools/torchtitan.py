@@ -50,7 +50,7 @@ SAID = {
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in FLAVORS:
         raise UnsupportedError(f"{TOOL} has no flavor for {setup.model.name}; it has {', '.join(FLAVORS)}", field="model")

@@ -48,7 +48,7 @@ def _accelerate_options(words: list[Setting], script: Script, reading: Reading, 
     Accelerate's does)."""
     started = [word.text for command in script.commands for word in command.words]
     options = accelerate.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
-    fsdp = next((" ".join(each.values).strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
+    fsdp = next((each.text.strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
     if fsdp and alone and not options:
         return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
     return options
