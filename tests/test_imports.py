@@ -28,6 +28,7 @@ FLOORS = (
         "diagnostics",
         "exchange",
         "learning",
+        "problem",
         "queries",
         "render",
         "serving",

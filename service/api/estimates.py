@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
+from hp_tool.answers import EstimateAnswer, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
+from hp_tool.domain.result import Front
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
 from hp_tool.exchange import Assessment, Exported, assess, export_for, exported, read_configuration
 from hp_tool.queries import schema

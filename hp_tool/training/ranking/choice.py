@@ -131,12 +131,12 @@ def _left(c: Candidates, problem: TrainingProblem) -> FloatArray:
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     """The rows in full, ranked in their order."""
-    found: dict[int, Recommendation] = {}
+    described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         places = np.flatnonzero(best.variant == number)
         rows = recommendations(best.rows.candidates.take(places), problem=problem, predictor=predictor)
-        found |= dict(zip(places.tolist(), rows, strict=True))
-    return tuple(_with_risk(replace(found[place], rank=place + 1)) for place in sorted(found))
+        described |= dict(zip(places.tolist(), rows, strict=True))
+    return tuple(_with_risk(replace(described[place], rank=place + 1)) for place in sorted(described))
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
@@ -151,19 +151,19 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
 def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Recommendation, ...]:
     """Rows ranked without what their schedules save, in the order of what they take with it."""
     ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
-    found: list[Recommendation] = []
+    ranking: list[Recommendation] = []
     group, first_s = 0, 0.0
     for rank, row in enumerate(ordered, start=1):
         assert row.estimate.time is not None  # legal rows
-        if not found or row.estimate.time.step_s > bound * first_s:
+        if not ranking or row.estimate.time.step_s > bound * first_s:
             group, first_s = group + 1, row.estimate.time.step_s
-        found.append(replace(row, rank=rank, group=group))
-    return tuple(found)
+        ranking.append(replace(row, rank=rank, group=group))
+    return tuple(ranking)
 
 
 def _with_risk(row: Recommendation) -> Recommendation:
     """The row with its estimate's chance of running out of memory, and the step time with that."""
-    known = row.calibrated_estimate or row.estimate
+    known = row.known
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows
     return replace(

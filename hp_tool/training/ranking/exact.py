@@ -118,7 +118,7 @@ class BestSearch:
         self._unrecomputed: list[Open] = []
 
     def run_on(self, layouts: Open) -> BestSearch:
-        """The same for these layouts alone, costed with another exchange before."""
+        """Search these layouts alone, which were costed with another exchange before."""
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size

@@ -69,8 +69,8 @@ def variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
     exchange a split sequence, and for a2a+p2p every pair of levels.
     """
     sizes = [size for size in default_axes(query=problem.parallel, case=problem).context_parallel_size if size > 1]
-    asked = problem.parallel.context_parallel_communication is not None or problem.parallel.dynamic_context_parallel
-    if asked or wrapped(problem.workload.framework) != "megatron-core" or not sizes:
+    fixed = problem.parallel.context_parallel_communication is not None or problem.parallel.dynamic_context_parallel
+    if fixed or wrapped(problem.workload.framework) != "megatron-core" or not sizes:
         return
     for kind in ("all_gather", "a2a"):
         yield problem.with_parallel(context_parallel_size=tuple(sizes), context_parallel_communication=kind)

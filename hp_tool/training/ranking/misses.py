@@ -31,8 +31,8 @@ def nearest_misses(problem: TrainingProblem, predictor: CalibratedPredictor | No
         rows, variant = rows.take(kept), variant[kept]
     misses = []
     for place, number in enumerate(variant.tolist()):
-        asked = replace(best.problems[number], constraints=problem.constraints)
-        (row,) = nearest_recommendations(rows.candidates.take(np.array([place])), problem=asked, predictor=predictor)
+        limited = replace(best.problems[number], constraints=problem.constraints)
+        (row,) = nearest_recommendations(rows.candidates.take(np.array([place])), problem=limited, predictor=predictor)
         misses.append(replace(row, rank=place + 1))
     return tuple(misses)
 

@@ -228,12 +228,12 @@ def recommendations(
 
 def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
     """The group of each ranked row, from 1: those that are `alike` the group's first row."""
-    found: list[int] = []
+    groups: list[int] = []
     first: Row | None = None
     for row in rows:
-        found.append(found[-1] if first is not None and alike(row, first) else len(set(found)) + 1)
-        first = row if first is None or len(found) == 1 or found[-1] != found[-2] else first
-    return found
+        groups.append(groups[-1] if first is not None and alike(row, first) else len(set(groups)) + 1)
+        first = row if first is None or len(groups) == 1 or groups[-1] != groups[-2] else first
+    return groups
 
 
 @functools.cache

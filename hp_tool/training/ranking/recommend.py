@@ -5,14 +5,14 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hp_tool import bounds
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.query import Query, RankBy
-from hp_tool.domain.result import Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.result import Against, Ranking, Recommendation, SpaceSummary
 from hp_tool.errors import InputError
 from hp_tool.space import default_axes
 from hp_tool.space.pareto import undominated
@@ -28,8 +28,6 @@ from hp_tool.training.ranking.rank import (
     with_residuals,
 )
 
-Objective = Literal["memory", "gpus"]
-"""What a Pareto front sets against step time."""
 MAX_TOP = 1_000
 MOST_TRAININGS = 16
 """Combinations of the values that `training` lists: each is a ranking of its own."""
@@ -112,7 +110,7 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
-    found: list[Best] = []
+    offloads: list[Best] = []
     for offload in ("optimizer", "activations"):
         try:
             problem = resolve_training(replace(query, training=replace(query.training, offload=offload)))
@@ -125,11 +123,11 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
-        found.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
-    return min((one for one in found if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
+        offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+    return min((one for one in offloads if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
 
 
-def pareto_front(*, query: Query, against: Objective, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:
+def pareto_front(*, query: Query, against: Against, calibrations: Calibrations | None = None) -> tuple[Recommendation, ...]:
     """Configurations that no other beats in two objectives at once.
 
     memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and number of devices up
