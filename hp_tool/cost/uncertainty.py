@@ -30,12 +30,16 @@ _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
 
 
-def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...]) -> Intervals:
+def intervals(
+    *, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...], retries: float = 0.0
+) -> Intervals:
     """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
 
-    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound.
+    The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound. `retries` is
+    the chance p that it retries (`memory.retry_chance`): ln of the step time varies by p (1 - p) ln(slowdown)^2 more.
     """
-    time = math.exp(NORMAL_QUANTILE * step_log_sd(case=case, unchecked=len(unchecked)))
+    unsure = math.sqrt(retries * (1.0 - retries)) * math.log(case.profile.framework.retry_slowdown)
+    time = math.exp(NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unchecked=len(unchecked)), unsure))
     allocated, reserved = (
         math.exp(NORMAL_QUANTILE * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each)))
         for each in (False, True)
