@@ -45,8 +45,13 @@ class EstimateAnswer:
     calibrated_estimate: Estimate | None = None
     """The estimate corrected by measurements on this cluster; None if there are none."""
 
+    @property
+    def known(self) -> Estimate | InferenceEstimate:
+        """What is known of it: the calibrated estimate, if there is one."""
+        return self.calibrated_estimate or self.estimate
+
     def __repr__(self) -> str:
-        return f"<EstimateAnswer: {self.calibrated_estimate or self.estimate!r}>"
+        return f"<EstimateAnswer: {self.known!r}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

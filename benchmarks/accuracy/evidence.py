@@ -229,7 +229,7 @@ def _ahead(folder: Path) -> list[Group]:
     releases = [case for case in cases if case.source != "MLPerf Training"]
     known = [*cases, *b200_cases(folder)]
     lora = [case for case in mlperf_cases(folder) if "lora" in case.name and not case.card.startswith("mi3")]
-    rows = predicted_ahead([*cases, *lora], known=known, start=fit_2022(folder).framework)
+    rows = predicted_ahead([*cases, *lora], known=known, start=fit_2022(folder))
 
     def of(chosen: Sequence[Case]) -> list[Comparison]:
         wanted = {(case.name, case.what) for case in chosen}

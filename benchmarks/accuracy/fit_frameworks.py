@@ -29,7 +29,7 @@ from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases, megatron
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
-from benchmarks.accuracy.prepared import Constants, Prepared, Shares, clocks, compare_all, seen, write_clocks
+from benchmarks.accuracy.prepared import Constants, Prepared, Shares, clocks, compare_all, newest_release, seen, write_clocks
 from benchmarks.accuracy.recipe_runs import recipe_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
@@ -148,38 +148,35 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
     return tuple(map(Prepared.of, [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts]))
 
 
-def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Constants:
+@functools.cache
+def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
     """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all dense rows at once,
-    then what experts add, on theirs.
+    then what experts add, on theirs. Groups of evidence leave the same rows out again and again: a fit is computed once.
     """
-    runs = list(runs)
-    chosen = [run for run in runs if not run.has_experts]
     # Of a card that only experts ran on little is known; a release is known by any.
-    start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
+    dense = _fit_dense(tuple(run for run in runs if not run.has_experts), start, newest_release(runs))
+    return dataclasses.replace(dense, framework=with_experts(runs, dense.framework, dense.shares))
+
+
+@functools.cache
+def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None) -> Constants:
+    framework = dataclasses.replace(seen(start.framework, runs), newest_release=newest)
 
     def constants(values: Values) -> Constants:
         own = {name: value for name, value in values.items() if name not in CLOCKS}
         own["fp32_accumulation"] = {"b200": own.pop("b200 accumulation")}
-        return Constants(with_constants(start, own), {name: values[name] for name in CLOCKS})
+        return Constants(with_constants(framework, own), {name: values[name] for name in CLOCKS})
 
-    dense = Fit[Prepared, Constants](priors=TODAY, constants=constants, errors=errors_today)(chosen)
-    return dataclasses.replace(dense, framework=with_experts(runs, dense.framework, dense.shares))
+    return Fit[Prepared, Constants](priors=TODAY, constants=constants, errors=errors_today)(runs)
 
 
 def today_left_out(folder: Path, cases: Iterable[Case], key: str) -> list[Comparison]:
     """These cases, each predicted by today's constants that saw no row of its `key`, a property of Case."""
-    rows, runs = [], today_runs(folder)
+    rows: list[Comparison] = []
     for value, members, _ in left_out(cases, lambda case: getattr(case, key)):
-        kept = tuple(index for index, run in enumerate(runs) if getattr(run.case, key) != value)
-        rows += compare_all(members, _fitted_on(folder, kept).compare)
+        kept = tuple(run for run in today_runs(folder) if getattr(run.case, key) != value)
+        rows += compare_all(members, fit_today(kept, fit_2022(folder)).compare)
     return rows
-
-
-@functools.cache
-def _fitted_on(folder: Path, kept: tuple[int, ...]) -> Constants:
-    """Today's constants from rows of these places; groups of evidence leave the same rows out again and again."""
-    runs = today_runs(folder)
-    return fit_today([runs[index] for index in kept], fit_2022(folder).framework)
 
 
 def amd_runs(folder: Path) -> list[Prepared]:
@@ -232,7 +229,7 @@ def main(folder: Path) -> None:
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
     earlier = fit_2022(folder)
-    today = fit_today(today_runs(folder), earlier.framework)
+    today = fit_today(today_runs(folder), earlier)
     old = dataclasses.replace(
         earlier.framework,
         **{name: getattr(today.framework, name) for name in ("host_launch_s", *EXPERT_PRIORS)},

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import command_line
 from benchmarks.accuracy.fit_frameworks import FIXED
-from benchmarks.accuracy.fitting import Fit, Prior, Values, left_out, print_errors, with_constants, write_framework
+from benchmarks.accuracy.fitting import Fit, Prior, Values, left_out, print_errors, rounded, with_constants, write_framework
 from benchmarks.accuracy.fsdp_runs import mpt_cases, mpt_h100_cases
 from benchmarks.accuracy.prepared import Prepared, seen
 from hp_tool.calibration.microbenchmarks import short
@@ -111,30 +111,37 @@ FIT = Fit[Prepared, Fitted](
 )
 
 
-def mpt_runs(folder: Path) -> list[Prepared]:
-    return [Prepared.of(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder))]
+@functools.cache
+def mpt_runs(folder: Path) -> tuple[Prepared, ...]:
+    return tuple(Prepared.of(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder)))
 
 
-def leave_one_model_out(runs: Sequence[Prepared]) -> list[Comparison]:
+@functools.cache
+def everything(runs: tuple[Prepared, ...]) -> Values:
+    """Return what all runs give, from where fits without some of them start."""
+    return FIT.values(runs)
+
+
+def leave_one_model_out(runs: tuple[Prepared, ...]) -> list[Comparison]:
     """Every run, predicted by constants that never saw its model."""
     return _leaving_out(runs, lambda run: run.case.name)
 
 
-def across_gpus(runs: Sequence[Prepared]) -> list[Comparison]:
+def across_gpus(runs: tuple[Prepared, ...]) -> list[Comparison]:
     """Every run, predicted by constants that never saw its GPU."""
     return _leaving_out(runs, lambda run: run.gpu.name)
 
 
-def _leaving_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    everything, rows = FIT.values(runs), []
+def _leaving_out(runs: tuple[Prepared, ...], key: Callable[[Prepared], str]) -> list[Comparison]:
+    rows: list[Comparison] = []
     for _, unseen, others in left_out(runs, key):
-        rows += map(FIT(others, starts=[everything]).seen(others).compare, unseen)
+        rows += map(FIT(others, starts=[everything(runs)]).seen(others).compare, unseen)
     return rows
 
 
 def main(folder: Path) -> None:
     runs = mpt_runs(folder)
-    fitted = FIT(runs).seen(runs)
+    fitted = constants(rounded(everything(runs))).seen(runs)
     rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by {COMMAND}"
     for name, die in {"a100": "a100", "h100": "h100", "default": "h100"}.items():
         own = "" if name == die else "; as on H100: nobody measured other dies"

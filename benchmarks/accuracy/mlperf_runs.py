@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 from hp_tool.units import GIB
@@ -62,11 +61,8 @@ def _case(row: Row) -> Case:
             framework_version=None if row["gpu"].startswith("MI") else date[2:].replace("-", "."),
             overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            micro_batch_size=int(row["mbs"]), sequence_parallel=row["sp"] == "1",
-            recompute=row["recompute"] or "none",  # type: ignore[arg-type]
+        parallel=layout(
+            row, "tp", "pp", "vp", "cp", "mbs", sequence_parallel=row["sp"] == "1", recompute=row["recompute"] or "none"
         ),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, CP {row['cp']}, GBS {row['gbs']}"

@@ -26,9 +26,9 @@ from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
+from hp_tool.training.graphs import recorded_modules
 from hp_tool.training.problem import (
     TrainingProblem,
-    recorded_modules,
     release_factor,
     resolve_training,
     with_scatter,
@@ -89,15 +89,16 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
     write_constants(path, fields, command="python -m benchmarks.accuracy.fit_frameworks")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case whose names are looked up once, however often it is predicted."""
+    """A case whose names are looked up once, however often it is predicted; the only one of its case, by `of`."""
 
     case: Case
     problem: TrainingProblem
     candidate: Candidates
 
     @classmethod
+    @functools.cache
     def of(cls, case: Case) -> Prepared:
         problem = resolve_training(case.query)
         config = resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
@@ -202,9 +203,9 @@ class Prepared:
         )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Constants:
-    """A framework's constants, and the clocks fitted with them."""
+    """A framework's constants, and the clocks fitted with them. Two are equal where they are one."""
 
     framework: FrameworkEfficiency
     shares: Shares
@@ -236,10 +237,15 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
     """The constants with the cards, dies and releases of the runs that they were fitted on."""
     chosen = list(runs)
-    releases = [run.problem.workload.framework_version for run in chosen if run.problem.workload.framework_version]
     return dataclasses.replace(
         framework,
         fitted_gpus=tuple(sorted({run.gpu.name for run in chosen})),
         fitted_silicon=tuple(sorted({str(run.gpu.silicon) for run in chosen})),
-        newest_release=max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")]),
+        newest_release=newest_release(chosen),
     )
+
+
+def newest_release(runs: Iterable[Prepared]) -> str | None:
+    """Return the newest of the releases that these ran under; None where none is known."""
+    releases = [run.case.release for run in runs if run.case.release]
+    return max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")])

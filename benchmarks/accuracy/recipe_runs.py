@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision
+from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision, layout
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName
+from hp_tool.domain.parallel import Recompute, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
@@ -111,12 +111,10 @@ def recipe_case(row: Row) -> Case:
             offload="activations" if row["offload_layers"] else None,
             offload_fraction=min(int(row["offload_layers"]) / 80, 1.0) if row["offload_layers"] else None,  # Llama 3 70B's
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            expert_parallel_size=int(row["ep"]), expert_tensor_parallel_size=int(row["etp"] or 1),
-            micro_batch_size=int(row["mbs"]), zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
-            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],  # type: ignore[arg-type]
+        parallel=layout(
+            row, "tp", "pp", "vp", "cp", "ep", "etp", "mbs",
+            zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
+            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],
         ),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, EP {row['ep']}{', FSDP' if row['fsdp'] == '1' else ''}"

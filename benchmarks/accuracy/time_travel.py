@@ -10,21 +10,20 @@ from statistics import median
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import fit_today
 from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.prepared import Prepared, compare_all
-from hp_tool.domain.efficiency import FrameworkEfficiency
+from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
 from hp_tool.errors import InputError
 
 FEWEST = 4
 """Configurations from which constants are fitted; before there are so many nothing is predicted."""
 
 
-def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: FrameworkEfficiency) -> list[Comparison]:
+def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: Constants) -> list[Comparison]:
     """Every case by constants fitted on the `known` ones of earlier months; `part` is its month. `start` holds what these rows
     do not tell.
     """
     predictions = []
     for date in sorted({case.date for case in cases}):
-        seen = prepared(voted(case for case in known if case.date < date))
+        seen = tuple(prepared(voted(case for case in known if case.date < date)))
         if len(seen) < FEWEST:
             continue
         constants = fit_today(seen, start)

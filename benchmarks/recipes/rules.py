@@ -144,7 +144,7 @@ def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
 
 def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
     """Rules of single models, those of several models that are alike once."""
-    found: dict[str, list[str]] = defaultdict(list)
+    names_by_rule: dict[str, list[str]] = defaultdict(list)
     content: dict[str, Rule] = {}
     for name in sorted({preset.model for preset in listed}):
         mine = [preset for preset in listed if preset.model == name]
@@ -155,9 +155,9 @@ def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
         ]
         for rule in _joined(own):
             text = json.dumps([rule.conditions, rule.setting])
-            found[text].append(name)
+            names_by_rule[text].append(name)
             content[text] = rule
-    return [Rule({"models": names, **content[text].conditions}, content[text].setting) for text, names in found.items()]
+    return [Rule({"models": names, **content[text].conditions}, content[text].setting) for text, names in names_by_rule.items()]
 
 
 def _cover(

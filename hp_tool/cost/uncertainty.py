@@ -31,9 +31,17 @@ _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 
 
 def intervals(
-    *, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...], retries: float = 0.0
+    *,
+    step_s: float,
+    memory_total_bytes: float,
+    case: TrainingCase,
+    unchecked: tuple[str, ...],
+    recorded_s: float | None = None,
+    retries: float = 0.0,
 ) -> Intervals:
     """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
+
+    `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches down to its own.
 
     The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound. `retries` is
     the chance p that it retries (`memory.retry_chance`): ln of the step time varies by p (1 - p) ln(slowdown)^2 more.
@@ -46,7 +54,7 @@ def intervals(
     )
     return Intervals(
         confidence=CONFIDENCE,
-        step_s=(step_s / time, step_s * time),
+        step_s=((step_s if recorded_s is None else min(step_s, recorded_s)) / time, step_s * time),
         memory_total_bytes=(memory_total_bytes / allocated, memory_total_bytes * allocated),
         memory_reserved_bytes=(memory_total_bytes / allocated, memory_total_bytes * reserved),
         source=case.profile.framework.fitted_on,

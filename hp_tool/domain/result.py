@@ -222,15 +222,20 @@ class Recommendation:
     calibrated_estimate: Estimate | None = None
 
     @property
+    def known(self) -> Estimate:
+        """What is known of it: the calibrated estimate, if there is one."""
+        return self.calibrated_estimate or self.estimate
+
+    @property
     def expected_token_s(self) -> float | None:
         """Expected seconds for each token, which compares steps of different batches."""
-        known = self.calibrated_estimate or self.estimate
+        known = self.known
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
         return self.expected_step_s / (known.tokens_per_second * known.time.step_s)
 
     def __repr__(self) -> str:
-        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
+        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.known!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

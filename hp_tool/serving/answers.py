@@ -49,7 +49,7 @@ class Serving:
         pools, front = None, None
         if query.inference is not None and query.inference.disaggregated is not None:
             pools = disaggregated(query=query, top=top)
-        ranking = Ranking[ServingRecommendation]() if only_pools(query) else self.rank(top=top)
+        ranking: Ranking[ServingRecommendation] = Ranking() if only_pools(query) else self.rank(top=top)
         if pareto is not None or (ranking.recommendations and seeks_concurrency(query)):
             front = pareto_front(query=query)
         return ranking, Beside(throughput_front=front, disaggregated=pools)

@@ -39,16 +39,14 @@ from hp_tool.domain.pipeline_layout import (
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import CHOICES, GraphModule, TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import CHOICES, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.graphs import recorded, recorded_modules
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
-ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
-"""Releases since which recipes record whole iterations although no token is dropped."""
-ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
 """How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
 
@@ -206,11 +204,13 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
         for kind in cluster.kinds or (cluster,)
     ]
+    profile = max((case.profile for case in cases), key=lambda one: (not one.gpu.measured, one.framework.time_log_sd))
     return TrainingProblem(
         model=model,
         cluster=cluster,
         workload=workload,
-        profile=max((case.profile for case in cases), key=lambda one: (not one.gpu.measured, one.framework.time_log_sd)),
+        profile=profile,
+        recorded=recorded(original, cluster=cluster, model=model, workload=workload, profile=profile),
         strategy=strategy,
         assumed=open_knobs,
         constraints=query.constraints,
@@ -250,16 +250,6 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_IS_USUAL on; alltoall, which runs everywhere, before them and for unknown releases."""
     return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
-
-
-def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
-    """What CUDA graphs hold where a query names no modules: the whole iteration (None), but before ITERATIONS_SINCE not the
-    kernels of experts that keep every token, whose shapes follow the tokens.
-    """
-    named = workload.cuda_graph_modules
-    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
-        return named
-    return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:

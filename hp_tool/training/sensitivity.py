@@ -77,7 +77,7 @@ def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> S
     if not len(best.layout):
         return None
     row = recommendations_of(best.take(np.arange(1)))[0]
-    estimate = row.calibrated_estimate or row.estimate
+    estimate = row.known
     assert estimate.time is not None and estimate.tokens_per_second_per_gpu is not None  # legal rows
     return ScalingPoint(
         num_gpus=problem.cluster.num_gpus,

@@ -206,7 +206,7 @@ def _answer(
     calibration: LatencyCalibration,
     runs: Sequence[RunRecord],
 ) -> ServingAnswer:
-    known, baseline = _known(best), _baseline(tuning, runs, calibration)
+    known, baseline = best.known, _baseline(tuning, runs, calibration)
     assert known.ttft_s is not None and known.tpot_s is not None and known.request_latency_s is not None
     assert known.output_tokens_per_second_per_gpu is not None
     (first, *others), output = order, tuning.problem.output_length
@@ -247,11 +247,7 @@ def _baseline(
     latencies = _latencies(alone, runs, calibration)
     (row,) = _describe(alone, [0], latencies=latencies)
     known = latencies.known(0, output_length=problem.output_length)
-    return KnownBaseline(parallel=config, source=source, estimate=_known(row), known=known)
-
-
-def _known(row: ServingRecommendation) -> InferenceEstimate:
-    return row.calibrated_estimate or row.estimate
+    return KnownBaseline(parallel=config, source=source, estimate=row.known, known=known)
 
 
 def _saved(best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, InferenceEstimate]) -> ServingBaseline:

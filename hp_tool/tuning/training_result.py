@@ -170,7 +170,7 @@ def _answer(
     baseline: KnownBaseline[ParallelConfig, Estimate] | None,
     runs: Sequence[RunRecord],
 ) -> Answer:
-    row, estimate = rows[0], best.calibrated_estimate or best.estimate
+    row, estimate = rows[0], best.known
     assert estimate.time is not None and estimate.intervals is not None
     succeeded = [run for run in runs if run.status == "ok"]
     measured = repeats(runs).get(best.parallel) if best.measurement is not None else None

@@ -17,6 +17,7 @@ from pydantic import Field
 from hp_tool.configuration import Configuration
 from hp_tool.documents import read_text
 from hp_tool.errors import HpToolError
+from hp_tool.formats.reading import option
 from hp_tool.queries import schema
 from service.agents import figures
 from service.agents.arguments import ImportArgument, QueryArgument
@@ -50,24 +51,30 @@ def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Cal
             return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
         except HpToolError as error:
             where = f", field {error.field}" if error.field else ""
-            raise ToolError(f"{in_arguments(error.message)} (code {error.code}{where})") from error
+            raise ToolError(f"{in_arguments(error)} (code {error.code}{where})") from error
 
     return answered
 
 
-_OF_THE_SHELL = (
-    (r"--set ([\w.]+)=(\S+?)(?=[.;,)]?(?:\s|$))", r'overrides {"\1": \2}'), (r"--num-gpus\b", "num_gpus"), (r"--gpu\b", "gpu"),
-    (r"--model (\S+?)(?=,?\s|$)", r'overrides {"model": "\1"}'), (r"--file\b", "files"), (r"--ignore NAME", "ignore"),
-    (r"--var (\S+)=\.\.\.", r'variables {"\1": "..."}'),
-)  # fmt: skip
-"""Options of `hp-tool import` in its messages, and the arguments of the tool."""
+ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--var": "variables"}
+"""Options of `hp-tool import` and the arguments of import_config that do the same."""
 
 
-def in_arguments(message: str) -> str:
-    """The message with options of the command line as arguments of the tool."""
-    for option, argument in _OF_THE_SHELL:
-        message = re.sub(option, argument, message)
-    return message
+def in_arguments(error: HpToolError) -> str:
+    """The error's message with arguments of import_config in place of the command line's options."""
+    message = error.message
+    for missing in error.details.get("missing", ()):
+        field, example = missing["field"], missing.get("example")
+        if example is not None:
+            message = message.replace(option(field, example), _argument(field, example))
+    return re.sub(rf"({'|'.join(ARGUMENTS)})(?![\w-])", lambda option: ARGUMENTS[option[0]], message)
+
+
+def _argument(field: str, example: str) -> str:
+    """The argument of import_config that gives a field, such as `overrides {"model": "llama-3-8b"}` or `gpu h200`."""
+    own = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
+    value = json.dumps(example) if field == "model" else example
+    return f"overrides {{{json.dumps(field)}: {value}}}" if own is None else f"{own} {example}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,9 @@ ERROR_BY_CODE: dict[str, type[HpToolError]] = {
 }
 """A failed search stores only the code of its error; this maps the code back to a class."""
 
+PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "field"}
+"""What every problem has; any other key is of the error's details."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
@@ -330,7 +333,9 @@ def raise_problem(response: httpx.Response) -> None:
         if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
             wait_s = float(response.headers["Retry-After"])
             raise LimitError(body["detail"], code=body["code"], field=body.get("field"), retry_after_s=wait_s)
-        raise kind(body["detail"], code=body["code"], field=body.get("field"))
+        error = kind(body["detail"], code=body["code"], field=body.get("field"))
+        error.details = {name: value for name, value in body.items() if name not in PROBLEM_KEYS}
+        raise error
     except (ValueError, KeyError, TypeError):
         if response.status_code in AWAY:  # a proxy's own page: nobody answers behind it
             kind = StoreError

@@ -117,7 +117,7 @@ def _with_details(best: Best, record: SearchRecord) -> Best:
 
 
 def _trained(row: Recommendation, answer: Answer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    predicted, known, measurement = row.estimate, row.known, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
     return Best(
@@ -203,7 +203,7 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    predicted, known, measurement = row.estimate, row.known, row.measurement
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,

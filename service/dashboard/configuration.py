@@ -240,7 +240,7 @@ def _view(
         verdict=verdict,
         verdict_note=verdict_note,
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
-        unchecked=() if isinstance(known, InferenceEstimate) else tuple(unchecked(known)),
+        unchecked=tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
@@ -281,7 +281,7 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     """Whether it fits, in the estimate's own word, with the chance and the interval behind it where there is doubt."""
     known = calibrated or estimate
     fits = known.memory is None or known.memory.total_bytes <= known.memory.capacity_bytes
-    word = (known.fit if isinstance(known, Estimate) else None) or ("fits" if fits else "does not fit")
+    word = known.fit or ("fits" if fits else "does not fit")
     note = f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
     if known.feasible or not fits:
         return word, TONE_OF_FIT.get(word, "bad"), note
@@ -302,8 +302,8 @@ def _fix_row(
         change=fix.change,
         href=configuration_href(fixed),
         compare_href=compare_href(this, fixed),
-        fit=fix.fit if isinstance(fix, Mend) else None,
-        out_of_memory_probability=fix.out_of_memory_probability if isinstance(fix, Mend) else None,
+        fit=fix.fit,
+        out_of_memory_probability=fix.out_of_memory_probability,
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
     )

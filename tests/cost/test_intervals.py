@@ -17,7 +17,9 @@ from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import resolve_training
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-DENSE: dict[str, Any] = {"model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16}}
+DENSE: dict[str, Any] = {
+    "model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16, "cuda_graphs": False},
+}  # fmt: skip
 EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
 
 

@@ -163,7 +163,7 @@ def _by_schedule(rows: tuple[Recommendation, ...], *, bound: float) -> tuple[Rec
 
 def _with_risk(row: Recommendation) -> Recommendation:
     """The row with its estimate's chance of running out of memory, and the step time with that."""
-    known = row.calibrated_estimate or row.estimate
+    known = row.known
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows
     return replace(

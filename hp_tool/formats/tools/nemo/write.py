@@ -180,7 +180,10 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
     if (narrow, gradients == "fp32") == ("fp8" in fields and kind != "fp8 blockwise", computed == "bf16"):
         return {"mixed_precision": name}
     dtype = f"{{_target_:{_DTYPES[computed]},_call_:false}}"
-    values = {"_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig", computed: True}
+    values: dict[str, bool | int | float | str | list[str] | None] = {
+        "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+        computed: True,
+    }
     values |= {"params_dtype": dtype, "pipeline_dtype": dtype, "grad_reduce_in_fp32": gradients == "fp32", **fields}
     values |= {"fp8_param_gather": True} if narrow else {}
     values |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if narrow and kind == "mxfp8" else {}
