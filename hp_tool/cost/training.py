@@ -21,7 +21,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder_case, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time
-from hp_tool.cost.memory import memory
+from hp_tool.cost.memory import memory, retry_chance
 from hp_tool.cost.model_states import state_costs
 from hp_tool.cost.moe import merged_share
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
@@ -118,6 +118,11 @@ def training_costs(
         micro_batches=m,
         offloaded=fullest.offloaded,
     )
+    slowdown = case.profile.framework.retry_slowdown
+    if slowdown > 1.0:
+        # The mean of ln(step time): nearly full devices are slow by chance, and intervals are around a median.
+        chance = retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
+        parts["overhead"] = parts["overhead"] + (slowdown**chance - 1.0) * sum(parts.values())
     return TrainingCosts(
         memory_parts=cast(dict[str, FloatArray], fullest.parts),
         layer_activations_bytes=cast(FloatArray, fullest.layer_activations),
