@@ -21,6 +21,7 @@ from hp_tool.training.calibrated import Calibrations, with_unused
 from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
 from hp_tool.training.narrowest import with_narrowest
 from hp_tool.training.ranking.recommend import Objective
+from hp_tool.training.with_recipe import with_recipe_figure
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ def estimate_answer(
         estimate = configuration.estimate(with_fixes=with_fixes)
         if with_fixes:
             estimate = with_narrowest(estimate, query=query, problem=configuration.problem)
+            estimate = with_recipe_figure(estimate, query=query, problem=configuration.problem)
         calibrated = configuration.calibrated_estimate(calibrations)
         if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=configuration.problem, calibrations=calibrations)
