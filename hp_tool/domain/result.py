@@ -97,6 +97,23 @@ class Narrowest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WithRecipe:
+    """What today's recipe gives a query that names none."""
+
+    recipe: str
+    set: dict[str, Any]
+    """Values to put into the query, by path: training.recipe, and what the recipe's own layout has and this one cannot run."""
+    step_s: float
+    interval_s: tuple[float, float]
+    """90 % interval of step_s."""
+    feasible: bool
+    changes: dict[str, Any]
+    """Knobs by path that the recipe sets otherwise than they are left open."""
+    gains: dict[str, float]
+    """Of those that change the numbers that are trained: step time without each, over step_s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mend:
     """A small change that makes an infeasible configuration feasible, with its price."""
 
@@ -168,6 +185,8 @@ class Estimate:
     intervals: Intervals | None = None
     narrowest: Narrowest | None = None
     """None where nothing unsaid widens the interval of step time by more than a tenth."""
+    with_recipe: WithRecipe | None = None
+    """None where the query names a recipe, or there is none for its framework and devices."""
     out_of_memory_probability: float | None = None
     """That it needs more than the whole device, by the interval of its memory; 0 if a run of it worked."""
     fit: Fit | None = None

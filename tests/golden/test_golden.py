@@ -70,6 +70,6 @@ def _without_mends(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer without what a batch leaves out: mends, the highest load, what would narrow it."""
     return answer | {
         "estimate": {
-            key: value for key, value in answer["estimate"].items() if key not in ("mends", "highest_load", "narrowest")
+            key: value for key, value in answer["estimate"].items() if key not in ("mends", "highest_load", "narrowest", "with_recipe")
         }
     }
