@@ -108,9 +108,8 @@ def compared(commit: str, *, rounds: int) -> list[dict[str, Any]]:
 
 def as_text(rows: list[dict[str, Any]]) -> str:
     """Return the table."""
-    lines = [
-        f"{'milliseconds of processor time':36}{'before':>10}{'(median)':>10}{'now':>10}{'(median)':>10}{'ratio':>8}{'(median)':>10}"
-    ]
+    heads = ("before", "(median)", "now", "(median)")
+    lines = [f"{'milliseconds of processor time':36}{''.join(f'{head:>10}' for head in heads)}{'ratio':>8}{'(median)':>10}"]
     for row in rows:
         times = "".join(f"{1e3 * row[key]:10.1f}" for key in ("before_best_s", "before_median_s", "now_best_s", "now_median_s"))
         lines.append(f"{row['question']:36}{times}{row['ratio']:8.2f}{row['median_of_ratios']:10.2f}")

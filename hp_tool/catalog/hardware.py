@@ -136,22 +136,22 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
     return gpus_per_node
 
 
-def _whole(asked: int | None, usual: int, num_gpus: int) -> int:
+def _whole(size: int | None, usual: int, num_gpus: int) -> int:
     """Devices of a whole host or NVLink domain. A job that lies in one says with its size only that it does."""
-    return usual if asked is None or asked == num_gpus < usual else asked
+    return usual if size is None or size == num_gpus < usual else size
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
     """What is said about the levels of the network, by the query or else by the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
-    said = {name: value for name in names if (value := getattr(query, name) or getattr(node, name, None)) is not None}
-    if said.get("network_oversubscription", 1.0) > 1.0 and "nodes_per_leaf" not in said:
+    levels = {name: value for name in names if (value := getattr(query, name) or getattr(node, name, None)) is not None}
+    if levels.get("network_oversubscription", 1.0) > 1.0 and "nodes_per_leaf" not in levels:
         raise InputError(
             "network_oversubscription needs nodes_per_leaf: how many nodes meet below the oversubscribed level",
             field="cluster.nodes_per_leaf",
             code="missing_field",
         )
-    return said
+    return levels
 
 
 def _nvlink_domain_size(query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int) -> int:
@@ -170,13 +170,13 @@ def _nvlink_domain_size(query: ClusterQuery, usual: int | None, num_gpus: int, g
 
 def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
     """Devices of one NVLink domain that a job uses together, if the query says so; a smaller cluster uses all it has."""
-    asked = query.nvlink_segment_gpus
-    if asked is None:
+    segment = query.nvlink_segment_gpus
+    if segment is None:
         return None
-    size = min(asked, domain)
+    size = min(segment, domain)
     if size % gpus_per_node:
         raise InputError(
-            f"nvlink_segment_gpus {asked} is not a multiple of gpus_per_node {gpus_per_node}; give whole nodes",
+            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node {gpus_per_node}; give whole nodes",
             field="cluster.nvlink_segment_gpus",
         )
     return size

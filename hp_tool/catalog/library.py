@@ -62,8 +62,8 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
     NotFoundError names the nearest ones, and `field` as the input at fault (model, gpu or cluster by default).
     """
-    if (found := _called(kind, name)) is not None:
-        return found
+    if (match := _called(kind, name)) is not None:
+        return match
     known = entries(kind)
     hint = nearest(name, [known_name for each in known for known_name in (each.name, *each.aliases)])
     if not hint and len(known) > 30:
@@ -81,20 +81,20 @@ def knows(kind: Kind, name: str) -> bool:
 
 def _called(kind: Kind, name: str) -> Entry | None:
     """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the shape of its base."""
-    found = _find(kind, name.casefold(), folders())
-    if found is None and kind == "models":
+    match = _find(kind, name.casefold(), folders())
+    if match is None and kind == "models":
         return _find(kind, _FURTHER.sub("", name.casefold()), folders())
-    return found
+    return match
 
 
 def entries(kind: Kind) -> list[Entry]:
     """All entries by name; one's own replace built-in ones of the same name."""
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     for folder in folders():
         for path, _ in _texts(folder / kind):
             for candidate in _entries(path):
-                found.setdefault(candidate.name, candidate)
-    return [found[name] for name in sorted(found)]
+                by_name.setdefault(candidate.name, candidate)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def names(kind: Kind) -> list[str]:
@@ -106,7 +106,7 @@ def number_of_built_in_names() -> int:
     """Return how many names and aliases the catalogue that comes with hp-tool has, of all kinds."""
     folders = (_BUILT_IN / kind for kind in _SINGULAR)
     entries_of = (_entries(path) for folder in folders for path, _ in _texts(folder))
-    return sum(1 + len(each.aliases) for found in entries_of for each in found)
+    return sum(1 + len(each.aliases) for several in entries_of for each in several)
 
 
 def file_entries(path: Path) -> Iterator[Entry]:
@@ -126,10 +126,12 @@ def file_entries(path: Path) -> Iterator[Entry]:
 
 def sole_entry(path: Path, *, field: str) -> Entry:
     """The entry of a file that may hold no other. InputError, which names `field` as the input at fault."""
-    held = list(file_entries(path))
-    if len(held) != 1:
-        raise InputError(f"{path} holds {len(held)} entries; a file that is named has its fields at the top level", field=field)
-    return held[0]
+    several = list(file_entries(path))
+    if len(several) != 1:
+        raise InputError(
+            f"{path} holds {len(several)} entries; a file that is named has its fields at the top level", field=field
+        )
+    return several[0]
 
 
 def own_folders() -> tuple[Path, ...]:

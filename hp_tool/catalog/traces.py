@@ -92,19 +92,19 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 def _drawn(trace: TraceSpec) -> dict[str, Any]:
     """The columns; one that is a distribution becomes its quantiles, as many as there are requests, in an order of its own."""
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
-    given = [len(column) for column in columns.values() if isinstance(column, tuple)]
-    n = max(given, default=DRAWN)
+    lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
+    n = max(lengths, default=DRAWN)
     z = np.array([NormalDist().inv_cdf((place + 0.5) / n) for place in range(n)])
     for seed, (name, column) in enumerate(columns.items()):
         if isinstance(column, LogNormalTokens):
-            lengths = np.rint(column.median * np.exp(column.sigma * z))
-            columns[name] = np.random.default_rng(seed).permutation(np.clip(lengths, 1, column.longest))
+            tokens = np.rint(column.median * np.exp(column.sigma * z))
+            columns[name] = np.random.default_rng(seed).permutation(np.clip(tokens, 1, column.longest))
     return columns
 
 
 def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
     """Rows of any of the formats, by the names of the first one's columns."""
-    found: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
+    columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}
     seen: set[Any] = set()
     for row in rows:
@@ -112,11 +112,11 @@ def _from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
             keys = {column: next((each for each in known if each in row), "") for column, known in NAMES.items()}
             if missing := [column for column, key in keys.items() if not key]:
                 raise InputError(f"{name}: no column {' or '.join(missing)}; it has {', '.join(map(str, row))[:200]}")
-        found["arrival_s"].append(_seconds(row[keys["arrival_s"]], unit=keys["arrival_s"]))
-        found["input_tokens"].append(int(row[keys["input_tokens"]]))
-        found["output_tokens"].append(int(row[keys["output_tokens"]]))
-        found["prefix_tokens"].append(int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen))
-    return _checked(name, found)
+        columns["arrival_s"].append(_seconds(row[keys["arrival_s"]], unit=keys["arrival_s"]))
+        columns["input_tokens"].append(int(row[keys["input_tokens"]]))
+        columns["output_tokens"].append(int(row[keys["output_tokens"]]))
+        columns["prefix_tokens"].append(int(row.get("prefix_tokens") or 0) + _found_blocks(row.get("hash_ids") or (), seen))
+    return _checked(name, columns)
 
 
 def _seconds(value: Any, *, unit: str) -> float:
@@ -140,9 +140,9 @@ def _checked(name: str, columns: Mapping[str, Any]) -> Trace:
     """The columns as arrays, in order of arrival, with every bound of TraceSpec kept."""
     lengths = {column: len(values) for column, values in _columns(columns)}
     if not lengths.get("input_tokens") or len(set(lengths.values())) != 1 or "output_tokens" not in lengths:
-        told = ", ".join(f"{column} has {count}" for column, count in lengths.items())
+        counts = ", ".join(f"{column} has {count}" for column, count in lengths.items())
         raise InputError(
-            f"{name}: a trace wants equally many input_tokens and output_tokens: {told or 'it is empty'}", field=FIELD
+            f"{name}: a trace wants equally many input_tokens and output_tokens: {counts or 'it is empty'}", field=FIELD
         )
     bounds = bounds_of(TraceSpec)
     arrays = {}

@@ -17,20 +17,20 @@ def files_beside(script: Path, text: str) -> dict[str, str]:
     A variable in a name stands for any text.
     """
     folder = script.parent.resolve()
-    found: dict[str, str] = {script.name: text}
+    texts_by_name: dict[str, str] = {script.name: text}
     texts = [text]
     while texts:
         names = {match[0].lstrip("./*") for match in _NAMED.finditer(_VARIABLE.sub("*", texts.pop()))}
         for name in sorted(names):
             if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
                 continue  # any script
-            for path in itertools.islice(_matches(folder, name), MAX_FILES - len(found)):
+            for path in itertools.islice(_matches(folder, name), MAX_FILES - len(texts_by_name)):
                 key = path.relative_to(folder).as_posix()
-                if key not in found and (content := _text(path)) is not None:
-                    found[key] = content
+                if key not in texts_by_name and (content := _text(path)) is not None:
+                    texts_by_name[key] = content
                     texts.append(content)
-    del found[script.name]
-    return found
+    del texts_by_name[script.name]
+    return texts_by_name
 
 
 def _matches(folder: Path, name: str) -> list[Path]:

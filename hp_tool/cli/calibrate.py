@@ -51,11 +51,11 @@ def calibrate(
         imported = _import(store, measurements) if measurements is not None else Imported(stored=(), refused=())
         made = learning.calibrate(store=store, gpu=gpu, framework=framework)
     if as_json:
-        held = [record.id for record in imported.stored if record.state == "held"]
+        held_back = [record.id for record in imported.stored if record.state == "held"]
         answer = {
             "status": "ok",
             "measurements_stored": len(imported.stored),
-            "measurements_held": held,
+            "measurements_held": held_back,
             "measurements_refused": [schema.to_dict(each) for each in imported.refused],
             "calibrations": [schema.to_dict(each) for each in made],
         }
@@ -173,8 +173,8 @@ def _print(made: Sequence[MadeCalibration], *, imported: Imported, quiet: bool) 
 
     console = make_console()
     if imported.stored or imported.refused:
-        held = sum(record.state == "held" for record in imported.stored)
-        held_back = f", {held} of them held: see `hp-tool measurements --state held`" if held else ""
+        number = sum(record.state == "held" for record in imported.stored)
+        held_back = f", {number} of them held: see `hp-tool measurements --state held`" if number else ""
         refused = f", {counted(len(imported.refused), 'line')} refused" if imported.refused else ""
         console.print(f"{counted(len(imported.stored), 'measurement')} stored{held_back}{refused}", highlight=False)
     if not made:

@@ -61,14 +61,14 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
     from hp_tool.training.recipes import recipe
     from hp_tool.training.recipes import recipes as all_recipes
 
-    found = [recipe(name, field="name")] if name else all_recipes()
+    shown = [recipe(name, field="name")] if name else all_recipes()
     if name is None or as_json:
-        _print(found, single=name is not None, as_json=as_json, kind="recipes", heads=("recipe", "description"), rows=(
-            (each.name, each.description) for each in found
+        _print(shown, single=name is not None, as_json=as_json, kind="recipes", heads=("recipe", "description"), rows=(
+            (each.name, each.description) for each in shown
         ))  # fmt: skip
         return
-    typer.echo(f"{found[0].description}\nsource: {found[0].source}\nLater rows win, and what a query writes wins over all.")
-    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in found[0].rules], text=True)
+    typer.echo(f"{shown[0].description}\nsource: {shown[0].source}\nLater rows win, and what a query writes wins over all.")
+    _table(("for", "sets"), [(rule.conditions or "every training", rule.settings) for rule in shown[0].rules], text=True)
 
 
 def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:

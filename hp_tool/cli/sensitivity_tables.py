@@ -5,10 +5,10 @@ from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.render.columns import ABSENT, Column, configuration_columns, duration_column
 
 
-def print_sensitivity(found: Sensitivity) -> None:
+def print_sensitivity(sensitivity: Sensitivity) -> None:
     """Step time, days and cost over numbers of devices; the price of each axis left out, and the gain of better hardware."""
     console = make_console()
-    points = found.scaling
+    points = sensitivity.scaling
     if points:
         columns = [
             Column(head="GPUs", cells=tuple(f"{point.num_gpus:,}" for point in points)),
@@ -23,9 +23,9 @@ def print_sensitivity(found: Sensitivity) -> None:
             *configuration_columns([point.parallel for point in points]),
         ]
         print_columns(console, columns, title="fastest configuration by number of GPUs")
-        fewest, most = found.fewest_gpus_near_cheapest, found.fastest_gpus_near_cheapest
+        fewest, most = sensitivity.fewest_gpus_near_cheapest, sensitivity.fastest_gpus_near_cheapest
         console.print(f"within 5% of the lowest cost: {fewest:,} to {most:,} GPUs")
-    changes = (*found.axes, *found.hardware)
+    changes = (*sensitivity.axes, *sensitivity.hardware)
     fractions = [one.change_fraction for one in changes]
     columns = [
         Column(head="change", cells=tuple(one.change for one in changes), left=True),

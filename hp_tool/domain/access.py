@@ -161,7 +161,7 @@ class AccessStore(Store, Protocol):
         without their search."""
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
-        """Of these names, those of runs that ended, of searches that have too."""
+        """Return the runs of these names that ended, of searches that have too."""
 
     def kept(self) -> Kept:
         """Ended searches and the size of the database."""

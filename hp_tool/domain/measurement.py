@@ -313,7 +313,7 @@ class Measurement(Strict):
 
     @property
     def repetitions_s(self) -> tuple[float, ...]:
-        """The same of every step or repetition that ran, without penalties."""
+        """Seconds of every step or repetition that ran, as `objective_s` counts them but without penalties."""
         return self.step_times_s if self.load is None else self.load.request_latencies_s
 
 

@@ -56,10 +56,10 @@ class NewMeasurement:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd about it: figures that lie far from what was predicted before it came."""
-        held = "; it teaches nothing until it is accepted" if self.state == "held" else ""
+        unless_accepted = "; it teaches nothing until it is accepted" if self.state == "held" else ""
         return tuple(
             f"{name} {getattr(self.measurement, name):.4g} is {times:.1f} times off the predicted "
-            f"{self.predicted[COMPARED[name]]:.4g}{held}"
+            f"{self.predicted[COMPARED[name]]:.4g}{unless_accepted}"
             for name, times in self.distances.items()
             if times >= ODD
         )

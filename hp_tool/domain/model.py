@@ -33,7 +33,7 @@ def _given(field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpe
     """What a field says or, where it is None, what follows from others."""
 
     def value(model: ModelSpec) -> T:
-        return otherwise(model) if (given := field(model)) is None else given
+        return otherwise(model) if (written := field(model)) is None else written
 
     return cached_property(value)
 

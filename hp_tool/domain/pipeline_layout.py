@@ -157,17 +157,17 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
     count = stages * chunks
     if late:
         return [num_layers // count + (place >= count - num_layers % count) for place in range(count)]
-    held = [(num_layers + first + last) // count] * count
+    sizes = [(num_layers + first + last) // count] * count
     if ends_are_shorter(num_layers=num_layers, stages=stages, chunks=chunks):
-        held[0] -= first
-        held[-1] -= last
-        return held
-    return [layers - (place < first or place >= count - last) for place, layers in enumerate(held)]
+        sizes[0] -= first
+        sizes[-1] -= last
+        return sizes
+    return [layers - (place < first or place >= count - last) for place, layers in enumerate(sizes)]
 
 
 @functools.lru_cache(maxsize=1024)
 def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int) -> str:
-    """The same in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
+    """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
     first, *between, last = (_layers(count) for count in chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks))
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
     middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)

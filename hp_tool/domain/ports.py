@@ -125,14 +125,14 @@ class Store(Protocol):
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
-        asked: JsonObject | None = None,
+        request: JsonObject | None = None,
         edition: int | None = None,
     ) -> SearchRecord:
         """Queue a search. `paused`: only a claim by its id takes it, which is how a process keeps its own search to itself.
         `webhook`: a URL that a worker of a service tells when the search has ended.
 
         The same owner's idempotency key answers the first search again; with another query, priority or webhook it is a
-        ConflictError. `asked`: the query as it was sent, before names were looked up; None: it names nothing. `edition`: of
+        ConflictError. `request`: the query as it was sent, before names were looked up; None: it names nothing. `edition`: of
         the hp-tool that stores it (`queries.edition`), below which no worker takes it; None: every worker may.
         Where its budget passes one of `limits`, nothing is stored and LimitError raised; searches admitted at once are
         counted one after another.
@@ -141,7 +141,7 @@ class Store(Protocol):
     def earlier_search(
         self,
         *,
-        asked: JsonObject,
+        request: JsonObject,
         idempotency_key: str,
         owner: str | None = None,
         priority: int = 0,
@@ -296,33 +296,33 @@ class Store(Protocol):
         limit: int = 100,
         **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
-        """The same in pages, oldest first unless asked otherwise; every filter given must hold. `status`: of what was
+        """A search's runs in pages, oldest first unless asked otherwise; every filter given must hold. `status`: of what was
         measured."""
 
     def count_open_runs(self, *, cluster: str) -> int:
         """Runs that have not ended, of the searches on the registered cluster of this name that have not either."""
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
-        """The same runs by their figures alone: what a page reads of a search with thousands of them."""
+        """A search's runs by their figures alone: what a page reads of a search with thousands of them."""
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
         """One of them, whole."""
 
     # Measurements and what is learnt from them
     def add_measurement(
-        self, *, measurement: NewMeasurement, asked: JsonObject | None = None, idempotency_key: str | None = None
+        self, *, measurement: NewMeasurement, request: JsonObject | None = None, idempotency_key: str | None = None
     ) -> MeasurementRecord:
-        """`asked`: what came with the idempotency key, where names were looked up since."""
+        """`request`: what came with the idempotency key, where names were looked up since."""
 
     def earlier_measurement(
-        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
+        self, *, request: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
     ) -> MeasurementRecord | None:
         """The measurement that an owner's request with this key stored; None of a new key. ConflictError as in creating one."""
 
     def get_measurement(self, *, measurement_id: str) -> MeasurementRecord: ...
 
     def measurements(
-        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
+        self, *, owner: str | None = None, limit: int = 100, **query: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         """Newest first unless asked otherwise; every filter given must hold."""
 

@@ -39,6 +39,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "framework": ENGINES,
     "precision": ("bf16", "fp16", "fp32", "fp8"),
     "cross_entropy": (None, "unfused", "fused", "in_place"),
+    "attention_kernel": (None, "auto"),
     "offload": (None, "none"),
     "offload_fraction": (None, 1.0),
     "cuda_graph_modules": (None,),
@@ -159,8 +160,8 @@ def unprofiled_sizes(
     experts = (sizes.expert_parallel_size > 1) | (sizes.expert_tensor_parallel_size > 1)
     yield (model.num_experts is None) & experts, "expert parallelism of a dense model"
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
-    asked = {"num_layers": layers, "stages": p, "chunks": v}
-    uneven = splits_unevenly(**asked) & ends_are_shorter(**asked)
+    split = {"num_layers": layers, "stages": p, "chunks": v}
+    uneven = splits_unevenly(**split) & ends_are_shorter(**split)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"

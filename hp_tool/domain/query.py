@@ -147,7 +147,7 @@ class Query(Strict):
     """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:
-        """The same query on so many devices of its kind of cluster."""
+        """Return this query on so many devices of its kind of cluster."""
         cluster = ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
         return replace(self, cluster=replace(cluster, num_gpus=num_gpus))
 

@@ -202,7 +202,7 @@ class RunRecord:
 
     @property
     def objective_s(self) -> float | None:
-        """As `Measurement.objective_s`."""
+        """The seconds that a search minimises (`Measurement.objective_s`); None: no measurement (yet)."""
         return None if self.measurement is None else self.measurement.objective_s
 
 

@@ -30,11 +30,11 @@ def step_line(number: int, *, warmup: tuple[int, int], time_s: float, loss: floa
 
 def read_steps(log: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """(seconds of warm-up steps, of measured ones, losses of all) in a log; of a run that was started again, the last."""
-    found: list[tuple[int, float, float]] = []
+    steps: list[tuple[int, float, float]] = []
     least = most = 0
     for match in _STEP.finditer(log):
         number, least, most = int(match[1]), int(match[2]), int(match[3])
-        found = [*(found if number > 1 else []), (number, float(match[4]), float(match[5]))]
-    times_s = tuple(time_s for _, time_s, _ in found)
+        steps = [*(steps if number > 1 else []), (number, float(match[4]), float(match[5]))]
+    times_s = tuple(time_s for _, time_s, _ in steps)
     warmup = warmup_of(times_s, least=least, most=most)
-    return times_s[:warmup], times_s[warmup:], tuple(loss for *_, loss in found)
+    return times_s[:warmup], times_s[warmup:], tuple(loss for *_, loss in steps)

@@ -77,7 +77,7 @@ def switches(
     beside = parallel.virtual_pipeline_parallel_size > 1 and overlap.pipeline_parallel is not False
     # Userbuffers reach as far as NVLink.
     near = parallel.sequence_parallel and 1 < t <= (nvlink_domain_size or t)
-    found: dict[str, bool | str] = {
+    chosen: dict[str, bool | str] = {
         "overlap_grad_reduce": data,
         "overlap_param_gather": data and parallel.zero_stage >= 1,
         "tp_comm_overlap": near and overlap.tensor_parallel is not False,
@@ -95,10 +95,10 @@ def switches(
         "cuda_graph_impl": "local" if workload.cuda_graphs else "none",
     }
     if model.num_experts:
-        found |= {"moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_token_dispatcher_type": dispatcher}
+        chosen |= {"moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_token_dispatcher_type": dispatcher}
         if dispatcher == "flex" and (nvlink_domain_size or 0) > DEEP_EP_NVLINK:
-            found["moe_flex_dispatcher_backend"] = "hybridep"
-    return found
+            chosen["moe_flex_dispatcher_backend"] = "hybridep"
+    return chosen
 
 
 def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.reading import Read, Reading, Setting, fraction, look_up, settings_of, sort, table, untold, whole_number
 from hp_tool.formats.renamed import recipe
+from hp_tool.formats.setup import DTYPES
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import Source
 
@@ -33,7 +34,7 @@ _SIZES = {
     "ep-num-redundant-experts": "redundant_experts",
     "num-redundant-experts": "redundant_experts",
 }
-_PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
+_PRECISIONS = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "float": "fp32"}
 _QUANTIZED = {"fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w8a8_int8": "int8"}
 _CHECKPOINTS = (
     ("fp8", "fp8"),
@@ -92,7 +93,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         argument = look_up(name, table(engine))
         if each.unknown and argument is not None and argument.fate == "read":
             field = argument.why
-            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add --set {field}=...")
+            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add", example="...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
@@ -127,7 +128,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     reading.num_gpus = reading.num_gpus or devices
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
-        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add --set inference.{name}={example}")
+        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
         query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}

@@ -4,14 +4,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import ServingSetup, Values, headline, one_word, option_words
+from hp_tool.formats.scripts import bash, invocation, option_lines
+from hp_tool.formats.setup import DTYPES, ServingSetup, Values, headline, one_word, option_words
 
 WIDE = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
 """The word of --quantization for weights of 16 bits that are narrowed while loading; narrow checkpoints say themselves what
 they are."""
-MODEL_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""Words of --dtype, the same in vLLM and SGLang."""
 
 
 def travels_by_deepep(setup: ServingSetup) -> bool:
@@ -56,21 +55,14 @@ def command(
     """
     refuse_unsaid(setup)
     program, options = start(setup)
-    lines = [" ".join((name, *map(shlex.quote, words))) for name, words in option_words(options).items()]
-    c = setup.parallel
-    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
-    return "\n".join(
+    replicas = setup.cluster.num_gpus // setup.gpus_per_replica
+    unnamed = f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"'
+    return bash(
         (
-            "#!/usr/bin/env bash",
-            f"# {tool}: {headline(setup)}; one of {setup.cluster.num_gpus // ranks} replicas.",
-            *(
-                (f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"',)
-                if setup.model_path is None
-                else ()
-            ),
+            f"# {tool}: {headline(setup)}; one of {replicas} replicas.",
+            *([unnamed] if setup.model_path is None else []),
             *before,
-            " \\\n    ".join((program, *lines, *last, '"$@"')),
-            "",
+            invocation(program, *option_lines(option_words(options)), *last),
         )
     )
 
@@ -86,10 +78,10 @@ def number_formats(setup: ServingSetup, *, engine: str, version: str, cache: Map
     by themselves (vllm/config/cache.py).
     """
     weights, kept = setup.workload.precision, setup.workload.kv_cache_precision
-    dtype, narrowed = MODEL_TYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
+    dtype, narrowed = DTYPES.get(weights, "bfloat16"), narrowing(setup, engine=engine, words=FP8)
     if kept is None:
         return {"--dtype": dtype, "--quantization": narrowed}
-    word = cache.get(kept) or ("auto" if dtype == MODEL_TYPES.get(kept) else None)
+    word = cache.get(kept) or ("auto" if dtype == DTYPES.get(kept) else None)
     if word is None:
         raise UnsupportedError(
             f"{engine} {version} has no word for a cache in {kept} beside weights in {weights}; "

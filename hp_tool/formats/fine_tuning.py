@@ -1,15 +1,14 @@
 """Fine-tuning over torch FSDP 2, in full or with LoRA: what TRL, LLaMA-Factory and axolotl share."""
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, refuse_unsaid
+from hp_tool.formats.scripts import FILL, bash, invocation, option_lines
+from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, headline, one_word, refuse_unsaid
 from hp_tool.formats.tools import accelerate
-from hp_tool.formats.tools.megatron_lm.scripts import FILL
 
 SAID = {
     "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
@@ -27,12 +26,9 @@ CONFIG = "fsdp2.yaml"
 """Accelerate's file, which the scripts write."""
 
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 def check(setup: TrainingSetup, *, tool: str, loss: str) -> None:
     """Raise UnsupportedError for what the tool has no word for, or would run otherwise than predicted."""
-    refuse_unsaid(setup, tool=tool, said=SAID | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=tool, expressed=SAID | SHAPE, runs="torch-fsdp")
     w = setup.workload
     if w.loss != loss:
         raise UnsupportedError(
@@ -69,11 +65,6 @@ def targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
     return names
 
 
-def loads_once(setup: TrainingSetup) -> bool:
-    """Return whether one rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own check)."""
-    return setup.workload.frozen_precision != "nf4"
-
-
 def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
     """Return arguments of Hugging Face's Trainer."""
     w = setup.workload
@@ -101,20 +92,16 @@ def script(
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Return a script that writes Accelerate's file, and `files` beside it, and launches the program."""
-    lines = [" ".join((name, *map(shlex.quote, words))) for name, words in (options or {}).items()]
     launch = f"accelerate launch --config_file {CONFIG}"
     if setup.cluster.num_nodes > 1:
         launch += (
             ' --machine_rank "${NODE_RANK:?set it to 0, 1, ...}" --main_process_ip "${MASTER_ADDR:?set it to the first node}"'
         )
-    started = accelerate.content(setup)
-    started["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] = loads_once(setup)
-    written = {CONFIG: started, **(files or {})}
+    written = {CONFIG: accelerate.content(setup), **(files or {})}
     yours = "--dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir out" if options else "output_dir=out"
     here = [line for name, each in written.items() for line in _heredoc(name, each)]
-    return "\n".join(
+    return bash(
         (
-            "#!/usr/bin/env bash",
             f"# {tool}: {headline(setup)}.",
             f"# {FILL} 1: your data, learning rate, schedule and length, checkpoints",
             *here,
@@ -122,8 +109,7 @@ def script(
             f"    # {FILL} 1",
             f"    {yours}",
             ")",
-            " \\\n    ".join((f"{launch} {program}", *lines, '"${YOURS[@]}"', '"$@"')),
-            "",
+            invocation(f"{launch} {program}", *option_lines(options or {}), '"${YOURS[@]}"'),
         )
     )
 

@@ -33,14 +33,14 @@ def _filled(text: str, path: tuple[str, ...], content: Mapping[str, Any], variab
         match = _INNERMOST.search(value) if isinstance(value, str) and len(value) < MAX_TEXT else None
         if match is None:
             return value
-        told = _told(match[1].strip(), path, content, variables)
-        if told is None or isinstance(told, Mapping | list):
+        part = _referenced(match[1].strip(), path, content, variables)
+        if part is None or isinstance(part, Mapping | list):
             return value
-        value = told if match[0] == value else value[: match.start()] + str(told) + value[match.end() :]
+        value = part if match[0] == value else value[: match.start()] + str(part) + value[match.end() :]
     return text
 
 
-def _told(name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
+def _referenced(name: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
     """What one reference says; None where nothing tells it."""
     resolver, separator, rest = name.partition(":")
     if separator:

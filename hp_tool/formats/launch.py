@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from hp_tool.formats import shell
@@ -18,44 +18,20 @@ _COUNTS = {
 """Options of torchrun, srun, mpirun, deepspeed and accelerate launch that say how many processes there are."""
 SWITCHES = {
     "standalone", "no-python", "run-path", "use-env", "multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "cpu",
-    "debug",
-    "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
-    "allow-run-as-root", "unbuffered",
-    "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u", "v", "use-hostfile",
-    "oversubscribe",
+    "debug", "quiet", "same-network", "no-local-rank", "no-ssh", "force-multi", "exclusive", "overlap", "verbose",
+    "allow-run-as-root", "unbuffered", "label", "no-container-mount-home", "container-writable", "kill-on-bad-exit", "l", "u",
+    "v", "use-hostfile", "oversubscribe",
 }  # fmt: skip
 """Options of launchers that no value follows."""
-LAUNCHERS = {
-    "torchrun",
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "deepspeed",
-    "accelerate",
-    "ds",
-    "salloc",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-}
+_TORCH = {"torch.distributed.run", "torch.distributed.launch"}
+_AGENTS = {"torchrun", "accelerate"} | _TORCH
+"""Launchers with one agent for each node, which starts the node's processes."""
+LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENTS
 _OTHERS = {
-    "cat",
-    "tee",
-    "echo",
-    "mkdir",
-    "cd",
-    "export",
-    "printf",
-    "rm",
-    "cp",
-    "ls",
-    "wait",
-    "sleep",
-    "module",
-    "conda",
-    "pip",
-    "grep",
-    "sed",
-}
+    "cat", "tee", "echo", "mkdir", "cd", "export", "printf", "rm", "cp", "ls", "wait", "sleep", "module", "conda", "pip",
+    "grep", "sed",
+}  # fmt: skip
+"""Commands that train nothing, whatever follows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +89,7 @@ def _launch(command: Command) -> Launch | None:
     program = names[start] if texts[start].endswith((".py", ".sh")) else texts[start]
     launchers = tuple(name for name in (*names[: start + 1], *texts[: start + 1]) if name in LAUNCHERS)
     after = start + 1
-    if program == "vllm" or program == "sglang":
+    if program in ("vllm", "sglang"):
         after += 1
     return Launch(
         program=program, words=tuple(words[after:]), launchers=launchers, counts=_counts(words[:start]), line=command.line
@@ -129,14 +105,11 @@ def _program(texts: list[str], names: list[str]) -> int | None:
             return number
         if text == "-m" and number + 1 < len(texts) and texts[number + 1] not in LAUNCHERS:
             return number + 1
-        if (
-            re.search(r"\.py$", text)
-            and (number == 0 or not texts[number - 1].startswith("--"))
-            and names[number] != "deepy.py"
-        ):
+        alone = number == 0 or not texts[number - 1].startswith("--")
+        if text.endswith(".py") and alone and names[number] != "deepy.py":
             return number
     for number, name in enumerate(names):
-        if name in ("torchrun", "deepspeed") or texts[number] in ("torch.distributed.run", "torch.distributed.launch"):
+        if name in ("torchrun", "deepspeed") or texts[number] in _TORCH:
             place = number + 1
             while place < len(texts) and texts[place].startswith("-"):
                 alone = "=" in texts[place] or texts[place].lstrip("-").replace("_", "-") in SWITCHES
@@ -152,8 +125,7 @@ def _counts(words: list[Word]) -> dict[str, Word]:
         kind = _COUNTS.get(name.replace("_", "-")) if word.text.startswith("-") else None
         if kind is None:
             continue
-        given = Word(value, word.line, word.unknown) if separator else (words[number + 1] if number + 1 < len(words) else word)
-        counts[kind] = given
+        counts[kind] = word._replace(text=value) if separator else words[min(number + 1, len(words) - 1)]
     return counts | _included(words)
 
 
@@ -171,9 +143,7 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
     """Processes, and so devices, that the launch starts; None where the script does not say."""
     header = {_COUNTS[name]: Word(value, 0) for name, value in script.header.items() if name in _COUNTS}
     own = dict(launch.counts)
-    agents = any(
-        name in ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate") for name in launch.launchers
-    )
+    agents = not _AGENTS.isdisjoint(launch.launchers)
     if "machines" in own and "all" in own:  # accelerate counts all processes
         return _number(own["all"], "--num_processes", reading)
     nodes = _number(own.get("nodes"), "--nnodes", reading)
@@ -226,6 +196,4 @@ def launch_of(text: str, *, reading: Reading, variables: dict[str, str], files: 
         return word._replace(line=inside)
 
     words = tuple(placed(word) for word in launch.words[:500]) + launch.words[500:]
-    return Launch(
-        program=launch.program, words=words, launchers=launch.launchers, counts=launch.counts, line=launch.line
-    ), script
+    return replace(launch, words=words), script

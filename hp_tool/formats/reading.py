@@ -4,9 +4,9 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 
@@ -36,13 +36,26 @@ class Ignored:
     line: int | None = None
 
 
+def option(field: str, example: str) -> str:
+    """The option of `hp-tool import` that gives a field, such as `--set model.vocab_size=128256` or `--gpu h200`."""
+    own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
+    return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
     """What the configuration does not say and the query needs."""
 
     field: str
     hint: str
-    """How to give it, with the value that the configuration suggests."""
+    """How to give it on the command line, with the value that the configuration suggests."""
+    example: str | None = None
+    """That value, where the hint names the field's option; empty: the option alone."""
+
+    def with_example(self, example: str) -> Self:
+        """Return it with another example, in its hint too."""
+        hint = self.hint.replace(option(self.field, self.example or ""), option(self.field, example))
+        return replace(self, hint=hint, example=example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +65,35 @@ class Setting:
     name: str
     """As tables write it: no dashes before, dashes inside."""
     written: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
     line: int | None = None
     unknown: tuple[str, ...] = ()
     """Parts of the values that only running would tell."""
+
+    @property
+    def text(self) -> str:
+        """Its values as one text."""
+        return " ".join(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings by name, with typed access: one that is absent, or is written as null, takes the default."""
+
+    by_name: Mapping[str, Setting]
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a setting's values as one text."""
+        setting = self.by_name.get(plain(name))
+        return default if setting is None or setting.text.lower() in ("", "null", "none") else setting.text
+
+    def size(self, name: str, default: int = 1) -> int:
+        """Return a count. Raises InputError where it is none."""
+        return whole_number(self.text(name, str(default)), name)
+
+    def on(self, name: str, *, default: bool = False) -> bool:
+        """Return whether a switch is on."""
+        return self.text(name, str(default)).lower() == "true"
 
 
 @dataclass(kw_only=True)
@@ -80,10 +118,17 @@ class Reading:
         if why not in self.refused:
             self.refused.append(why)
 
-    def lack(self, path: str, hint: str) -> None:
-        """Note that a field is missing, once."""
-        if all(each.field != path for each in self.missing):
-            self.missing.append(Missing(field=path, hint=hint))
+    def ignore(self, setting: Setting, reason: str) -> None:
+        """Note a setting that the query does not need."""
+        self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
+
+    def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
+        """Note that a field is missing, once. The hint is `why`, and with an example the field's option, and `after`."""
+        if any(each.field == path for each in self.missing):
+            return
+        shown = None if example is None else str(example)
+        hint = why if shown is None else f"{why} {option(path, shown)}{after}"
+        self.missing.append(Missing(field=path, hint=hint, example=shown))
 
 
 class ImportRefusedError(UnsupportedError):
@@ -98,9 +143,9 @@ class ImportRefusedError(UnsupportedError):
 def accounts(reading: Reading) -> dict[str, Any]:
     """read, ignored and missing as JSON writes them."""
     return {
-        "read": [{"flag": r.flag, "value": r.value, "line": r.line, "field": r.field} for r in reading.read],
-        "ignored": [{"flag": i.flag, "reason": i.reason, "line": i.line} for i in reading.ignored],
-        "missing": [{"field": m.field, "hint": m.hint} for m in reading.missing],
+        "read": [asdict(each) for each in reading.read],
+        "ignored": [asdict(each) for each in reading.ignored],
+        "missing": [asdict(each) for each in reading.missing],
     }
 
 
@@ -148,13 +193,19 @@ def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
 
 MAX_NAMED = 40
 """Refusals, and missing fields, that one error lists."""
+AS_YOU_SAID = "as you said"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
+
+
+def are_variables(parts: Iterable[str]) -> bool:
+    """Whether all parts that are not known are variables, which a file that is not at hand may set."""
+    return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
 def untold(parts: Iterable[str]) -> str:
     """Parts of a word that the script does not tell, and what would tell them."""
     parts = tuple(parts)
-    if not all(_VARIABLE.fullmatch(part.strip()) for part in parts):
+    if not are_variables(parts):
         return f"{', '.join(parts)}, which only running would tell"
     innermost = dict.fromkeys(
         _VARIABLE.findall(part)[-1] if "[" not in part else re.findall(r"\$\{?(\w+)", part)[-1] for part in parts
@@ -182,16 +233,13 @@ def sort(
             reading.ignored.append(Ignored(flag=flag, reason="it is given again, and the last one counts", line=before.line))
         last[setting.name] = setting
     for setting in last.values():
-        argument, value = look_up(setting.name, table), " ".join(setting.values)
+        argument, value = look_up(setting.name, table), setting.text
         if setting.name in spared:
-            reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
+            reading.ignore(setting, AS_YOU_SAID)
         elif any(part in setting.written for part in setting.unknown):
-            told = bool(reading.absent) and all(_VARIABLE.fullmatch(part.strip()) for part in setting.unknown)
-            why = (
-                f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
-                if told
-                else ("only running would tell which flags it passes; write them out")
-            )
+            why = "only running would tell which flags it passes; write them out"
+            if reading.absent and are_variables(setting.unknown):
+                why = f"nothing sets it here, and {reading.absent[0]} is not at hand; give it with --file"
             reading.refuse(f"{setting.written}: {why}")
         elif argument is None:
             wanted = len(reading.refused) < MAX_NAMED  # looking for them takes a while, and no more are shown
@@ -201,8 +249,7 @@ def sort(
         elif argument.fate == "read":
             reading.read.append(Read(flag=setting.written, value=value, line=setting.line, field=argument.why))
         elif argument.fate == "ignored" or value in argument.harmless:
-            why = argument.why if argument.fate == "ignored" else "as if it were left out"
-            reading.ignored.append(Ignored(flag=setting.written, reason=why, line=setting.line))
+            reading.ignore(setting, argument.why if argument.fate == "ignored" else "as if it were left out")
         else:
             reading.refused.append(f"{setting.written}: {argument.why}")
     return last
@@ -219,17 +266,17 @@ def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _leaves(mapping: Mapping[str, Any], *, rows: Mapping[str, int], prefix: str) -> list[Setting]:
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found += _leaves(value, rows=rows, prefix=f"{dotted}.")
+            settings += _leaves(value, rows=rows, prefix=f"{dotted}.")
             continue
         items = value if isinstance(value, list | tuple) else [value]
         texts = tuple(_word(item) for item in items)
         unknown = tuple(part for each in texts for part in re.findall(r"\$\{.+\}", each))
-        found.append(Setting(name=plain(dotted), written=dotted, values=texts, line=rows.get(str(key)), unknown=unknown))
-    return found
+        settings.append(Setting(name=plain(dotted), written=dotted, values=texts, line=rows.get(str(key)), unknown=unknown))
+    return settings
 
 
 def _word(value: Any) -> str:
@@ -238,16 +285,16 @@ def _word(value: Any) -> str:
 
 def _rows(text: str) -> dict[str, int]:
     """The line on which each key of a file stands first."""
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for number, row in enumerate(text.splitlines(), 1):
         for key in re.findall(r"(?<![\w.-])([\w.-]+)['\"]?\s*[:=]", row.partition("#")[0]):
-            found.setdefault(key, number)
-    return found
+            rows.setdefault(key, number)
+    return rows
 
 
 def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading) -> list[Setting]:
     """Flags and the words behind them, as argparse would take them; a word that no flag takes is refused by name."""
-    found: list[Setting] = []
+    settings: list[Setting] = []
     current: list[Any] = []
     room = 0
 
@@ -257,7 +304,7 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             name, separator, value = head.text.partition("=")
             texts = ((value,) if separator else ()) + tuple(word.text for word in rest)
             unknown = tuple(part for word in current for part in word.unknown)
-            found.append(Setting(name=plain(name), written=name, values=texts, line=head.line or None, unknown=unknown))
+            settings.append(Setting(name=plain(name), written=name, values=texts, line=head.line or None, unknown=unknown))
 
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text):
@@ -270,18 +317,16 @@ def settings_of(words: Iterable[Any], *, table: Mapping[str, Argument], reading:
             current.append(word)
             room -= 1
         elif word.unknown:
-            if not reading.absent and all(_VARIABLE.fullmatch(part.strip()) for part in word.unknown):
+            if not reading.absent and are_variables(word.unknown):
                 reading.ignored.append(Ignored(flag=word.text, reason="nothing sets it", line=word.line))
                 continue
             close()
             current = []
-            found.append(
-                Setting(name=plain(word.text), written=word.text, values=(), line=word.line or None, unknown=word.unknown)
-            )
+            settings.append(Setting(name=plain(word.text), written=word.text, line=word.line or None, unknown=word.unknown))
         else:
             reading.refused.append(f"{word.text!r}: no flag takes this word" + (f" (line {word.line})" if word.line else ""))
     close()
-    return found
+    return settings
 
 
 def whole_number(value: Any, name: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Ignored, Reading, Setting, as_settings, look_up, plain, table
+from hp_tool.formats.reading import AS_YOU_SAID, Reading, Setting, as_settings, look_up, plain, table
 from hp_tool.formats.shell import Script
 from hp_tool.formats.source import beside, parsed
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
@@ -47,7 +47,7 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
     passed: list[Setting] = []
     for setting in settings:
         if setting.name in spared:
-            reading.ignored.append(Ignored(flag=setting.written, reason="as you said", line=setting.line))
+            reading.ignore(setting, AS_YOU_SAID)
             continue
         tail = setting.name.rpartition(".")[2]
         name = known.get(setting.name, known.get(tail, setting.name if setting.name in megatron else ""))
@@ -57,38 +57,35 @@ def renamed(settings: Iterable[Setting], *, tool: str, reading: Reading, spare: 
         argument = None if name else look_up(setting.name, own)
         if argument is None and not name and tail in megatron:
             name = tail
-        value = " ".join(setting.values)
         if argument is not None:
-            if argument.fate == "ignored" or value in (*argument.harmless, *_OFF):
-                reading.ignored.append(Ignored(flag=setting.written, reason=argument.why, line=setting.line))
+            if argument.fate == "ignored" or setting.text in (*argument.harmless, *_OFF):
+                reading.ignore(setting, argument.why)
             else:
-                reading.refused.append(f"{setting.written} {value}: {argument.why}")
+                reading.refused.append(f"{setting.written} {setting.text}: {argument.why}")
         elif not name:
             reading.refused.append(f"{setting.written} is not known to {reading.tool}")
         else:
-            passed += _argument(
-                setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=_arity(name), reading=reading
-            )
+            passed += _argument(setting, name, reading)
     return passed
 
 
-def _arity(name: str) -> str:
-    argument = table(TABLE).get(name.removesuffix("!"))
-    return argument.arity if argument else "1"
+def _argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
+    """Return the setting as Megatron's argument `name`, none where it is off; a name that ends in `!` is what the key switches
+    off."""
+    argument, absent = table(TABLE).get(name.removesuffix("!")), _is_off(setting)
+    if argument is not None and argument.arity == "0":
+        if absent == name.endswith("!"):
+            return [Setting(name=argument.name, written=setting.written, line=setting.line)]
+        reading.ignore(setting, "off, as without it")
+    elif absent:
+        reading.ignore(setting, "says nothing")
+    else:
+        return [replace(setting, name=name.removesuffix("!"))]
+    return []
 
 
-def _argument(setting: Setting, name: str, *, off: bool, megatron_arity: str, reading: Reading) -> list[Setting]:
-    value = " ".join(setting.values).strip()
-    absent = value.lower() in _OFF
-    if megatron_arity == "0":
-        if absent != off:
-            reading.ignored.append(Ignored(flag=setting.written, reason="off, as without it", line=setting.line))
-            return []
-        return [Setting(name=name, written=setting.written, values=(), line=setting.line)]
-    if absent:
-        reading.ignored.append(Ignored(flag=setting.written, reason="says nothing", line=setting.line))
-        return []
-    return [replace(setting, name=name)]
+def _is_off(setting: Setting) -> bool:
+    return setting.text.strip().lower() in _OFF
 
 
 def printed(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
@@ -131,21 +128,16 @@ def of_printed(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     for setting in listed:
         name = known.get(setting.name, setting.name)
         argument = megatron.get(name.removesuffix("!"))
-        off = " ".join(setting.values).strip().lower() in _OFF
-        wanted = argument is not None and (
-            argument.fate == "read" or (argument.arity == "0" and not off) or setting.name in known
-        )
-        if wanted and argument is not None and not (argument.arity != "0" and off):
-            passed += _argument(
-                setting, name.removesuffix("!"), off=name.endswith("!"), megatron_arity=argument.arity, reading=reading
-            )
+        off, decides = _is_off(setting), argument is not None and (argument.fate == "read" or setting.name in known)
+        if argument is not None and ((decides or not off) if argument.arity == "0" else (decides and not off)):
+            passed += _argument(setting, name, reading)
         else:
             why = argument.why if argument is not None and argument.fate == "ignored" else "printed, and as if it were left out"
-            reading.ignored.append(Ignored(flag=setting.written, reason=why, line=setting.line))
-    both = {each.name for each in passed}
-    drop = {"num-layers-per-virtual-pipeline-stage", "vocab-size"} if "num-virtual-stages-per-pipeline-rank" in both else set()
-    spare = {"encoder-num-layers", "encoder-seq-length", *(drop - {"vocab-size"})}
-    return [each for each in passed if each.name not in spare]
+            reading.ignore(setting, why)
+    again = {"encoder-num-layers", "encoder-seq-length"}
+    if any(each.name == "num-virtual-stages-per-pipeline-rank" for each in passed):
+        again.add("num-layers-per-virtual-pipeline-stage")
+    return [each for each in passed if each.name not in again]
 
 
 def recipe(words: Iterable[Setting], script: Script, reading: Reading) -> list[Setting]:

@@ -55,6 +55,11 @@ class TrainingSetup:
         """Micro-batches each replica runs in one optimizer step."""
         return self.workload.global_batch_size // (self.parallel.data_parallel_size * self.parallel.micro_batch_size)
 
+    @property
+    def processes_per_node(self) -> int:
+        """Processes that are started on each node, one for each device."""
+        return min(self.cluster.gpus_per_node, self.cluster.num_gpus)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSetup:
@@ -75,7 +80,15 @@ class ServingSetup:
     leaves_headroom: bool = False
     """Whether the query keeps more of the memory free than the engine does by itself."""
 
+    @property
+    def gpus_per_replica(self) -> int:
+        """Devices of one replica."""
+        c = self.parallel
+        return c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
 
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""torch's names of number formats, which most tools write."""
 Values = Mapping[str, bool | int | float | str | list[str] | None]
 """By option: true for a switch that is on; one that is None or false is left out."""
 
@@ -116,11 +129,11 @@ ACCOUNTING = {
 """Fields that no training command needs: they name, predict or follow from others."""
 
 
-def refuse_unsaid(setup: TrainingSetup, *, tool: str, said: Collection[str], runs: str | None = None) -> None:
+def refuse_unsaid(setup: TrainingSetup, *, tool: str, expressed: Collection[str], runs: str | None = None) -> None:
     """Raise UnsupportedError for the first setting that is not at its default and that the tool has no word for.
 
-    `said` are the names of the fields that the export expresses, `runs` is the one framework that the tool runs. Nothing is
-    dropped silently, and a field that a later version adds is refused until an export learns it.
+    `expressed` are the names of the fields that the export has words for, `runs` is the one framework that the tool runs.
+    Nothing is dropped silently, and a field that a later version adds is refused until an export learns it.
     """
     if runs is not None and setup.workload.framework != runs:
         raise UnsupportedError(
@@ -137,7 +150,7 @@ def refuse_unsaid(setup: TrainingSetup, *, tool: str, said: Collection[str], run
     for section, spec in sections:
         for f in fields(spec):
             value = getattr(spec, f.name)
-            if f.name in said or f.name in ACCOUNTING or value is None or value == f.default:
+            if f.name in expressed or f.name in ACCOUNTING or value is None or value == f.default:
                 continue
             raise UnsupportedError(
                 f"{tool} has no setting for {section}.{f.name}: {value}; choose another format, or leave it out",

@@ -96,16 +96,16 @@ class Endpoint:
             self._words_per_token = length / max(usage["prompt_tokens"], 1)
         versions = {"python": platform.python_version()}
         with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # vLLM tells, others need not
-            told = await self._client.get(self._client.base_url.copy_with(path="/version"))
-            versions[self._request.inference.engine] = str(told.json()["version"])[:100]
+            response = await self._client.get(self._client.base_url.copy_with(path="/version"))
+            versions[self._request.inference.engine] = str(response.json()["version"])[:100]
         return versions
 
     async def answers(self, total: int) -> list[Answer]:
         """The first `total` answers, in the order in which they ended."""
         ended: list[Answer] = []
         enough = asyncio.Event()
-        parallel, asked = self._request.parallel, self._request.inference
-        users, rate = asked.concurrency, asked.request_rate_per_second
+        parallel, load = self._request.parallel, self._request.inference
+        users, rate = load.concurrency, load.request_rate_per_second
         room = asyncio.Semaphore(parallel.max_num_seqs * parallel.data_parallel_size)
         waiting = 0
 

@@ -53,7 +53,7 @@ def check(request: ProfileRequest) -> None:
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """As `check`, for an inference run."""
+    """Raise UnsupportedError or InputError for an inference run that the profiler cannot carry out."""
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unserved(model=request.model, inference=load, runner=request.runner),

@@ -56,7 +56,9 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """The same for whoever may read this machine's files: its names may be paths. Not for what arrives from elsewhere."""
+    """A validated query from whoever may read this machine's files, whose names may be paths. Not for what arrives from
+    elsewhere (`parse_query`). Raises InputError.
+    """
     return with_own_files(parse_query(data))
 
 
@@ -111,9 +113,9 @@ def query_mapping(query: Query) -> dict[str, Any]:
     return mapping
 
 
-def lay(data: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def lay(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with the values at dotted paths laid over it, in place. Raises InputError where a path goes through a value."""
-    for dotted, value in given.items():
+    for dotted, value in values.items():
         *parents, last = dotted.split(".")
         node = data
         for name in parents:

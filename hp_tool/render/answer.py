@@ -66,7 +66,7 @@ def not_better(answer: Answer | ServingAnswer) -> str | None:
 
 
 def _doubt(answer: Answer | ServingAnswer) -> str | None:
-    """The same as a sentence, with what the answer's speed may be where it differs."""
+    """`not_better` as a sentence, with what the answer's speed may be where it differs."""
     words = not_better(answer)
     if words is None or answer.gain is None or answer.baseline is None or answer.baseline.parallel == answer.parallel:
         return words and f"{words}."
@@ -140,7 +140,7 @@ def _name(baseline: Baseline | ServingBaseline) -> str:
 
 
 def _saved(baseline: Baseline) -> str | None:
-    """Of the whole training, money before days; None where nothing is saved or known."""
+    """What the whole training saves, money before days; None where nothing is saved or known."""
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:

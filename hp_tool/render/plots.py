@@ -102,23 +102,23 @@ def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingReco
     return figure
 
 
-def sensitivity_figure(found: Sensitivity, *, title: str) -> Figure:
+def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
     """Step time and GPU-seconds over the number of GPUs, and bars of what each change does to the fastest step."""
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
 
     heads = ("by number of GPUs", "change of the fastest step, %")
     figure = make_subplots(rows=1, cols=2, subplot_titles=heads, specs=[[{"secondary_y": True}, {}]], horizontal_spacing=0.2)
-    gpus = [point.num_gpus for point in found.scaling]
+    gpus = [point.num_gpus for point in sensitivity.scaling]
     for name, values, second in (
-        ("seconds of a step", [point.step_s for point in found.scaling], False),
-        ("GPU-seconds of a step (cost)", [point.gpu_seconds_per_step for point in found.scaling], True),
+        ("seconds of a step", [point.step_s for point in sensitivity.scaling], False),
+        ("GPU-seconds of a step (cost)", [point.gpu_seconds_per_step for point in sensitivity.scaling], True),
     ):
         line = Scatter(name=name, x=gpus, y=values, mode="lines+markers", hovertemplate="%{x} GPUs<br>%{y:.4g}<extra></extra>")
         figure.add_trace(line, row=1, col=1, secondary_y=second)
         figure.update_yaxes(title_text=name, rangemode="tozero", secondary_y=second, row=1, col=1)
     figure.update_xaxes(type="log", tickvals=gpus, title_text="GPUs", row=1, col=1)
-    changes = [one for one in (*found.axes, *found.hardware) if one.change_fraction is not None]
+    changes = [one for one in (*sensitivity.axes, *sensitivity.hardware) if one.change_fraction is not None]
     bars = Bar(
         x=[100.0 * (one.change_fraction or 0.0) for one in changes], y=[one.change.replace("_", " ") for one in changes],
         orientation="h", showlegend=False, hovertemplate="%{y}<br>%{x:+.1f} %<extra></extra>",
@@ -137,7 +137,7 @@ def _parts(row: Recommendation | ServingRecommendation) -> tuple[dict[str, float
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
-        estimate = row.calibrated_estimate or row.estimate
+        estimate = row.known
         memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
     assert memory is not None and seconds is not None  # recommended ones have both
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}

@@ -234,20 +234,20 @@ def earlier_use(
     return str(first.resource_id)
 
 
-def as_an_earlier_edition(expanded: Any, *, asked: Any, stored: Any) -> Any:
+def as_an_earlier_edition(expanded: Any, *, request: Any, stored: Any) -> Any:
     """Return a request with the defaults that the edition knew which made `stored` of it, and so fingerprinted: those that
-    stand there, at every depth. What was `asked` stays."""
+    stand there, at every depth. What the `request` itself holds stays."""
     if isinstance(expanded, dict) and isinstance(stored, dict):
-        sent = asked if isinstance(asked, dict) else {}
+        sent = request if isinstance(request, dict) else {}
         return {
-            name: as_an_earlier_edition(value, asked=sent.get(name), stored=stored.get(name))
+            name: as_an_earlier_edition(value, request=sent.get(name), stored=stored.get(name))
             for name, value in expanded.items()
             if name in stored or name in sent
         }
     if isinstance(expanded, list) and isinstance(stored, list) and len(expanded) == len(stored):
-        whole = isinstance(asked, list) and len(asked) == len(stored)
-        triples = zip(expanded, asked if whole else [None] * len(stored), stored, strict=True)
-        return [as_an_earlier_edition(value, asked=each, stored=kept) for value, each, kept in triples]
+        whole = isinstance(request, list) and len(request) == len(stored)
+        triples = zip(expanded, request if whole else [None] * len(stored), stored, strict=True)
+        return [as_an_earlier_edition(value, request=each, stored=kept) for value, each, kept in triples]
     return expanded
 
 

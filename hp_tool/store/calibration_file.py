@@ -35,11 +35,11 @@ class CalibrationFile:
             self._connection.close()
             raise ValueError(f"schema {revision}, not {HEAD}")
 
-    def latest_calibration(self, **asked: Any) -> CalibrationRecord | None:
+    def latest_calibration(self, **query: Any) -> CalibrationRecord | None:
         """Return the newest calibration of a series (`Store.latest_calibration`), or None."""
-        if asked.get("before") is not None:
-            return self._whole().latest_calibration(**asked)
-        series = asked["cluster_key"], asked["framework"], asked.get("model_family", ""), asked.get("owner", "")
+        if query.get("before") is not None:
+            return self._whole().latest_calibration(**query)
+        series = query["cluster_key"], query["framework"], query.get("model_family", ""), query.get("owner", "")
         row = self._connection.execute(NEWEST, series).fetchone()
         if row is None:
             return None
@@ -47,11 +47,11 @@ class CalibrationFile:
         at = datetime.fromisoformat(values["created_at"]).replace(tzinfo=UTC)  # as UtcDateTime writes it
         return CalibrationRecord(**values | {"payload": json.loads(values["payload"]), "created_at": at})
 
-    def measurements(self, *, limit: int, teaches: str, **asked: str) -> Page[Any]:
+    def measurements(self, *, limit: int, teaches: str, **filters: str) -> Page[Any]:
         """Return matching measurements (`Store.measurements`); of each row only where it was measured."""
-        wanted = " AND ".join([*(f"{name} = ?" for name in asked), f"(trust >= {LEAST_TRUST} OR owner = ?)"])
+        wanted = " AND ".join([*(f"{name} = ?" for name in filters), f"(trust >= {LEAST_TRUST} OR owner = ?)"])
         newest = f"SELECT cluster_key, framework FROM {MEASUREMENTS} WHERE {wanted} ORDER BY created_at DESC LIMIT {limit}"  # noqa: S608
-        rows = self._connection.execute(newest, (*asked.values(), teaches))
+        rows = self._connection.execute(newest, (*filters.values(), teaches))
         return Page(items=tuple(SimpleNamespace(cluster_key=key, framework=name) for key, name in rows), next_cursor=None)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ TRUSTED = MEASUREMENT.c.trust >= LEAST_TRUST
 
 class Measurements(StoreBase):
     def add_measurement(
-        self, *, measurement: NewMeasurement, asked: JsonObject | None = None, idempotency_key: str | None = None
+        self, *, measurement: NewMeasurement, request: JsonObject | None = None, idempotency_key: str | None = None
     ) -> MeasurementRecord:
         with self._writing() as connection:
             at = now(connection)
@@ -46,7 +46,7 @@ class Measurements(StoreBase):
                 scope="measurements",
                 owner=measurement.owner,
                 key=idempotency_key,
-                fingerprint=json_digest(asked or encode(measurement, field="measurement")),
+                fingerprint=json_digest(request or encode(measurement, field="measurement")),
                 resource_id=new,
                 at=at,
             )
@@ -55,19 +55,19 @@ class Measurements(StoreBase):
             return _read_measurement(connection, stands)
 
     def earlier_measurement(
-        self, *, asked: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
+        self, *, request: JsonObject, idempotency_key: str, owner: str | None = None, expanded: JsonObject | None = None
     ) -> MeasurementRecord | None:
         with self._reading() as connection:
 
             def is_its(fingerprint: str, measurement_id: str) -> bool:
-                if fingerprint == json_digest(asked):
+                if fingerprint == json_digest(request):
                     return True
                 row = connection.execute(AS_STORED, {ID.key: measurement_id}).one_or_none()
                 if expanded is None or row is None:
                     return False
                 stored = {"source": row.source, "query": row.query, "measurement": row.measurement}
                 stored["parallel"] = row.query.get("parallel")
-                return fingerprint == json_digest(as_an_earlier_edition(expanded, asked=asked, stored=stored))
+                return fingerprint == json_digest(as_an_earlier_edition(expanded, request=request, stored=stored))
 
             stands = earlier_use(connection, scope="measurements", owner=owner, key=idempotency_key, is_its=is_its)
             return None if stands is None else _read_measurement(connection, stands)
@@ -77,21 +77,21 @@ class Measurements(StoreBase):
             return _read_measurement(connection, measurement_id)
 
     def measurements(
-        self, *, owner: str | None = None, limit: int = 100, **asked: Unpack[MeasurementQuery]
+        self, *, owner: str | None = None, limit: int = 100, **query: Unpack[MeasurementQuery]
     ) -> Page[MeasurementRecord]:
         apart = {"teaches", "repeats", *Paging.__annotations__}
-        wanted = {"owner": owner, **{name: value for name, value in asked.items() if name not in apart}}
+        wanted = {"owner": owner, **{name: value for name, value in query.items() if name not in apart}}
         filters = {MEASUREMENT.c[name]: value for name, value in wanted.items()}
         listed = sa.select(MEASUREMENT)
-        if asked.get("state") is None:
+        if query.get("state") is None:
             listed = listed.where(MEASUREMENT.c.state != "deleted")
-        if (teaches := asked.get("teaches")) is not None:
+        if (teaches := query.get("teaches")) is not None:
             listed = listed.where(sa.or_(TRUSTED, MEASUREMENT.c.owner == teaches))
-        if (repeats := asked.get("repeats")) is not None:
+        if (repeats := query.get("repeats")) is not None:
             wheres = [column == value for column, value in filters.items() if value is not None]
             listed = listed.where(MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*wheres), repeats)))
         with self._reading() as connection:
-            listing = Listing(table=MEASUREMENT, filters=filters, paging=asked)
+            listing = Listing(table=MEASUREMENT, filters=filters, paging=query)
             return listing.page(connection, limit=limit, record=_record, query=listed)
 
     def set_measurement_state(self, *, measurement_id: str, state: MeasurementState, trusted: bool = True) -> MeasurementRecord:

@@ -66,7 +66,7 @@ class Searches(StoreBase):
         api_key_id: str | None = None,
         limits: Sequence[GpuSecondsLimit] = (),
         webhook: str | None = None,
-        asked: JsonObject | None = None,
+        request: JsonObject | None = None,
         edition: int | None = None,
     ) -> SearchRecord:
         query = encode(query, field="query")
@@ -78,7 +78,7 @@ class Searches(StoreBase):
                 scope="searches",
                 owner=owner,
                 key=idempotency_key,
-                fingerprint=_fingerprint(asked or query, priority=priority, webhook=webhook),
+                fingerprint=_fingerprint(request or query, priority=priority, webhook=webhook),
                 resource_id=new,
                 at=at,
             )
@@ -112,7 +112,7 @@ class Searches(StoreBase):
     def earlier_search(
         self,
         *,
-        asked: JsonObject,
+        request: JsonObject,
         idempotency_key: str,
         owner: str | None = None,
         priority: int = 0,
@@ -122,12 +122,12 @@ class Searches(StoreBase):
         with self._reading() as connection:
 
             def is_its(fingerprint: str, search_id: str) -> bool:
-                if fingerprint == _fingerprint(asked, priority=priority, webhook=webhook):
+                if fingerprint == _fingerprint(request, priority=priority, webhook=webhook):
                     return True
                 stored = connection.execute(ONE_SEARCH, {ID.key: search_id}).one_or_none()
                 if expanded is None or stored is None:
                     return False
-                earlier = as_an_earlier_edition(expanded, asked=asked, stored=stored.query)
+                earlier = as_an_earlier_edition(expanded, request=request, stored=stored.query)
                 return fingerprint == _fingerprint(earlier, priority=priority, webhook=webhook)
 
             used = earlier_use(connection, scope="searches", owner=owner, key=idempotency_key, is_its=is_its)

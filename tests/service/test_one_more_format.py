@@ -53,7 +53,7 @@ FIXED = QUERY | {"parallel": {"tensor_parallel_size": 4, "micro_batch_size": 2, 
 
 def content(setup: TrainingSetup) -> dict[str, Any]:
     expressed = SHAPE | {*SIZES.values(), *WORK.values(), "precision", "overlap", "sequence_parallel"}
-    refuse_unsaid(setup, tool="Toytrain 1", said=expressed, runs="megatron-core")
+    refuse_unsaid(setup, tool="Toytrain 1", expressed=expressed, runs="megatron-core")
     toy: dict[str, Any] = {"model": setup.model.name}
     toy |= {key: getattr(setup.parallel, field) for key, field in SIZES.items()}
     return {"toy": toy | {key: getattr(setup.workload, field) for key, field in WORK.items()}}

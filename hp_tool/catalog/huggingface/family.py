@@ -30,7 +30,7 @@ class Family:
     """Every how many layers one sees all keys, where a sliding window is given and the file names no layer_types."""
 
     def but(self, **changes: Any) -> Family:
-        """The same family with other fields; of mappings the entries given are added or replaced."""
+        """Return this family with other fields; of mappings the entries given are added or replaced."""
         return dataclasses.replace(self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()})
 
 

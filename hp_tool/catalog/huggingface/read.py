@@ -30,15 +30,15 @@ def read_config(config: Config) -> ModelSpec:
     config, left_out = _language_model(config)
     model_type = _model_type(config)
     family = FAMILIES[model_type]
-    given = {key: value for key, value in config.items() if value is not None}
+    written = {key: value for key, value in config.items() if value is not None}
     for key, (value, why) in family.required.items():
-        refuse(given, key, unless=value, why=why)
+        refuse(written, key, unless=value, why=why)
     names = {**_SAME, **family.keys}
-    fields = {ours: given[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in given}
-    name = given.get("name") or str(given.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
-    known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(given)}
+    fields = {ours: written[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in written}
+    name = written.get("name") or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
+    known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
     if isinstance(layers := known.get("num_hidden_layers"), int):
-        windows = sliding_window(given, layers=layers, full_attention_every=family.full_attention_every)
+        windows = sliding_window(written, layers=layers, full_attention_every=family.full_attention_every)
         known = windows | known
     if left_out:
         known["left_out"] = left_out

@@ -47,11 +47,11 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
 
     Raises InputError where it is no bash, or asks for more than is followed.
     """
-    given = dict(variables or {})
+    environment = dict(variables or {})
     runner = _Runner(files=dict(files or {}))
-    last = max((number for number in range(1, 100) if str(number) in given), default=0)
+    last = max((number for number in range(1, 100) if str(number) in environment), default=0)
     for name in map(str, range(1, last + 1)):
-        runner.filler.arguments.append(Word(given[name] if name in given else runner.filler.mark(f"${{{name}}}")))
+        runner.filler.arguments.append(Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}")))
     header = {}
     for match in re.finditer(r"(?m)^#SBATCH[ \t]+(?:--([\w-]+)|-([A-Za-z]))(?:[= \t]+(\S+))?", text):
         header[match[1] or {"N": "nodes", "n": "ntasks"}.get(match[2], match[2])] = match[3] or ""
@@ -60,7 +60,7 @@ def read(text: str, *, variables: Mapping[str, str] | None = None, files: Mappin
     for name, option in _SLURM.items():
         if (value := header.get(option, "").rsplit(":", 1)[-1]).isdecimal():
             runner.filler.variables[name] = Word(value)
-    runner.filler.variables |= {name: Word(value) for name, value in given.items() if not name.isdecimal()}
+    runner.filler.variables |= {name: Word(value) for name, value in environment.items() if not name.isdecimal()}
     runner.run(text, first_line=0)
     return Script(tuple(runner.commands), tuple(runner.notes), runner.files, header)
 
@@ -149,7 +149,7 @@ class _Runner(Statements):
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError("the script's functions and scripts call each other too deeply", code="syntax")
-        given, self.filler.arguments = self.filler.arguments, arguments
+        outer, self.filler.arguments = self.filler.arguments, arguments
         self.locals_.append({})
         done = True
         with contextlib.suppress(ReturnError):
@@ -158,7 +158,7 @@ class _Runner(Statements):
             self.filler.variables.pop(local, None)
             if old is not None:
                 self.filler.variables[local] = old
-        self.filler.arguments = given
+        self.filler.arguments = outer
         self.nesting -= 1
         return done
 
@@ -221,7 +221,7 @@ class _Runner(Statements):
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
         """`read`, which splits what a heredoc or a here-string feeds it; of anything else only running would tell."""
-        given, options, names, rest = self.stdin, "", [], iter(words)
+        stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:
             if not word.text.startswith("-"):
                 names.append(word.text)
@@ -230,29 +230,29 @@ class _Runner(Statements):
             else:
                 options += word.text
         self.stdin = None
-        if given is None and self.fed is not None:
-            given, _, rest_of_loop = self.fed.partition("\n")
+        if stdin is None and self.fed is not None:
+            stdin, _, rest_of_loop = self.fed.partition("\n")
             ended, self.fed = not self.fed, rest_of_loop
             if ended:
                 return False
-        if given is None:
+        if stdin is None:
             self.note(node, "only running would tell what it reads")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
-            if given is None:
+            if stdin is None:
                 self.filler.variables[name] = Word(self.filler.mark(f"$({source_of(node)})"))
-        if given is None or not names:
+        if stdin is None or not names:
             return False
         whole, line = "0" in options, self.filler.line(node)
-        text = given.strip() if whole else given.split("\n", 1)[0]
+        text = stdin.strip() if whole else stdin.split("\n", 1)[0]
         separators = first(self.filler.variables.get("IFS") or Word(" ")).text.strip()
         between = f"[{re.escape(separators)}]" if separators else r"\s+"
         alone = "a" not in options and len(names) == 1
         parts = [text] if alone else re.split(between, text.strip(), maxsplit=0 if "a" in options else len(names) - 1)
-        found = [Word(part, line) for part in parts]
+        words_read = [Word(part, line) for part in parts]
         if "a" in options:
-            self.filler.variables[names[-1]] = list(found)
+            self.filler.variables[names[-1]] = list(words_read)
         else:
-            self.filler.variables |= dict(zip(names, [*found, *[Word("")] * len(names)], strict=False))
+            self.filler.variables |= dict(zip(names, [*words_read, *[Word("")] * len(names)], strict=False))
         return not whole
 
 

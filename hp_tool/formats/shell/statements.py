@@ -306,8 +306,8 @@ class Statements:
                 self.filler.variables[name] = {}
             if child.type == "variable_assignment":
                 self.statement(child)
-                if refers and (told := self.filler.variables.get(first(self.filler.variables[name]).text)) is not None:
-                    self.filler.variables[name] = told  # as it is now
+                if refers and (target := self.filler.variables.get(first(self.filler.variables[name]).text)) is not None:
+                    self.filler.variables[name] = target  # as it is now
         return True
 
     def _unset_command(self, node: Node) -> bool:
@@ -365,6 +365,6 @@ class Statements:
     def _nested(self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int) -> None:
         """Follow a script within the script, whose commands get the words before it."""
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)
-        given, self.filler.arguments = self.filler.arguments, arguments or []
+        outer, self.filler.arguments = self.filler.arguments, arguments or []
         self.run(text, first_line=line)
-        self.prefix, self.filler.arguments = kept, given
+        self.prefix, self.filler.arguments = kept, outer

@@ -111,24 +111,24 @@ def _bounded(number: int) -> int:
 
 def test(filler: Filler, tokens: list[str]) -> bool | None:
     """The truth of `[ words ]`; None where only running would tell (files, values nobody set)."""
-    found, rest = _either(filler, tokens, 0)
-    return found if not rest else None
+    truth, rest = _either(filler, tokens, 0)
+    return truth if not rest else None
 
 
 def _either(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
-    found, rest = _both(filler, tokens, depth)
+    truth, rest = _both(filler, tokens, depth)
     while rest and rest[0] in ("||", "-o"):
         other, rest = _both(filler, rest[1:], depth)
-        found = True if found is True or other is True else None if None in (found, other) else False
-    return found, rest
+        truth = True if truth is True or other is True else None if None in (truth, other) else False
+    return truth, rest
 
 
 def _both(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
-    found, rest = _one(filler, tokens, depth)
+    truth, rest = _one(filler, tokens, depth)
     while rest and rest[0] in ("&&", "-a"):
         other, rest = _one(filler, rest[1:], depth)
-        found = False if found is False or other is False else None if None in (found, other) else True
-    return found, rest
+        truth = False if truth is False or other is False else None if None in (truth, other) else True
+    return truth, rest
 
 
 def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
@@ -137,11 +137,11 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
     if not tokens or depth > 30:
         return False, []
     if tokens[0] == "!":
-        found, rest = _one(filler, tokens[1:], depth + 1)
-        return None if found is None else not found, rest
+        truth, rest = _one(filler, tokens[1:], depth + 1)
+        return None if truth is None else not truth, rest
     if tokens[0] == "(":
-        found, rest = _either(filler, tokens[1:], depth + 1)
-        return found, rest[1:]
+        truth, rest = _either(filler, tokens[1:], depth + 1)
+        return truth, rest[1:]
     if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TESTS):
         left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))
         return (None if OPEN in left + right else _compared(filler, left, tokens[1], right)), tokens[3:]

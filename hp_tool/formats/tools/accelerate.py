@@ -24,7 +24,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
     Raises UnsupportedError for what Accelerate cannot say.
     """
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if c.zero_stage < 2:
         raise UnsupportedError(f"{TOOL} shards gradients too: choose zero_stage 2 or 3", field="parallel.zero_stage")
@@ -55,21 +55,26 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
         "rdzv_backend": "c10d" if setup.cluster.num_nodes > 1 else "static",
         "same_network": True,
         "use_cpu": False,
-        "fsdp_config": {
-            "fsdp_version": 2,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": c.zero_stage == 3,
-            "fsdp_activation_checkpointing": setup.recompute.granularity != "none",
-            "fsdp_offload_params": False,
-            "fsdp_cpu_ram_efficient_loading": True,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        },
+        "fsdp_config": {"fsdp_version": 2, **{f"fsdp_{key}": value for key, value in fsdp(setup).items()}},
         "parallelism_config": {
             "parallelism_config_dp_replicate_size": c.data_parallel_size // shard,
             "parallelism_config_dp_shard_size": shard,
             "parallelism_config_tp_size": c.tensor_parallel_size,
             "parallelism_config_cp_size": c.context_parallel_size,
         },
+    }
+
+
+def fsdp(setup: TrainingSetup) -> dict[str, Any]:
+    """Return the settings of FSDP 2 in words that axolotl shares; Accelerate writes `fsdp_` before each."""
+    return {
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": setup.parallel.zero_stage == 3,
+        "activation_checkpointing": setup.recompute.granularity != "none",
+        "offload_params": False,
+        # One rank loads the weights for all; quantising on that rank alone deadlocks (axolotl's own check).
+        "cpu_ram_efficient_loading": setup.workload.frozen_precision != "nf4",
+        "state_dict_type": "SHARDED_STATE_DICT",
     }
 
 

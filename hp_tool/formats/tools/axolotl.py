@@ -5,11 +5,12 @@ from typing import Any
 import yaml
 
 from hp_tool.formats import fine_tuning
-from hp_tool.formats.fine_tuning import OPTIMIZERS, loads_once, model_path, targets
+from hp_tool.formats.fine_tuning import OPTIMIZERS, model_path, targets
 from hp_tool.formats.registry import Format, register
+from hp_tool.formats.scripts import FILL
 from hp_tool.formats.setup import TrainingSetup, headline
 from hp_tool.formats.signs import Sign, any_key, key_within, words
-from hp_tool.formats.tools.megatron_lm.scripts import FILL
+from hp_tool.formats.tools.accelerate import fsdp
 
 TOOL = "axolotl 0.19"
 
@@ -17,10 +18,9 @@ TOOL = "axolotl 0.19"
 def text(setup: TrainingSetup) -> str:
     """Return axolotl's YAML file, for `axolotl train`. Raises UnsupportedError for what it cannot say."""
     fine_tuning.check(setup, tool=TOOL, loss="unfused")
-    per_node = min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
     head = (
         f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes {setup.cluster.num_nodes} "
-        f"--nproc-per-node {per_node}\n# {FILL} 1: datasets, learning rate, schedule and length; output_dir\n"
+        f"--nproc-per-node {setup.processes_per_node}\n# {FILL} 1: datasets, learning rate, schedule and length; output_dir\n"
     )
     return head + yaml.safe_dump(config(setup), sort_keys=False)
 
@@ -44,14 +44,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         "dp_shard_size": shard,
         "dp_replicate_size": c.data_parallel_size // shard,
         "fsdp_version": 2,
-        "fsdp_config": {
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "reshard_after_forward": c.zero_stage == 3,
-            "activation_checkpointing": setup.recompute.granularity != "none",
-            "offload_params": False,
-            "cpu_ram_efficient_loading": loads_once(setup),
-            "state_dict_type": "SHARDED_STATE_DICT",
-        },
+        "fsdp_config": fsdp(setup),
         "datasets": [{"path": "mhenrichsen/alpaca_2k_test", "type": "completion" if w.task == "pretrain" else "alpaca"}],
         "learning_rate": 2e-4 if w.lora is not None else 2e-5,
         "lr_scheduler": "cosine",

@@ -26,7 +26,7 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the JSON file's content. Raises UnsupportedError for what it cannot say."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
     w, c = setup.workload, setup.parallel
     if w.precision not in ("bf16", "fp16", "fp32"):
         raise UnsupportedError(f"{TOOL} has no setting for precision {w.precision}", field="training.precision")

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.reading import Read, Reading, Setting, whole_number
+from hp_tool.formats.reading import Read, Reading, Setting, Settings, whole_number
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings, renamed
 from hp_tool.formats.signs import Evidence, Sign, words
@@ -24,36 +25,31 @@ def read(source: Source, reading: Reading) -> None:
     keys = {str(key).replace("-", "_"): value for key, value in content.items()}
     by_name = {each.name: each for each in settings}
     if "position-embedding-type" in by_name and by_name["position-embedding-type"].values == ("rotary",):
-        settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb", values=()))
+        settings.append(Setting(name="use-rotary-position-embeddings", written="pos_emb"))
         settings.remove(by_name["position-embedding-type"])
     if by_name.get("glu-activation") and by_name["glu-activation"].values[0] not in ("swiglu", "geglu", "reglu"):
         settings.remove(by_name.pop("glu-activation"))
     if content.get("precision") in ("bfloat16", "fp16"):
-        name = "bf16" if content["precision"] == "bfloat16" else "fp16"
-        settings.append(Setting(name=name, written="precision", values=()))
+        settings.append(Setting(name="bf16" if content["precision"] == "bfloat16" else "fp16", written="precision"))
     kinds = set(re.findall(r"[a-z]\w*", str(keys.get("attention_config") or ""))) - {"all"}
     if kinds & {"flash"}:
-        settings.append(Setting(name="use-flash-attn", written="attention_config", values=()))
+        settings.append(Setting(name="use-flash-attn", written="attention_config"))
     if not kinds <= {"flash", "global"} or kinds >= {"flash", "global"}:
         reading.refuse(f"attention_config {', '.join(sorted(kinds))}: attention of that kind, or of several kinds, is not read")
     settings += _gated(keys, by_name)
     steps = content.get("gradient_accumulation_steps", content.get("gradient-accumulation-steps"))
-    sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
-    parallel = [whole_number(by_name[name].values[0], name) for name in sizes if name in by_name]
+    sizes = [Settings(by_name).size(f"{kind}-model-parallel-size") for kind in ("tensor", "pipeline")]
     if "global-batch-size" not in by_name and "micro-batch-size" in by_name and steps and num_gpus:
-        replicas = max(num_gpus // max(parallel[0] if parallel else 1, 1) // max(parallel[1] if len(parallel) > 1 else 1, 1), 1)
+        replicas = max(num_gpus // max(sizes[0], 1) // max(sizes[1], 1), 1)
         micro = whole_number(by_name["micro-batch-size"].values[0], "train_micro_batch_size_per_gpu")
         whole = micro * whole_number(steps, "gradient_accumulation_steps") * replicas
         settings.append(Setting(name="global-batch-size", written="gradient_accumulation_steps", values=(str(whole),)))
-    settings.append(Setting(name="deepspeed", written="GPT-NeoX", values=()))
+    settings.append(Setting(name="deepspeed", written="GPT-NeoX"))
     for name in ("hidden-dropout", "attention-dropout"):
         if name not in by_name:  # NeoX's default; Megatron's is 0.1
             settings.append(Setting(name=name, written=name.replace("-", "_"), values=("0",)))
-    stage = by_name.get("zero-stage")
-    if stage is None:
+    if "zero-stage" not in by_name:
         settings.append(Setting(name="zero-stage", written="zero_optimization", values=("0",)))
-    elif whole_number(stage.values[0], "zero_optimization.stage") == 0:
-        pass
     read_arguments([_positive(each) for each in settings], reading=reading, num_gpus=num_gpus, spare=spare)
     reading.query["training"]["framework"] = "gpt-neox"
     if "use_bias_in_attn_linear" in keys and isinstance(reading.query.get("model"), dict):
@@ -71,7 +67,7 @@ def _gated(keys: Mapping[str, Any], by_name: Mapping[str, Setting]) -> list[Sett
     older = keys.get("mlp_type") == "llama"
     if not older and "glu-activation" not in by_name:
         return []
-    settings = [Setting(name=name, written="mlp_type", values=()) for name in ("swiglu", "disable-bias-linear") if older]
+    settings = [Setting(name=name, written="mlp_type") for name in ("swiglu", "disable-bias-linear") if older]
     if "ffn-hidden-size" not in by_name and "hidden-size" in by_name:
         hidden = whole_number(by_name["hidden-size"].values[0], "hidden_size")
         multiple = 256 if older else max(whole_number(keys.get("mlp_multiple_of", 1), "mlp_multiple_of"), 1)
@@ -83,7 +79,7 @@ def _gated(keys: Mapping[str, Any], by_name: Mapping[str, Setting]) -> list[Sett
 def _positive(setting: Setting) -> Setting:
     """NeoX writes 0 for no model or pipeline parallelism."""
     if setting.name.endswith("model-parallel-size") and setting.values == ("0",):
-        return Setting(name=setting.name, written=setting.written, values=("1",), line=setting.line)
+        return replace(setting, values=("1",))
     return setting
 
 

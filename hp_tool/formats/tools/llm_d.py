@@ -21,7 +21,7 @@ def text(setup: ServingSetup) -> str:
     """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their own for workers."""
     c, cluster = setup.parallel, setup.cluster
     refuse_unsaid(setup)
-    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
+    ranks = setup.gpus_per_replica
     if ranks > cluster.gpus_per_node:
         raise UnsupportedError(
             f"a replica of {ranks} GPUs spans nodes of {cluster.gpus_per_node}; the manifest describes replicas of one pod",

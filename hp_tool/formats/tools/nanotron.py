@@ -4,20 +4,22 @@ import re
 from typing import Any
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.reading import Reading, as_settings, key_values, sort, table, whole_number
+from hp_tool.formats.reading import Reading, Settings, as_settings, key_values, sort, table
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import TrainingSetup, headline, refuse_unsaid
+from hp_tool.formats.scripts import FILL, fill_in
+from hp_tool.formats.setup import DTYPES, TrainingSetup, headline, refuse_unsaid
 from hp_tool.formats.signs import Sign
 from hp_tool.formats.source import Source
-from hp_tool.formats.tools.megatron_lm.scripts import FILL, trained_with
+from hp_tool.formats.tools.megatron_lm.scripts import trained_with
 
 TOOL = "nanotron 0.4"
-_MODEL = {
-    "num_hidden_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads", "intermediate_size": "intermediate_size", "vocab_size": "vocab_size",
-    "tie_word_embeddings": "tie_word_embeddings", "max_position_embeddings": "max_position_embeddings",
-}  # fmt: skip
-"""Fields of a model, and their keys under model.model_config."""
+_MODEL = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    "tie_word_embeddings", "max_position_embeddings",
+)  # fmt: skip
+"""Fields of a model, which are its keys under model.model_config, too."""
+_RESOLVED = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
+"""Fields that may stay open, and what they come to."""
 _EXPERTS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
 _NO_EXPERTS = ("", "0", "1", "none", "null", "false")
 """Values of such keys in a dense model."""
@@ -40,7 +42,7 @@ _YOURS = (
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The YAML file's content. Raises UnsupportedError for what nanotron cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID, runs="nanotron")
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID, runs="nanotron")
     m, c, w = setup.model, setup.parallel, setup.workload
     plain = m.head_size * m.num_attention_heads == m.hidden_size and not m.has_attention_bias and not m.has_mlp_bias
     if not (plain and m.gated_mlp and m.normalization == "rmsnorm" and m.positions == "rotary"):
@@ -80,10 +82,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "init_method": {"std": 0.02},
             "make_vocab_size_divisible_by": 1,
             "model_config": {
-                **{
-                    key: getattr(m, {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}.get(field, field))
-                    for field, key in _MODEL.items()
-                },
+                **{name: getattr(m, _RESOLVED.get(name, name)) for name in _MODEL},
                 "max_position_embeddings": max(m.max_position_embeddings or 0, w.sequence_length),
                 **{key: float(flags[flag][0]) for key, flag in rotary.items() if flag in flags},
                 "is_llama_config": True,
@@ -131,9 +130,8 @@ def text(setup: TrainingSetup) -> str:
         yours.append(("    is_llama_config:", f"what the model is trained with: {', '.join(lacking)}"))
     head = [
         f"# {TOOL}: {headline(setup)}; CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {setup.cluster.num_nodes} "
-        f"--nproc-per-node {min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)} run_train.py --config-file THIS.",
-        f"# Fill in, each marked {FILL} below:",
-        *(f"#   {number}. {what}" for number, (_, what) in enumerate(yours, 1)),
+        f"--nproc-per-node {setup.processes_per_node} run_train.py --config-file THIS.",
+        *fill_in(what for _, what in yours),
     ]
     lines = yaml.safe_dump(config(setup), sort_keys=False).splitlines()
     for number, (start, what) in enumerate(yours, 1):
@@ -145,16 +143,9 @@ def text(setup: TrainingSetup) -> str:
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a nanotron file."""
     content, num_gpus = source.keys(reading), reading.num_gpus
-    settings = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
-
-    def said(name: str, default: str) -> str:
-        setting = settings.get(name)
-        value = " ".join(setting.values) if setting is not None else default
-        return default if value in ("none", "null", "") else value
-
-    def size(name: str, default: int = 1) -> int:
-        return whole_number(said(name, str(default)), name)
-
+    by_name = sort(as_settings(content, lines=source.text), table=table("nanotron"), reading=reading, spare=source.ignore)
+    settings = Settings(by_name)
+    text_of, size, on = settings.text, settings.size, settings.on
     degrees = [size(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
     context, experts = size("parallelism.context-parallel-size"), size("parallelism.expert-parallel-size")
     reading.num_gpus = num_gpus or degrees[0] * degrees[1] * degrees[2] * context * experts
@@ -166,34 +157,34 @@ def read(source: Source, reading: Reading) -> None:
         "mlp_bias": False,
         "attention_bias": False,
     }
-    for field, key in _MODEL.items():
-        name = f"model.model-config.{key.replace('_', '-')}"
+    for field in _MODEL:
+        name = f"model.model-config.{field.replace('_', '-')}"
         if field == "tie_word_embeddings":
-            model[field] = said(name, "false") == "true"
-        elif name in settings:
+            model[field] = on(name)
+        elif name in by_name:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
-            reading.lack(f"model.{field}", f"model.model_config.{key} is not said; add --set model.{field}=...")
-    of_experts = [each for name, each in settings.items() if _EXPERTS.search(name) and " ".join(each.values) not in _NO_EXPERTS]
+            reading.lack(f"model.{field}", f"model.model_config.{field} is not said; add", example="...")
+    of_experts = [each for name, each in by_name.items() if _EXPERTS.search(name) and each.text not in _NO_EXPERTS]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")
-    scattered = said("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
+    scattered = text_of("parallelism.tp-mode", "ALL_REDUCE").upper() == "REDUCE_SCATTER"
     reading.query = {
         "kind": "training",
         "model": model,
         "training": {
             "sequence_length": size("tokens.sequence-length", 2048),
             "global_batch_size": micro * steps * degrees[0],
-            "precision": {"float32": "fp32", "float16": "fp16"}.get(said("model.dtype", "bfloat16"), "bf16"),
+            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == text_of("model.dtype")), "bf16"),
             "framework": "nanotron",
-            **({} if said("optimizer.accumulate-grad-in-fp32", "true") == "true" else {"gradient_precision": "bf16"}),
+            **({} if on("optimizer.accumulate-grad-in-fp32", default=True) else {"gradient_precision": "bf16"}),
         },
         "parallel": {
             "tensor_parallel_size": degrees[1],
             "pipeline_parallel_size": degrees[2],
             "micro_batch_size": micro,
             "sequence_parallel": scattered and degrees[1] > 1,
-            "recompute": "full" if said("parallelism.recompute-layer", "false") == "true" else "none",
+            "recompute": "full" if on("parallelism.recompute-layer") else "none",
             "zero_stage": size("optimizer.zero-stage", 0),
             **({"context_parallel_size": context} if context > 1 else {}),
         },

@@ -50,7 +50,7 @@ SAID = {
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in FLAVORS:
         raise UnsupportedError(f"{TOOL} has no flavor for {setup.model.name}; it has {', '.join(FLAVORS)}", field="model")
@@ -181,7 +181,7 @@ def read(source: Source, reading: Reading) -> None:
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
     shape = next((ours for ours, theirs in FLAVORS.items() if theirs == (name, flavor)), None)
     if shape is None:
-        reading.lack("model", f"model {name} {flavor} is not known here; add --model")
+        reading.lack("model", f"model {name} {flavor} is not known here; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(

@@ -9,13 +9,14 @@ from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.interpolation import interpolated
-from hp_tool.formats.reading import Ignored, Reading, Setting, fraction, sort, table, whole_number
+from hp_tool.formats.reading import Ignored, Reading, Setting, Settings, fraction, plain, sort, table
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
+from hp_tool.formats.scripts import FILL, bash, fill_in
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
 from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.source import Source, mapping_of
-from hp_tool.formats.tools.megatron_lm.scripts import FILL, environment
+from hp_tool.formats.tools.megatron_lm.scripts import environment
 from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
 
 TOOL = "verl 0.6"
@@ -62,7 +63,7 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values for `python -m verl.trainer.main_ppo`. Raises UnsupportedError for what they cannot say."""
-    refuse_unsaid(setup, tool=TOOL, said=SAID | SHAPE)
+    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE)
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     megatron = _has_megatron(w)
     if w.precision != "bf16" or w.offload not in (None, "none", "optimizer"):
@@ -83,7 +84,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         f"{_ACTOR}.ppo_mini_batch_size": str(prompts),
         f"{_ACTOR}.ppo_micro_batch_size_per_gpu": str(c.micro_batch_size),
         "trainer.nnodes": str(setup.cluster.num_nodes),
-        "trainer.n_gpus_per_node": str(min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)),
+        "trainer.n_gpus_per_node": str(setup.processes_per_node),
     }
     if not megatron:
         if (
@@ -97,10 +98,10 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
                 f"{TOOL} runs FSDP without TP, PP and offload, and recomputes whole layers or nothing", field="parallel"
             )
         return options | {
-            "actor_rollout_ref.model.enable_gradient_checkpointing": str(granularity != "none").capitalize(),
+            "actor_rollout_ref.model.enable_gradient_checkpointing": str(granularity != "none"),
             f"{_ACTOR}.ulysses_sequence_parallel_size": str(c.context_parallel_size),
             f"{_ACTOR}.fsdp_config.fsdp_size": str(c.data_parallel_shard_size or -1),
-            f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3).capitalize(),
+            f"{_ACTOR}.fsdp_config.reshard_after_forward": str(c.zero_stage == 3),
         }
     if c.zero_stage > 1 or c.data_parallel_shard_size:
         raise UnsupportedError(f"{TOOL} runs Megatron with zero_stage 0 or 1 over all replicas", field="parallel.zero_stage")
@@ -110,8 +111,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     if c.virtual_pipeline_parallel_size == 1:
         options[f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size"] = "null"
     options |= {
-        f"{_ACTOR}.megatron.sequence_parallel": str(c.sequence_parallel).capitalize(),
-        f"{_ACTOR}.megatron.use_distributed_optimizer": str(c.zero_stage == 1).capitalize(),
+        f"{_ACTOR}.megatron.sequence_parallel": str(c.sequence_parallel),
+        f"{_ACTOR}.megatron.use_distributed_optimizer": str(c.zero_stage == 1),
     }
     if w.offload == "optimizer":
         options |= {f"++{_ON_HOST}.{name}": "True" for name in ("optimizer_cpu_offload", "use_precision_aware_optimizer")}
@@ -132,18 +133,15 @@ def text(setup: TrainingSetup) -> str:
     marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
     for number, (what, lines) in enumerate(_YOURS[1:], 2):
         marked += [f"# {FILL} {number}: {what}", *lines]
-    return "\n".join(
+    return bash(
         (
-            "#!/usr/bin/env bash",
             f"# {TOOL}: {headline(setup)}. The actor's update alone; a batch is counted in prompts of {ROLLOUTS} answers.",
-            f"# Fill in, each marked {FILL} below:",
-            *(f"#   {number}. {what}" for number, (what, _) in enumerate(_YOURS, 1)),
+            *fill_in(what for what, _ in _YOURS),
             *(f"export {name}={value}" for name, value in (environment(setup) if megatron else {}).items()),
             "OVERRIDES=(",
             *(f"    {line}" for line in marked),
             ")",
             " ".join(("python3 -m verl.trainer.main_ppo", *config, '"${OVERRIDES[@]}" "$@"')),
-            "",
         )
     )
 
@@ -168,20 +166,9 @@ def _settings(source: Source, reading: Reading) -> list[Setting]:
 
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the actor's update."""
-    settings = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
-    plain = {name.lstrip("+"): each for name, each in settings.items()}
-
-    def text_of(name: str, default: str) -> str:
-        setting = plain.get(name.replace("_", "-"))
-        value = " ".join(setting.values) if setting is not None and not setting.unknown else ""
-        return value if value.lower() not in ("", "null", "none") else default
-
-    def size(name: str, default: int = 1) -> int:
-        return whole_number(text_of(name, str(default)), name)
-
-    def on(name: str) -> bool:
-        return text_of(name, "false").lower() == "true"
-
+    by_name = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
+    settings = Settings({name.lstrip("+"): each for name, each in by_name.items() if not each.unknown})
+    text_of, size, on = settings.text, settings.size, settings.on
     megatron = text_of(f"{_ACTOR}.strategy", "fsdp") == "megatron"
     nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
     reading.num_gpus = source.num_gpus or nodes * per_node
@@ -191,10 +178,7 @@ def read(source: Source, reading: Reading) -> None:
     if on(f"{_ACTOR}.use_dynamic_bsz"):
         micro = max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // max(length, 1), 1)
     if micro == 0:
-        reading.lack(
-            "parallel.micro_batch_size",
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add --set parallel.micro_batch_size=1",
-        )
+        reading.lack("parallel.micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add", example=1)
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
     training: dict[str, Any] = {"sequence_length": length, "global_batch_size": batch, "precision": "bf16"}
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
@@ -209,13 +193,12 @@ def read(source: Source, reading: Reading) -> None:
         parallel["expert_tensor_parallel_size"] = size(
             f"{section}.expert_tensor_parallel_size", tensor if parallel["expert_parallel_size"] > 1 else 1
         )
-        scattered = text_of(f"{section}.sequence_parallel", "true").lower() == "true"
-        parallel["sequence_parallel"] = scattered and tensor > 1
-        parallel["zero_stage"] = int(text_of(f"{section}.use_distributed_optimizer", "true").lower() == "true")
+        parallel["sequence_parallel"] = on(f"{section}.sequence_parallel", default=True) and tensor > 1
+        parallel["zero_stage"] = int(on(f"{section}.use_distributed_optimizer", default=True))
         override = f"{section}.override_transformer_config"
         granularity = text_of(f"{override}.recompute_granularity", "none")
         method, count = text_of(f"{override}.recompute_method", "uniform"), size(f"{override}.recompute_num_layers")
-        if dispatcher := text_of(f"{override}.moe_token_dispatcher_type", ""):
+        if dispatcher := text_of(f"{override}.moe_token_dispatcher_type"):
             parallel["moe_token_dispatcher_type"] = dispatcher
         modules = re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn"))
         parallel["recompute"] = granularity
@@ -226,19 +209,18 @@ def read(source: Source, reading: Reading) -> None:
     else:
         shard = size(f"{section}.fsdp_size", -1)
         training["framework"] = "verl-fsdp"
-        reshard = text_of(f"{section}.reshard_after_forward", "true").lower() == "true"
-        checkpointed = text_of("actor_rollout_ref.model.enable_gradient_checkpointing", "true").lower() == "true"
+        checkpointed = on("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
         parallel |= {
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
             "context_parallel_size": size(f"{_ACTOR}.ulysses_sequence_parallel_size"),
-            "zero_stage": 3 if reshard else 2,
+            "zero_stage": 3 if on(f"{section}.reshard_after_forward", default=True) else 2,
             "recompute": "per_layer" if checkpointed else "none",
         }
         if shard > 0:
             parallel["data_parallel_shard_size"] = shard
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
-    if model := text_of("actor_rollout_ref.model.path", ""):
+    if model := text_of("actor_rollout_ref.model.path"):
         reading.query["model"] = model
 
 
@@ -248,15 +230,8 @@ def settings_of(words: Iterable[Any]) -> list[Setting]:
     for word in words:
         name, separator, value = word.text.partition("=")
         if separator and "." in name:
-            settings.append(
-                Setting(
-                    name=name.lstrip("+").replace("_", "-"),
-                    written=name,
-                    values=(value.strip("'\""),),
-                    line=word.line or None,
-                    unknown=word.unknown,
-                )
-            )
+            key, values = plain(name.lstrip("+")), (value.strip("'\""),)
+            settings.append(Setting(name=key, written=name, values=values, line=word.line or None, unknown=word.unknown))
     return settings
 
 

@@ -1,6 +1,7 @@
 """Accelerate's file, and the options of `accelerate launch` that say the same."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.formats.launch import SWITCHES
@@ -26,37 +27,16 @@ def read(
         reading.num_gpus = whole_number(content["num_processes"], "num_processes")
     kind = str(content.get("distributed_type", "MULTI_GPU"))
     leaves = {each.name: each for each in as_settings(content, lines=text)}
-    settings = list(words)
-    stage = "0"
-    if kind == "DEEPSPEED":
-        stage = _value(leaves, "deepspeed-config.zero-stage", "2")
-    elif kind == "FSDP":
-        version = _value(leaves, "fsdp-config.fsdp-version", "1")
-        strategy = _value(leaves, "fsdp-config.fsdp-sharding-strategy", "FULL_SHARD").upper()
-        reshard = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper()
-        shared = {"FULL_SHARD": "3", "1": "3", "SHARD_GRAD_OP": "2", "2": "2", "NO_SHARD": "0", "3": "0", "HYBRID_SHARD": "3"}
-        stage = ("3" if reshard in ("TRUE", "FULL_SHARD") else "2") if version == "2" else shared.get(strategy, "3")
-    elif kind not in ("MULTI_GPU", "NO"):
+    if kind not in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
         reading.refused.append(f"distributed_type {kind}: only FSDP, DEEPSPEED and MULTI_GPU are read")
-    settings.append(Setting(name="zero-stage", written="distributed_type", values=(stage,)))
+    settings = [*words, Setting(name="zero-stage", written="distributed_type", values=(_zero_stage(kind, leaves),))]
     precision = _value(leaves, "mixed-precision", "no")
     if precision in ("bf16", "fp16", "fp8"):
-        settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision", values=()))
+        settings.append(Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision"))
     checkpointed = _value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
-    if (steps := leaves.get("deepspeed-config.gradient-accumulation-steps")) is not None and steps.values != ("auto",):
-        settings.append(
-            Setting(name="gradient-accumulation-steps", written=steps.written, values=steps.values, line=steps.line)
-        )
-    own = Reading(tool=reading.tool)
-    sort(
-        [each for name, each in leaves.items() if each.name != "deepspeed-config.gradient-accumulation-steps"],
-        table=table("accelerate"),
-        reading=own,
-        spare=spare,
-    )
-    reading.read += own.read
-    reading.ignored += own.ignored
-    reading.refused += own.refused
+    if (steps := leaves.pop("deepspeed-config.gradient-accumulation-steps", None)) is not None and steps.values != ("auto",):
+        settings.append(replace(steps, name="gradient-accumulation-steps"))
+    sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
     arguments.read(None, words=settings, reading=reading, num_gpus=reading.num_gpus, spare=spare)
     training, parallel = reading.query["training"], reading.query["parallel"]
     if precision == "fp8":
@@ -70,10 +50,10 @@ def read(
         if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
             parallel["sequence_parallel"] = False
         shard = whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"), "dp_shard_size")
-        if (
-            whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"), "dp_replicate_size")
-            > 1
-        ):
+        copies = whole_number(
+            _value(leaves, "parallelism-config.parallelism-config-dp-replicate-size", "1"), "dp_replicate_size"
+        )
+        if copies > 1:
             parallel["data_parallel_shard_size"] = shard
     if _value(leaves, "deepspeed-config.offload-optimizer-device", "none") == "cpu":
         training["offload"] = "optimizer"
@@ -82,11 +62,23 @@ def read(
         ("gradient-accumulation-steps", "training.global_batch_size"),
     ):
         if all(each.name not in (name, "train-batch-size") for each in settings):
-            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add --set {field}=...")
-    if all(isinstance(each, Read) and each.field != "cluster.num_gpus" for each in reading.read):
+            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add", example="...")
+    if all(each.field != "cluster.num_gpus" for each in reading.read):
         reading.read.append(
             Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")
         )
+
+
+def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
+    if kind == "DEEPSPEED":
+        return _value(leaves, "deepspeed-config.zero-stage", "2")
+    if kind != "FSDP":
+        return "0"
+    if _value(leaves, "fsdp-config.fsdp-version", "1") == "2":
+        resharded = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper() in ("TRUE", "FULL_SHARD")
+        return "3" if resharded else "2"
+    stages = {"SHARD_GRAD_OP": "2", "2": "2", "NO_SHARD": "0", "3": "0"}
+    return stages.get(_value(leaves, "fsdp-config.fsdp-sharding-strategy", "FULL_SHARD").upper(), "3")
 
 
 def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:
@@ -121,4 +113,4 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
 
 def _value(leaves: Mapping[str, Setting], name: str, default: str) -> str:
     setting = leaves.get(name)
-    return " ".join(setting.values) if setting is not None and setting.values else default
+    return setting.text if setting is not None and setting.values else default

@@ -1,6 +1,7 @@
 """DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto"."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hp_tool.errors import InputError
@@ -15,12 +16,72 @@ AXES: dict[str, Any] = {
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
 _OFF = ("false", "no", "none", "0", "")
+_LENGTHS = (
+    "max-seq-length", "max-length", "model-max-length", "block-size", "cutoff-len", "max-seq-len", "seq-length", "max-len",
+)  # fmt: skip
+"""Names that trainers give the length of a sequence."""
 _AUTO = {
     "parallel.micro_batch_size": ("per-device-train-batch-size", "train_micro_batch_size_per_gpu", "4"),
     "training.precision": ("bf16", "bf16.enabled", "bf16"),
     "training.global_batch_size": ("gradient-accumulation-steps", "gradient_accumulation_steps", "256"),
 }
 """What "auto" leaves to the trainer: its argument, the file's key, an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The keys of DeepSpeed's file and the trainer's arguments."""
+
+    keys: Mapping[str, Setting]
+    arguments: Mapping[str, Setting]
+    reading: Reading
+
+    def key(self, name: str) -> str | None:
+        setting = self.keys.get(name)
+        return None if setting is None or setting.values in ((), ("auto",), ("none",)) else setting.text
+
+    def argument(self, *names: str) -> str | None:
+        """Return what the first of these arguments that is there says; a switch says true."""
+        setting = next((self.arguments[name] for name in names if name in self.arguments), None)
+        return None if setting is None or setting.unknown else setting.text or "true"
+
+    def is_auto(self, *names: str) -> bool:
+        return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
+
+    def batch(self, num_gpus: int) -> tuple[int, int]:
+        """Return sequences of a micro-batch, and of an optimizer step. Raises InputError where the file contradicts itself."""
+        file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
+        steps_name = "gradient-accumulation-steps"
+        micro = _count(self.key(file_micro) or self.argument("per-device-train-batch-size", "micro-batch-size"), file_micro)
+        steps = _count(self.key(steps_name) or self.argument(steps_name), steps_name)
+        batch = _count(self.key(file_batch) or self.argument(file_batch), file_batch)
+        automatic = self.is_auto(file_micro, file_batch)
+        if micro is None and (automatic or self.arguments) and not (batch and steps):
+            _lack(self.reading, "parallel.micro_batch_size", auto=automatic)
+        if batch is None and steps is None and steps_name in self.keys:
+            _lack(self.reading, "training.global_batch_size", auto=True)
+        whole = batch or (micro or 1) * (steps or 1) * max(num_gpus, 1)
+        micro = micro or max(whole // max((steps or 1) * num_gpus, 1), 1)
+        if steps is not None and num_gpus and whole != micro * steps * num_gpus:
+            raise InputError(
+                f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} "
+                f"x {num_gpus} GPUs; change one of them",
+                field="train_batch_size",
+            )
+        return micro, whole
+
+    def zero_stage(self) -> int:
+        name = "zero_optimization.stage"
+        stage = whole_number(self.key("zero-optimization.stage") or self.argument("zero-stage") or 0, name)
+        if stage not in (0, 1, 2, 3):
+            raise InputError(f"{name} must be from 0 to 3, got {stage!r}", field=name)
+        return stage
+
+    def recomputes(self) -> bool:
+        if (self.argument("gradient-checkpointing") or self.key(_BESIDE) or "no").lower() not in _OFF:
+            return True
+        trainer = "per-device-train-batch-size" in self.arguments  # does not call deepspeed.checkpointing, which the block sets
+        return not trainer and any(name.startswith("activation-checkpointing") for name in self.keys)
 
 
 def read(
@@ -33,113 +94,61 @@ def read(
     spare: Iterable[str] = (),
 ) -> None:
     """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's arguments."""
-    spare = tuple(spare)
+    spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort(words, table=table("trainer"), reading=reading, spare=spare)
-    leaves = as_settings(content or {}, lines=text)
-    reading_of_file = Reading(tool=reading.tool)
-    keys = sort(leaves, table=table("deepspeed"), reading=reading_of_file, spare=spare)
-    reading.read += [each for each in reading_of_file.read if each.value != "auto"]
-    reading.ignored += reading_of_file.ignored
-    reading.refused += [each for each in reading_of_file.refused if "auto" not in each]
-
-    def key(name: str) -> str | None:
-        setting = keys.get(name)
-        return None if setting is None or setting.values in ((), ("auto",), ("none",)) else " ".join(setting.values)
-
-    def argument(*names: str) -> str | None:
-        setting = next((arguments[name] for name in names if name in arguments), None)
-        if setting is None or setting.unknown:
-            return None
-        return " ".join(setting.values) or "true"
-
-    def count(value: str | None, name: str) -> int | None:
-        if value is None:
-            return None
-        number = whole_number(value, name)
-        if number < 1:
-            raise InputError(f"{name} must be a whole number, got {value}", field=name)
-        return number
-
-    micro = count(
-        key("train-micro-batch-size-per-gpu") or argument("per-device-train-batch-size", "micro-batch-size"),
-        "train_micro_batch_size_per_gpu",
-    )
-    steps = count(key("gradient-accumulation-steps") or argument("gradient-accumulation-steps"), "gradient_accumulation_steps")
-    batch = count(key("train-batch-size") or argument("train-batch-size"), "train_batch_size")
-    replicas = num_gpus or 0
-    automatic = any(
-        keys[name].values == ("auto",) for name in ("train-micro-batch-size-per-gpu", "train-batch-size") if name in keys
-    )
-    if micro is None and (automatic or arguments) and not (batch and steps):
-        _lack(reading, "parallel.micro_batch_size", auto=automatic)
-    if batch is None and steps is None and keys.get("gradient-accumulation-steps") is not None:
-        _lack(reading, "training.global_batch_size", auto=True)
-    whole = batch or (micro or 1) * (steps or 1) * max(replicas, 1)
-    micro = micro or max(whole // max((steps or 1) * replicas, 1), 1)
-    if steps is not None and replicas and whole != micro * steps * replicas:
-        raise InputError(
-            f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} x "
-            f"{replicas} GPUs; change one of them",
-            field="train_batch_size",
-        )
-    stage = whole_number(key("zero-optimization.stage") or argument("zero-stage") or 0, "zero_optimization.stage")
-    if stage not in (0, 1, 2, 3):
-        raise InputError(f"zero_optimization.stage must be from 0 to 3, got {stage!r}", field="zero_optimization.stage")
+    keys = sort(as_settings(content or {}, lines=text), table=table("deepspeed"), reading=of_file, spare=spare)
+    reading.read += [each for each in of_file.read if each.value != "auto"]
+    reading.ignored += of_file.ignored
+    reading.refused += [each for each in of_file.refused if "auto" not in each]
+    run = _Run(keys, arguments, reading)
+    (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
         "global_batch_size": whole,
         "precision": _precision(keys, arguments, reading),
         "framework": "deepspeed" if content is not None or stage else "hf-trainer",
     }
-    kept = key("data-types.grad-accum-dtype")
-    if kept in ("bf16", "fp16"):
+    if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
-    if key("zero-optimization.offload-optimizer.device") or key("zero-optimization.cpu-offload") == "true":
+    if run.key("zero-optimization.offload-optimizer.device") or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
-    if (
-        length := count(
-            argument(
-                "max-seq-length",
-                "max-length",
-                "model-max-length",
-                "block-size",
-                "cutoff-len",
-                "max-seq-len",
-                "seq-length",
-                "max-len",
-            ),
-            "max_seq_length",
-        )
-    ) is not None:
+    if (length := _count(run.argument(*_LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
-    _optimizer(training, key("optimizer.type") or argument("optim"), reading)
+    _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
-    if argument("loss-type") == "chunked_nll":
+    if run.argument("loss-type") == "chunked_nll":
         training["cross_entropy"] = "chunked"
-    if argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
+    if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
-    recompute = (argument("gradient-checkpointing") or key(_BESIDE) or "no").lower() not in _OFF
-    if "per-device-train-batch-size" not in arguments:  # a Trainer does not call deepspeed.checkpointing, which the block sets
-        recompute = recompute or any(name.startswith("activation-checkpointing") for name in keys)
     parallel: dict[str, Any] = {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "micro_batch_size": micro,
         "zero_stage": stage,
+        "recompute": "full" if run.recomputes() else "none",
     }
-    parallel["recompute"] = "full" if recompute else "none"
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
-    if (model := argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")) is not None:
+    if (model := run.argument("model-name-or-path", "model-name", "model", "model-id", "pretrain")) is not None:
         reading.query["model"] = model
+
+
+def _count(value: str | None, name: str) -> int | None:
+    if value is None:
+        return None
+    field = name.replace("-", "_")
+    number = whole_number(value, field)
+    if number < 1:
+        raise InputError(f"{field} must be a whole number, got {value}", field=field)
+    return number
 
 
 def _lack(reading: Reading, path: str, *, auto: bool) -> None:
     argument, key, example = _AUTO[path]
     why = f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}' if auto else f"nothing says {key}"
-    reading.lack(path, f"{why}; add --set {path}={example}")
+    reading.lack(path, f"{why}; add", example=example)
 
 
 def _precision(keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading) -> str:
-    words = {name: " ".join(each.values).lower() or "true" for name, each in arguments.items()}
+    words = {name: each.text.lower() or "true" for name, each in arguments.items()}
     for name, key in (("bf16", "bf16.enabled"), ("bf16", "bfloat16.enabled"), ("fp16", "fp16.enabled")):
         if key in keys and keys[key].values == ("true",):
             return name
@@ -165,7 +174,7 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
 
 def _lora(training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading) -> None:
     """Adapters and frozen weights; what TRL (use_peft) and LLaMA-Factory leave out takes their defaults."""
-    words = {name: " ".join(each.values).lower() or "true" for name, each in arguments.items()}
+    words = {name: each.text.lower() or "true" for name, each in arguments.items()}
     trl = words.get("use-peft", "no") not in _OFF
     used = trl or any(words.get(name, "no") not in _OFF for name in ("use-lora", "lora"))
     if not used and words.get("finetuning-type") != "lora":

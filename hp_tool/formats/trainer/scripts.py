@@ -38,8 +38,8 @@ def _deepspeed_file(words: list[Setting], script: Script, reading: Reading) -> s
     text = None if named is None else beside(script, named)  # the command's own come last, and win
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
-        suggestion = f", or add --set parallel.zero_stage={stage[1]}" if stage else ""
-        reading.lack("parallel.zero_stage", f"{named} is not at hand; give it with --file {named}{suggestion}")
+        why = f"{named} is not at hand; give it with --file {named}"
+        reading.lack("parallel.zero_stage", f"{why}, or add" if stage else why, example=stage[1] if stage else None)
     return text
 
 
@@ -48,7 +48,7 @@ def _accelerate_options(words: list[Setting], script: Script, reading: Reading, 
     Accelerate's does)."""
     started = [word.text for command in script.commands for word in command.words]
     options = accelerate.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
-    fsdp = next((" ".join(each.values).strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
+    fsdp = next((each.text.strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
     if fsdp and alone and not options:
         return {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
     return options

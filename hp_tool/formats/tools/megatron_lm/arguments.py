@@ -19,24 +19,25 @@ LARGEST = 1 << 40
 class Arguments:
     """Arguments with typed access and Megatron's defaults; None in a section of the query: they do not say it."""
 
-    def __init__(self, found: Mapping[str, Setting], reading: Reading, num_gpus: int | None, *, older: bool) -> None:
-        self.found = found
+    def __init__(self, settings: Mapping[str, Setting], reading: Reading, num_gpus: int | None, *, older: bool) -> None:
+        self.settings = settings
         self.reading = reading
         self.num_gpus = num_gpus or 0
         self.older = older
 
     def on(self, *names: str) -> bool:
-        return any(name in self.found for name in names)
+        return any(name in self.settings for name in names)
 
     def refuse(self, name: str, why: str) -> None:
-        self.reading.refuse(f"--{name} {' '.join(self.found[name].values) if name in self.found else ''}".strip() + f": {why}")
+        setting = self.settings.get(name)
+        self.reading.refuse(f"--{name} {setting.text if setting else ''}".strip() + f": {why}")
 
     def lack(self, name: str, why: str) -> None:
         field = table(TABLE)[name].why
-        self.reading.lack(field, f"{why}; add --set {field}=...")
+        self.reading.lack(field, f"{why}; add", example="...")
 
     def text(self, name: str, default: str) -> str:
-        setting = self.found.get(name)
+        setting = self.settings.get(name)
         if setting is None:
             return default
         if setting.unknown:
@@ -44,11 +45,11 @@ class Arguments:
             self.lack(name, f"{at}{setting.written} is {untold(setting.unknown)}")
             return default
         if len(setting.values) != 1:
-            raise InputError(f"--{name} takes one value, got {' '.join(setting.values) or 'none'}", field=f"--{name}")
+            raise InputError(f"--{name} takes one value, got {setting.text or 'none'}", field=f"--{name}")
         return setting.values[0]
 
     def number(self, name: str, default: int | None = None) -> int:
-        if name not in self.found and default is None:
+        if name not in self.settings and default is None:
             self.lack(name, f"the command does not say --{name}")
         text = self.text(name, str(1 if default is None else default))
         try:
@@ -59,7 +60,7 @@ class Arguments:
             raise InputError(f"--{name} {text} is more than any training has", field=f"--{name}")
         return number
 
-    def given(self, name: str) -> int | None:
+    def optional(self, name: str) -> int | None:
         """The number behind a flag that has no default."""
         return self.number(name) if self.on(name) else None
 
@@ -108,13 +109,13 @@ class Arguments:
             # Of latent attention it switches the norms of the latents, which are always there.
             "query_key_norm": "head" if self.on("qk-layernorm") and not latent else None,
             "attention_sinks": True if self.text("softmax-type", "vanilla") == "learnable" else None,
-            "num_nextn_predict_layers": self.given("mtp-num-layers"),
+            "num_nextn_predict_layers": self.optional("mtp-num-layers"),
             **self.window(layers),
         }
         if self.experts():
             width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
             shared = self.number("moe-shared-expert-intermediate-size", 0)
-            limited = self.given("moe-router-num-groups")
+            limited = self.optional("moe-router-num-groups")
             model |= {
                 "num_experts": self.experts(),
                 "num_experts_per_tok": self.number("moe-router-topk", 1 if self.older else 2),
@@ -132,7 +133,7 @@ class Arguments:
                 "qk_nope_head_dim": self.number("qk-head-dim", 128),
                 "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
                 "v_head_dim": self.number("v-head-dim", 128),
-                "q_lora_rank": self.given("q-lora-rank"),
+                "q_lora_rank": self.optional("q-lora-rank"),
             }
         return model
 
@@ -161,14 +162,14 @@ class Arguments:
 
     def experts(self) -> int:
         """Megatron-DeepSpeed's --num-experts takes one number a layer or one for all."""
-        setting = self.found.get("num-experts")
+        setting = self.settings.get("num-experts")
         if setting is None:
             return 0
         values = set(setting.values)
         if len(values) != 1:
             self.refuse("num-experts", "layers with different numbers of experts are not modelled")
         if setting.unknown or not (text := setting.values[0] if setting.values else "").isdecimal():
-            self.lack("num-experts", f"--num-experts is {' '.join(setting.values)}")
+            self.lack("num-experts", f"--num-experts is {setting.text}")
             return 0
         count = whole_number(text, "--num-experts")
         return count if count > 1 or not self.older else 0
@@ -195,18 +196,13 @@ class Arguments:
             return self.number("padded-vocab-size")
         size = self.number("vocab-size") if self.on("vocab-size") else 0
         if not size:
-            told = (
-                self.found.get("tokenizer-model")
-                or self.found.get("tokenizer-name-or-path")
-                or self.found.get("tokenizer-type")
-            )
+            names = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-type")
+            named = next((self.settings[name] for name in names if name in self.settings), None)
             known = self.reading.hints.get("model.vocab_size", "")
             if not known.isdecimal():
                 known = known or ("32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else "")
-                tokenizer = "the tokenizer" if told is None else " ".join((told.written, *told.values))
-                self.reading.lack(
-                    "model.vocab_size", f"{tokenizer} decides the vocabulary; add --set model.vocab_size={known or '...'}"
-                )
+                tokenizer = "the tokenizer" if named is None else f"{named.written} {named.text}".strip()
+                self.reading.lack("model.vocab_size", f"{tokenizer} decides the vocabulary; add", example=known or "...")
                 return 1
             size = int(known)
         size += self.number("vocab-extra-ids", 0)

@@ -69,4 +69,4 @@ def _deepspeed_beside(settings: list[Setting], script: Script, reading: Reading)
     for kind, keys in kinds.items():
         if any(isinstance(one := content.get(key), Mapping) and one.get("enabled") is True for key in keys):
             settings[:] = [each for each in settings if each.name not in kinds]
-            settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled", values=()))
+            settings.append(Setting(name=kind, written=f"{named.values[0]}: {kind}.enabled"))

@@ -25,16 +25,6 @@ _UNDER_DEEPSPEED = ("deepspeed", "zero-stage")
 """Of Megatron-DeepSpeed."""
 OLDER = ("checkpoint-activations", "activations-checkpoint-method", "DDP-impl", "model-parallel-size", *_UNDER_DEEPSPEED)
 """Of releases whose own layers were the only ones: their attention was fused only by a flag of its own."""
-PROGRAMS = (
-    "pretrain_gpt.py",
-    "train_gpt.py",
-    "pretrain_gpt_core.py",
-    "pretrain_gpt_mcore.py",
-    "pretrain_llama.py",
-    "train.py",
-    "",
-)
-"""Programs that train decoders with these arguments. Others that do may be named after a model (pretrain_qwen.py)."""
 OTHER_PROGRAMS = {
     "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval",
     "vision": "a vision model",
@@ -48,12 +38,12 @@ OTHER_PROGRAMS = {
 
 def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None, spare: Iterable[str] = ()) -> None:
     """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's default."""
-    found = sort(settings, table=table(TABLE), reading=reading, spare=spare)
+    by_name = sort(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _Run(
-        {_ALIASES.get(name, name): each for name, each in found.items()},
+        {_ALIASES.get(name, name): each for name, each in by_name.items()},
         reading,
         num_gpus,
-        older=any(n in found for n in OLDER),
+        older=any(name in by_name for name in OLDER),
     )
     sections = {"model": reader.model(), "training": reader.training(), "parallel": reader.parallel()}
     reading.query = {"kind": "training"} | {
@@ -70,7 +60,7 @@ class _Run(Arguments):
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
         experts = bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1  # of a model that is named elsewhere
         communication = "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
-        sizes = self.found.get("hierarchical-context-parallel-sizes")
+        sizes = self.settings.get("hierarchical-context-parallel-sizes")
         return {
             "tensor_parallel_size": tensor,
             "pipeline_parallel_size": stages,
@@ -163,7 +153,7 @@ class _Run(Arguments):
         if granularity == "none" and self.on("moe-layer-recompute"):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
-            setting = self.found.get("recompute-modules")
+            setting = self.settings.get("recompute-modules")
             modules = list(setting.values) if setting else ["core_attn"]
             return "selective" if modules == ["core_attn"] else {"granularity": "selective", "modules": modules}
         if granularity != "full":
@@ -229,8 +219,8 @@ class _Run(Arguments):
 
     def attention(self) -> str:
         """Transformer Engine's automatic choice is a fused kernel; the local implementation has none."""
-        backend, spec = self.text("attention-backend", "auto"), self.found.get("spec")
-        fused = any(name.startswith("use-flash-attn") for name in self.found)
+        backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
+        fused = any(name.startswith("use-flash-attn") for name in self.settings)
         usual = "local" if self.older else "transformer_engine"
         local = self.text("transformer-impl", usual) == "local" or (spec is not None and spec.values == ("local",))
         if spec is not None and spec.values != ("local",) and "gpt_layer_specs" not in " ".join(spec.values):
@@ -277,7 +267,7 @@ class _Run(Arguments):
         return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
 
     def graph_scope(self) -> list[str]:
-        setting = self.found.get("cuda-graph-scope")
+        setting = self.settings.get("cuda-graph-scope")
         return list(setting.values) if setting and setting.values else ["full"]
 
     def cuda_graph_modules(self) -> list[str] | None:

@@ -1,7 +1,6 @@
 """A configuration as something that starts: a shell script, an sbatch script, a manifest for Kubernetes."""
 
 import functools
-import shlex
 from importlib import resources
 from typing import Any
 
@@ -11,13 +10,13 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.switches import device_connections
+from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags
 
 PORT = 29_500
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")
-FILL = "FILL IN"
 _YOURS: tuple[tuple[str, Values], ...] = (
     ("your data and tokenizer (mock data starts at once)", {"mock-data": True, "tokenizer-type": "NullTokenizer",
     "split": "99,1,0"}),
@@ -34,8 +33,8 @@ _YOURS: tuple[tuple[str, Values], ...] = (
 @functools.cache
 def _trained_with() -> dict[str, dict[str, Any]]:
     text = resources.files("hp_tool.formats").joinpath("tables/trained_with.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return found
+    flags_by_family: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return flags_by_family
 
 
 def trained_with(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
@@ -79,38 +78,26 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
     parts = list(_YOURS)
     if lacking:
         parts.append((f"what the model is trained with: {', '.join(f'--{flag}' for flag in lacking)}", {}))
-    head = [f"# Fill in, each marked {FILL} below:", *(f"#   {number}. {what}" for number, (what, _) in enumerate(parts, 1))]
     array = ["YOURS=("]
     for number, (what, values) in enumerate(parts, 1):
-        array.append(f"    # {FILL} {number}: {what}")
-        array += [
-            "    " + " ".join(shlex.quote(word) for word in (f"--{name}", *texts))
-            for name, texts in option_words(values).items()
-        ]
-    return head, [*array, ")"]
-
-
-def _per_node(setup: TrainingSetup) -> int:
-    return min(setup.cluster.gpus_per_node, setup.cluster.num_gpus)
+        array += [f"    {line}" for line in (f"# {FILL} {number}: {what}", *option_lines(option_words(values), prefix="--"))]
+    return fill_in(what for what, _ in parts), [*array, ")"]
 
 
 def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
     """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
     nodes = setup.cluster.num_nodes
-    lines = [" ".join(shlex.quote(word) for word in (f"--{name}", *values)) for name, values in arguments(setup).items()]
-    launch = f"torchrun --nnodes {nodes} --nproc-per-node {_per_node(setup)}"
+    launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
         launch += f' --rdzv-backend c10d --rdzv-endpoint "${{MASTER_ADDR:?set it to the first node}}:${{MASTER_PORT:-{PORT}}}"'
     head, yours = _fill_in(setup)
-    return "\n".join(
+    return bash(
         (
-            "#!/usr/bin/env bash",
             f"# {words.TOOL}: {headline(setup)}.",
             *head,
             *(f"export {name}={value}" for name, value in environment(setup).items()),
             *yours,
-            " \\\n    ".join((f"{launch} {script}", *lines, '"${YOURS[@]}"', '"$@"')),
-            "",
+            invocation(f"{launch} {script}", *option_lines(arguments(setup), prefix="--"), '"${YOURS[@]}"'),
         )
     )
 
@@ -136,13 +123,12 @@ def slurm(setup: TrainingSetup) -> str:
     body = command(setup).splitlines()
     start = next(i for i, line in enumerate(body) if line.startswith("torchrun"))
     run = "\n".join(body[start:]).replace("torchrun ", "srun torchrun ", 1)
-    return "\n".join(
+    return bash(
         (
-            "#!/usr/bin/env bash",
             f"#SBATCH --job-name={_job_name(setup)}",
             f"#SBATCH --nodes={setup.cluster.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --gpus-per-node={_per_node(setup)}",
+            f"#SBATCH --gpus-per-node={setup.processes_per_node}",
             "#SBATCH --exclusive",
             *_segment(setup),
             *body[1:start],
@@ -150,7 +136,6 @@ def slurm(setup: TrainingSetup) -> str:
             'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             "export MASTER_ADDR",
             run,
-            "",
         )
     )
 
@@ -158,7 +143,7 @@ def slurm(setup: TrainingSetup) -> str:
 def kubernetes(setup: TrainingSetup) -> str:
     """A manifest: an Indexed Job with a pod per node, and the headless Service by which they find the first."""
     name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
-    nodes, per_node = setup.cluster.num_nodes, _per_node(setup)
+    nodes = setup.cluster.num_nodes
     script = "".join(line + "\n" for line in command(setup).splitlines())
     labels = {"app": name}
     variables = [{"name": "MASTER_ADDR", "value": f"{name}-0.{name}"}, {"name": "MASTER_PORT", "value": str(PORT)}]
@@ -168,7 +153,7 @@ def kubernetes(setup: TrainingSetup) -> str:
         "workingDir": "/workspace/megatron-lm",
         "command": ["bash", "-c", script],
         "env": variables,
-        "resources": {"limits": {"nvidia.com/gpu": per_node}},
+        "resources": {"limits": {"nvidia.com/gpu": setup.processes_per_node}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 (in the container)
     }
     pod = {
@@ -197,7 +182,6 @@ def kubernetes(setup: TrainingSetup) -> str:
     }
     head = (
         f"# {words.TOOL}: {headline(setup)}. Fill in: the image (FILL-IN below), volumes of your data, and in the script "
-        f"what its "
-        "own list names.\n"
+        "what its own list names.\n"
     )
     return head + yaml.safe_dump_all([service, job], sort_keys=False, width=10_000)

@@ -18,8 +18,8 @@ def flags(setup: TrainingSetup) -> Flags:
 
     Raises UnsupportedError for what the flags cannot say.
     """
-    said = words.SAID if packed_context(setup) is None else words.SAID | words.PACKED
-    refuse_unsaid(setup, tool=words.TOOL, said=said, runs="megatron-core")
+    packed = set() if packed_context(setup) is None else words.PACKED
+    refuse_unsaid(setup, tool=words.TOOL, expressed=words.SAID | packed, runs="megatron-core")
     return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
 
 
@@ -293,7 +293,7 @@ def field_name(flag: str) -> str:
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
-    """The same flags as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for what it cannot say.
+    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg. Raises UnsupportedError for what it cannot say.
 
     That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
     under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.

@@ -5,7 +5,7 @@ import shlex
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.setup import SHAPE, TrainingSetup, Values, headline, refuse_unsaid
+from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
 from hp_tool.formats.tools.megatron_lm.write import (
     copies,
@@ -41,15 +41,10 @@ _RECIPES: dict[str, tuple[str, Values]] = {
 }
 """Named recipes of megatron/bridge/training/mixed_precision.py, and the fields that make each; those of fp8 and mxfp8, but
 blockwise, keep parameters in 8 bits, and all but fp16's reduce gradients in fp32."""
-DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
+_DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8": "torch.uint8"}
 """Of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
 
-_UNSAID = {
-    "pipeline_layout",
-    "kernel_fusion",
-    "task",
-    "attention",
-}
+_UNSAID = {"pipeline_layout", "kernel_fusion", "task", "attention"}
 """Fields that Megatron-LM has flags for, and Bridge no plain key."""
 FUSED = ("apply_rope_fusion", "gradient_accumulation_fusion", "moe_grouped_gemm", "moe_permute_fusion")
 """Switches that are fields of Bridge's model providers."""
@@ -59,7 +54,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     """Dotted keys and values; the recipe brings the model's shape. Raises UnsupportedError for what they cannot say."""
     packed = PACKED if packed_context(setup) is not None else set()
     adapted = set() if setup.workload.lora is None else {"task", "lora", "frozen_precision"}
-    refuse_unsaid(setup, tool=TOOL, said=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
+    refuse_unsaid(setup, tool=TOOL, expressed=(SAID | SHAPE | packed) - _UNSAID | adapted, runs="megatron-core")
     w, c, granularity = setup.workload, setup.parallel, setup.recompute.granularity
     if w.loss == "chunked":
         raise UnsupportedError(f"{TOOL} has no chunked loss", field="training.cross_entropy")
@@ -69,81 +64,100 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     for name in ("context_parallel", "expert_parallel"):
         if getattr(hidden, name) is False or (name == "context_parallel" and hidden.context_parallel):
             raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
-    options = {
-        "model.tensor_model_parallel_size": str(c.tensor_parallel_size),
-        "model.pipeline_model_parallel_size": str(c.pipeline_parallel_size),
-        "model.virtual_pipeline_model_parallel_size": str(chunks) if chunks > 1 else "null",
-        "model.context_parallel_size": str(c.context_parallel_size),
-        "model.sequence_parallel": str(c.sequence_parallel and c.tensor_parallel_size > 1).lower(),
-        "model.seq_length": str(w.sequence_length),
+    values: Values = {
+        "model.tensor_model_parallel_size": c.tensor_parallel_size,
+        "model.pipeline_model_parallel_size": c.pipeline_parallel_size,
+        "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else "null",
+        "model.context_parallel_size": c.context_parallel_size,
+        "model.sequence_parallel": c.sequence_parallel and c.tensor_parallel_size > 1,
+        "model.seq_length": w.sequence_length,
         "model.recompute_granularity": "null" if granularity == "none" else granularity,
-        "train.micro_batch_size": str(c.micro_batch_size),
-        "train.global_batch_size": str(w.global_batch_size),
+        "train.micro_batch_size": c.micro_batch_size,
+        "train.global_batch_size": w.global_batch_size,
         **_mixed_precision(w),
-        "ddp.use_distributed_optimizer": str(c.zero_stage >= 1).lower(),
+        "ddp.use_distributed_optimizer": c.zero_stage >= 1,
         # comm_overlap's choice, or where it has none Bridge's own, is laid over ddp's (CommOverlapConfig.setup).
         **{
-            f"{section}.{name}": str(setup.switches[name]).lower()
+            f"{section}.{name}": setup.switches[name]
             for section in ("ddp", "comm_overlap")
             for name in ("overlap_grad_reduce", "overlap_param_gather")
         },
-        "ddp.grad_reduce_in_fp32": str((w.gradient_precision or "fp32") == "fp32").lower(),
-        "dataset.sequence_length": str(w.sequence_length),
+        "ddp.grad_reduce_in_fp32": (w.gradient_precision or "fp32") == "fp32",
+        "dataset.sequence_length": w.sequence_length,
+        "ddp.num_distributed_optimizer_instances": copies(setup),
+        "comm_overlap.overlap_p2p_comm": False if hidden.pipeline_parallel is False else None,
+        **_context(setup),
+        **(_experts(setup) if setup.model.num_experts else {}),
+        "dist.use_tp_pp_dp_mapping": setup.cluster.rank_order == PIPELINE_BEFORE_DATA or None,
+        "model.attention_dropout": w.dropout or None,
+        "model.hidden_dropout": w.dropout or None,
+        "optimizer.optimizer": w.optimizer if w.optimizer != "adam" else None,
+        **_optimizer_states(w),
+        **_adapters(w),
+        **_offload(setup),
+        "model.cross_entropy_loss_fusion": w.loss != "unfused" or None,
+        "model.cross_entropy_fusion_impl": {"in_place": "te", "fused": "native"}.get(w.loss),
+        **_graphs(w),
+        **{f"model.{name}": setup.switches.get(name) for name in FUSED},
+        "comm_overlap.tp_comm_overlap": setup.switches["tp_comm_overlap"],
+        "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel or None,
     }
-    if (instances := copies(setup)) is not None:
-        options["ddp.num_distributed_optimizer_instances"] = str(instances)
-    if hidden.pipeline_parallel is False:
-        options["comm_overlap.overlap_p2p_comm"] = "false"
-    if (sizes := levels(setup)) is not None:
-        options["model.hierarchical_context_parallel_sizes"] = f"[{','.join(sizes)}]"
-    if c.context_parallel_size > 1:
-        options["model.cp_comm_type"] = CONTEXT[setup.strategy.context_parallel_communication][0]
-        if (tokens := packed_context(setup)) is not None:
-            options |= {
-                "model.dynamic_context_parallel": "true",
-                "model.sequence_packing_scheduler": "default_dynamic_cp",
-                "model.max_seqlen_per_dp_cp_rank": str(tokens),
-            }
-    if setup.model.num_experts:
-        options["model.expert_model_parallel_size"] = str(c.expert_parallel_size)
-        options["model.expert_tensor_parallel_size"] = str(c.expert_tensor_parallel_size)
-        options["model.moe_token_dispatcher_type"] = setup.strategy.moe_token_dispatcher_type
-        if backend := setup.switches.get("moe_flex_dispatcher_backend"):
-            options["model.moe_flex_dispatcher_backend"] = str(backend)
-        if w.expert_capacity_factor is not None:
-            options["model.moe_expert_capacity_factor"] = str(w.expert_capacity_factor)
-    if setup.cluster.rank_order == PIPELINE_BEFORE_DATA:
-        options["dist.use_tp_pp_dp_mapping"] = "true"
-    if w.dropout:
-        options |= {f"model.{part}_dropout": str(w.dropout) for part in ("attention", "hidden")}
-    if w.optimizer != "adam":
-        options["optimizer.optimizer"] = w.optimizer
-    options |= _optimizer_states(w) | _adapters(w)
-    if w.offload == "optimizer":
-        options["optimizer.optimizer_cpu_offload"] = "true"
-        options["optimizer.optimizer_offload_fraction"] = str(w.offload_fraction or 1.0)
-    if w.offload == "activations":
-        layers = round((w.offload_fraction or 1.0) * setup.model.num_hidden_layers)
-        options |= {"model.cpu_offloading": "true", "model.cpu_offloading_num_layers": str(layers)}
-    if w.loss != "unfused":
-        options |= {
-            "model.cross_entropy_loss_fusion": "true",
-            "model.cross_entropy_fusion_impl": "te" if w.loss == "in_place" else "native",
-        }
+    sharding: Values = {
+        "ddp.use_megatron_fsdp": c.zero_stage >= 2 or None,
+        "ddp.data_parallel_sharding_strategy": SHARDING.get(c.zero_stage),
+    }
+    return _texts(values) | _fields(recomputation(setup.recompute)) | _texts(sharding) | _fields(shorter_ends(setup))
+
+
+def _texts(values: Values) -> dict[str, str]:
+    """Return the values as Hydra reads them; what is None is left out."""
+
+    def text_of(value: object) -> str:
+        if isinstance(value, list):
+            return f"[{','.join(value)}]"
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return {name: text_of(value) for name, value in values.items() if value is not None}
+
+
+def _context(setup: TrainingSetup) -> Values:
+    """Return how context-parallel ranks exchange keys and values, and how sequences are packed over them."""
+    if setup.parallel.context_parallel_size == 1:
+        return {}
+    packed = packed_context(setup)
+    return {
+        "model.hierarchical_context_parallel_sizes": levels(setup),
+        "model.cp_comm_type": CONTEXT[setup.strategy.context_parallel_communication][0],
+        "model.dynamic_context_parallel": packed is not None or None,
+        "model.sequence_packing_scheduler": None if packed is None else "default_dynamic_cp",
+        "model.max_seqlen_per_dp_cp_rank": packed,
+    }
+
+
+def _experts(setup: TrainingSetup) -> Values:
+    return {
+        "model.expert_model_parallel_size": setup.parallel.expert_parallel_size,
+        "model.expert_tensor_parallel_size": setup.parallel.expert_tensor_parallel_size,
+        "model.moe_token_dispatcher_type": setup.strategy.moe_token_dispatcher_type,
+        "model.moe_flex_dispatcher_backend": setup.switches.get("moe_flex_dispatcher_backend"),
+        "model.moe_expert_capacity_factor": setup.workload.expert_capacity_factor,
+    }
+
+
+def _offload(setup: TrainingSetup) -> Values:
+    share = setup.workload.offload_fraction or 1.0
+    if setup.workload.offload == "optimizer":
+        return {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": share}
+    if setup.workload.offload == "activations":
+        layers = round(share * setup.model.num_hidden_layers)
+        return {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": layers}
+    return {}
+
+
+def _graphs(w: TrainingWorkload) -> Values:
     if w.cuda_graph_modules:
-        modules = f"[{','.join(w.cuda_graph_modules)}]"
-        options |= {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_scope": modules}
-    elif w.cuda_graphs:
-        options |= {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"}
-    options |= {f"model.{name}": str(setup.switches[name]).lower() for name in FUSED if name in setup.switches}
-    options["comm_overlap.tp_comm_overlap"] = str(setup.switches["tp_comm_overlap"]).lower()
-    if hidden.expert_parallel:
-        options["comm_overlap.overlap_moe_expert_parallel_comm"] = "true"
-    options |= _fields(recomputation(setup.recompute))
-    if c.zero_stage >= 2:
-        options["ddp.use_megatron_fsdp"] = "true"
-        options["ddp.data_parallel_sharding_strategy"] = SHARDING[c.zero_stage]
-    return options | _fields(shorter_ends(setup))
+        return {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_scope": list(w.cuda_graph_modules)}
+    return {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"} if w.cuda_graphs else {}
 
 
 def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
@@ -165,16 +179,18 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
         raise UnsupportedError(f"{TOOL} reduces gradients in fp32 or {computed}", field="training.gradient_precision")
     if (narrow, gradients == "fp32") == ("fp8" in fields and kind != "fp8 blockwise", computed == "bf16"):
         return {"mixed_precision": name}
-    dtype = f"{{_target_:{DTYPES[computed]},_call_:false}}"
-    values = {"_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig", computed: True}
+    dtype = f"{{_target_:{_DTYPES[computed]},_call_:false}}"
+    values: dict[str, bool | int | float | str | list[str] | None] = {
+        "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+        computed: True,
+    }
     values |= {"params_dtype": dtype, "pipeline_dtype": dtype, "grad_reduce_in_fp32": gradients == "fp32", **fields}
     values |= {"fp8_param_gather": True} if narrow else {}
     values |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if narrow and kind == "mxfp8" else {}
-    written = ",".join(f"{key}:{str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items())
-    return {"++mixed_precision": f"{{{written}}}"}
+    return {"++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _texts(values).items())}}}"}
 
 
-def _adapters(w: TrainingWorkload) -> dict[str, str]:
+def _adapters(w: TrainingWorkload) -> Values:
     """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none where all is trained."""
     if w.lora is None:
         return {}
@@ -191,13 +207,13 @@ def _adapters(w: TrainingWorkload) -> dict[str, str]:
             field="training.lora.target_modules",
         )
     return {
-        "peft.target_modules": f"[{','.join(names)}]",
-        "peft.dim": str(w.lora.rank),
-        "peft.dropout": str(w.lora.dropout),
+        "peft.target_modules": list(names),
+        "peft.dim": w.lora.rank,
+        "peft.dropout": w.lora.dropout,
     }
 
 
-def _optimizer_states(w: TrainingWorkload) -> dict[str, str]:
+def _optimizer_states(w: TrainingWorkload) -> Values:
     """Return the precision-aware optimizer's settings; none where all states are fp32."""
     first, second, master, aware = optimizer_states(w)
     if not aware:
@@ -205,11 +221,11 @@ def _optimizer_states(w: TrainingWorkload) -> dict[str, str]:
     if master not in ("fp32", "fp16", "remainder"):
         raise UnsupportedError(f"{TOOL} has no setting for a master copy of {master}", field="training.master_precision")
     return {
-        "optimizer.use_precision_aware_optimizer": "true",
-        "optimizer.main_params_dtype": DTYPES["fp16" if master == "fp16" else "fp32"],
-        "optimizer.exp_avg_dtype": DTYPES[first],
-        "optimizer.exp_avg_sq_dtype": DTYPES[second],
-        "optimizer.store_param_remainders": str(master == "remainder").lower(),
+        "optimizer.use_precision_aware_optimizer": True,
+        "optimizer.main_params_dtype": _DTYPES["fp16" if master == "fp16" else "fp32"],
+        "optimizer.exp_avg_dtype": _DTYPES[first],
+        "optimizer.exp_avg_sq_dtype": _DTYPES[second],
+        "optimizer.store_param_remainders": master == "remainder",
     }
 
 

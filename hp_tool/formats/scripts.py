@@ -1,0 +1,27 @@
+"""What written scripts share: how a command and its options stand in them, and what is left to the user."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+FILL = "FILL IN"
+"""Marks what is the user's, with the number that it has in the list at the top."""
+
+
+def bash(lines: Iterable[str]) -> str:
+    """Return a script of these lines."""
+    return "\n".join(("#!/usr/bin/env bash", *lines, ""))
+
+
+def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> list[str]:
+    """Return each option with the words behind it, quoted, as a line."""
+    return [shlex.join((f"{prefix}{name}", *words)) for name, words in options.items()]
+
+
+def invocation(*lines: str) -> str:
+    """Return a command over several lines; whatever follows the script's name is passed on to it."""
+    return " \\\n    ".join((*lines, '"$@"'))
+
+
+def fill_in(parts: Iterable[str]) -> list[str]:
+    """Return the comment that lists what is the user's."""
+    return [f"# Fill in, each marked {FILL} below:", *(f"#   {number}. {what}" for number, what in enumerate(parts, 1))]
