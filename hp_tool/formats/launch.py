@@ -28,8 +28,8 @@ _AGENTS = {"torchrun", "accelerate"} | _TORCH
 """Launchers with one agent for each node, which starts the node's processes."""
 LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENTS
 _OTHERS = {
-    "cat", "tee", "echo", "mkdir", "cd", "export", "printf", "rm", "cp", "ls", "wait", "sleep", "module", "conda", "pip", "grep",
-    "sed",
+    "cat", "tee", "echo", "mkdir", "cd", "export", "printf", "rm", "cp", "ls", "wait", "sleep", "module", "conda", "pip",
+    "grep", "sed",
 }  # fmt: skip
 """Commands that train nothing, whatever follows them."""
 
