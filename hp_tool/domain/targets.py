@@ -54,7 +54,7 @@ class Targets(Flattened):
                 "unknown key targets.others; name a quantile as in ttft_p95_s", field="targets.others", code="unknown_key"
             )
         keys = {key: _bounded(match)[1] for key in data if key not in cls.__slots__ and (match := QUANTILE.fullmatch(key))}
-        bounds = bounds_of(cls)["ttft_s"]
+        bounds = bounds_of(Targets)["ttft_s"]
         for key, quantile in keys.items():
             field, limit = f"targets.{key}", data[key]
             if not LOWEST <= 100.0 * share_of(quantile) <= HIGHEST:
@@ -73,7 +73,7 @@ class Targets(Flattened):
 
     @classmethod
     def _other_keys(cls) -> tuple[str, dict[str, Any]]:
-        low, high = bounds_of(cls)["ttft_s"]
+        low, high = bounds_of(Targets)["ttft_s"]
         return QUANTILE.pattern, {"type": "number", "minimum": low, "maximum": high}
 
 

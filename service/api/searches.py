@@ -89,7 +89,7 @@ def submit(
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
             raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    sent: dict[str, Any] = {"asked": body.mapping, "priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
+    sent: dict[str, Any] = {"request": body.mapping, "priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
     if idempotency_key is not None:
         earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
         if earlier is not None:
