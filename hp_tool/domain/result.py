@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -90,7 +91,7 @@ class Intervals:
 class Narrowest:
     """What a query leaves unsaid whose naming narrows the interval of its step time most."""
 
-    set: dict[str, Any]
+    set: ChosenValues
     """Values to put into the query, by path: training.framework_version."""
     step_s: tuple[float, float]
     """The interval of the query with them."""
@@ -123,7 +124,7 @@ class Mend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ParallelConfig
     """All of the mended configuration: valid input."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the query must have beside `parallel`, by path: training.gradient_precision, cluster.num_gpus."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
@@ -226,7 +227,7 @@ class Recommendation:
 
     rank: int
     parallel: ParallelConfig
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list under training,
     cluster.num_gpus. The query with both gives this estimate."""
     estimate: Estimate

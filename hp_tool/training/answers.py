@@ -39,7 +39,9 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """With fixes also what would narrow the step time's interval and what today's recipe gives; the provenance says why nothing corrects it."""
+        """With fixes also what would narrow the step time's interval, and what today's recipe would give; the provenance says
+        why nothing corrects it.
+        """
         problem = self.configuration.problem
         estimate = self.configuration.estimate(with_fixes=with_fixes)
         if with_fixes:
