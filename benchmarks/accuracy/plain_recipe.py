@@ -1,4 +1,5 @@
-"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: plain questions by the defaults, and by today's recipe as answers state it."""
+"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: plain questions by the defaults, and by today's recipe as answers
+state it."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ class Plain:
 def plain(folder: Path) -> Iterator[Plain]:
     """Yield every group with the constants as shipped."""
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
-    asked = {
+    questions = {
         "dense on H100": cloud,
         "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
         "MLPerf's LoRA": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
         "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
     }
-    for title, cases in asked.items():
+    for title, cases in questions.items():
         yield _group(title, cases)
 
 
