@@ -27,13 +27,13 @@ def skip_or_fail(*, component: str, reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-COORDINATED = ("tests/launchers/", "tests/service/")
+COORDINATED = {"tests/launchers/": "launchers' jobs", "tests/service/": "services' jobs"}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, all tests that start real jobs to measure them go to one process: two at once would share the processor and
-    measure each other. So do those about launchers and services, which have fixed ports and measure nothing. Other files go
+    measure each other. So do those about launchers, which share their clusters, and those about services. Other files go
     wherever there is room; those that ask the program which counts Megatron's bytes share it. They go in the order of
     collection: the most tests first, which is xdist's own, would leave one process with the few long ones at the end.
     """
@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "megatron's bytes"
             if not starts_real_jobs(config.rootpath / file):
                 return file
-            return "coordinated jobs" if file.startswith(COORDINATED) else "measured jobs"
+            return next((scope for folder, scope in COORDINATED.items() if file.startswith(folder)), "measured jobs")
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)

@@ -99,6 +99,13 @@ def test_kinds_stall_as_often_as_is_stated_before_any_run_and_a_fit_presumes_non
         assert step.slow_probability[0] == pytest.approx(step.slow_probability[-1], rel=1e-3)
 
 
+@pytest.mark.parametrize(("stated", "stalls"), [(0.22, False), (0.4, True)])
+def test_only_scatter_beyond_that_of_regular_runs_is_put_down_to_stalls(stated, stalls):
+    known = features(24) | {STEP_LOG_SD: np.full(24, stated)}
+    step = predict(fit_calibration(evidence=evidence(known, noise(24)), prior=GPU_PRIOR), known)
+    assert (step.slow is not None) == stalls
+
+
 def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_than_others():
     candidates = Candidates.from_configs(
         ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=p, data_parallel_size=4 // p) for p in (1, 4)

@@ -103,8 +103,8 @@ def await_the_end(job_name: str, *, limit_s: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-class LauncherContract:
-    """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another object over the same jobs."""
+class Launching:
+    """What every launcher's tests start from: subclasses override `new_launcher`."""
 
     @pytest.fixture
     def new_launcher(self) -> Callable[[], Launcher]:
@@ -114,22 +114,16 @@ class LauncherContract:
     def launcher(self, new_launcher: Callable[[], Launcher]) -> Launcher:
         return new_launcher()
 
+
+class EngineContract(Launching):
+    """What an engine does with a job."""
+
     def test_a_finished_job_brings_its_measurement(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan(GOOD))
         assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
         assert measurement.wall_s is not None and 0 < measurement.wall_s < 30
-
-    def test_a_result_that_is_a_pipe_hangs_nobody(self, launcher: Launcher) -> None:
-        handle = launcher.submit(plan("import os; os.mkfifo('result.json')"))
-        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
-        assert launcher.fetch(handle).status == "crashed"
-
-    def test_a_result_counts_whatever_the_exit_code(self, launcher: Launcher) -> None:
-        handle = launcher.submit(plan(GOOD + "os.abort()"))
-        wait(launcher, handle, until=_ENDED)
-        assert launcher.fetch(handle).status == "ok"
 
     def test_submitting_a_name_again_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
         script = GOOD.replace('"ok"', '"ok", "versions": {"runs": runs.read_text()}')
@@ -268,6 +262,37 @@ class LauncherContract:
         assert measurement.status == "crashed"
         assert "/no/such/program" in (measurement.cause or "")
 
+    def test_secrets_stay_with_the_worker(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HP_DATABASE_URL", "postgresql://user:pa55word@host/db")
+        monkeypatch.setenv("HP_API_KEY", "k3y-of-the-worker")
+        script = GOOD.replace('"ok"', '"ok", "versions": {k: v for k, v in os.environ.items()}')
+        handle = launcher.submit(plan(script))
+        wait(launcher, handle, until=_ENDED)
+        seen = launcher.fetch(handle).versions
+        assert not {"pa55word", "k3y-of-the-worker"} & set(re.findall(r"[\w-]+", " ".join(seen.values())))
+        assert seen["MARK_OF_TEST"] == "job-1"
+
+    @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 129, "a b", "a\n"])
+    def test_a_bad_job_name_is_refused(self, launcher: Launcher, name: str) -> None:
+        from hp_tool.errors import InputError
+
+        with pytest.raises(InputError, match="job name"):
+            launcher.submit(plan(GOOD, job_name=name))
+
+
+class ResultContract(Launching):
+    """What is read from a job's folder, wherever it ran: of an engine whose jobs take seconds to start, in the long run."""
+
+    def test_a_result_that_is_a_pipe_hangs_nobody(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan("import os; os.mkfifo('result.json')"))
+        assert wait(launcher, handle, until=_ENDED) is JobState.FINISHED
+        assert launcher.fetch(handle).status == "crashed"
+
+    def test_a_result_counts_whatever_the_exit_code(self, launcher: Launcher) -> None:
+        handle = launcher.submit(plan(GOOD + "os.abort()"))
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.fetch(handle).status == "ok"
+
     @pytest.mark.parametrize(
         ("torn", "status"),
         [("", "preempted"), ('{"status": "ok", "step_s": 0.', "preempted"), ('{"status": "ok", "surprise": 1}', "crashed")],
@@ -291,19 +316,6 @@ class LauncherContract:
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB")
 
-    def test_secrets_stay_with_the_worker(self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HP_DATABASE_URL", "postgresql://user:pa55word@host/db")
-        monkeypatch.setenv("HP_API_KEY", "k3y-of-the-worker")
-        script = GOOD.replace('"ok"', '"ok", "versions": {k: v for k, v in os.environ.items()}')
-        handle = launcher.submit(plan(script))
-        wait(launcher, handle, until=_ENDED)
-        seen = launcher.fetch(handle).versions
-        assert not {"pa55word", "k3y-of-the-worker"} & set(re.findall(r"[\w-]+", " ".join(seen.values())))
-        assert seen["MARK_OF_TEST"] == "job-1"
 
-    @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 129, "a b", "a\n"])
-    def test_a_bad_job_name_is_refused(self, launcher: Launcher, name: str) -> None:
-        from hp_tool.errors import InputError
-
-        with pytest.raises(InputError, match="job name"):
-            launcher.submit(plan(GOOD, job_name=name))
+class LauncherContract(EngineContract, ResultContract):
+    """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another object over the same jobs."""

@@ -18,7 +18,7 @@ from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail
-from tests.launchers.contract import GOOD, LauncherContract, plan, processes, started, wait
+from tests.launchers.contract import GOOD, EngineContract, Launching, ResultContract, plan, processes, started, wait
 from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.profiler.requests import request
 
@@ -33,11 +33,18 @@ def prefix() -> str:
     return f"test{next(_COUNT)}-"  # one cluster for all tests, and every one has a job-1
 
 
-class TestRayLauncher(LauncherContract):
+class OnRay(Launching):
     @pytest.fixture
     def new_launcher(self, ray_cluster: RayCluster, prefix: str) -> Callable[[], Launcher]:
         return lambda: ray_cluster.launcher(prefix=prefix)
 
+
+@pytest.mark.long
+class TestRayResults(OnRay, ResultContract):
+    pass
+
+
+class TestRayLauncher(OnRay, EngineContract):
     @pytest.mark.long
     def test_a_job_over_two_nodes_and_its_end(self, ray_cluster: RayCluster, prefix: str) -> None:
         ray_cluster.add_node()

@@ -18,7 +18,17 @@ from hp_tool.domain.jobs import JobState
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.steps import step_line
 from hp_tool.errors import LauncherError, RefusedError
-from tests.launchers.contract import GOOD, LauncherContract, await_the_end, plan, processes, started, wait
+from tests.launchers.contract import (
+    GOOD,
+    EngineContract,
+    Launching,
+    ResultContract,
+    await_the_end,
+    plan,
+    processes,
+    started,
+    wait,
+)
 from tests.launchers.slurm_cluster import SlurmCluster, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
@@ -26,11 +36,18 @@ pytestmark = [pytest.mark.slurm, pytest.mark.distributed]
 BRIEF = "import time; time.sleep(2)\n" + GOOD
 
 
-class TestSlurmLauncher(LauncherContract):
+class OnSlurm(Launching):
     @pytest.fixture
     def new_launcher(self, slurm: SlurmCluster, tmp_path: Path) -> Callable[[], Launcher]:
         return lambda: slurm.launcher(root=tmp_path)
 
+
+@pytest.mark.long
+class TestSlurmResults(OnSlurm, ResultContract):
+    pass
+
+
+class TestSlurmLauncher(OnSlurm, EngineContract):
     def test_of_many_callers_in_one_instant_one_submits(
         self, new_launcher: Callable[[], Launcher], slurm: SlurmCluster, tmp_path: Path
     ) -> None:
