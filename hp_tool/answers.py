@@ -8,25 +8,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from hp_tool import bounds, serving, training
-from hp_tool.configuration import Configuration
+from hp_tool import bounds
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.result import Estimate, Front, Recommendation, SpaceSummary
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import InferenceEstimate, PoolRecommendation, ServingRecommendation
-from hp_tool.errors import HpToolError, UnsupportedError
+from hp_tool.errors import HpToolError
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
-from hp_tool.training.calibrated import Calibrations, with_unused
-from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration, resolve_configuration
-from hp_tool.training.narrowest import with_narrowest
-from hp_tool.training.recommend import Objective
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import CostedRow, ResolvedConfiguration
 
 log = logging.getLogger(__name__)
 
 Task = Literal["estimate", "recommend"]
-Front = Objective | Literal["throughput"]
-"""What a Pareto front may set against step time, or for serving against the tokens per second of a user."""
 T = TypeVar("T")
 Line = bytes | HpToolError
 """A line, or in its place why there is none."""
@@ -49,8 +45,13 @@ class EstimateAnswer:
     calibrated_estimate: Estimate | None = None
     """The estimate corrected by measurements on this cluster; None if there are none."""
 
+    @property
+    def known(self) -> Estimate | InferenceEstimate:
+        """What is known of it: the calibrated estimate, if there is one."""
+        return self.calibrated_estimate or self.estimate
+
     def __repr__(self) -> str:
-        return f"<EstimateAnswer: {self.calibrated_estimate or self.estimate!r}>"
+        return f"<EstimateAnswer: {self.known!r}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -111,18 +112,8 @@ def estimate_answer(
     one, and what would narrow the interval of its step time. `calibrations`: what is known of clusters;
     None leaves the cost model alone.
     """
-    estimate: Estimate | InferenceEstimate
-    calibrated = None
-    if query.kind == "inference":
-        estimate = serving.estimate(query=query, with_fixes=with_fixes)
-    else:
-        configuration = configuration or resolve_configuration(query)
-        estimate = configuration.estimate(with_fixes=with_fixes)
-        if with_fixes:
-            estimate = with_narrowest(estimate, query=query, problem=configuration.problem)
-        calibrated = configuration.calibrated_estimate(calibrations)
-        if calibrated is None and calibrations is not None:
-            estimate = with_unused(estimate, problem=configuration.problem, calibrations=calibrations)
+    problem = problem_of(query, configuration=configuration)
+    estimate, calibrated = problem.estimate(with_fixes=with_fixes, calibrations=calibrations)
     mapping = schema.query_mapping(query) if with_query else None
     return EstimateAnswer(id=query.id, estimate=estimate, calibrated_estimate=calibrated, query=mapping)
 
@@ -141,46 +132,20 @@ def recommend_answer(
     `pareto`: also the Pareto front of step time against memory or gpus; for serving that of tokens per second for a user and
     for a GPU ("throughput"). `sensitivity`: also what the answer of a training depends on.
     """
-    if sensitivity and query.kind == "inference":
-        raise UnsupportedError("sensitivity belongs to training queries; leave it out", field="sensitivity")
-    ranking: Ranking[Recommendation] | Ranking[ServingRecommendation]
-    misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    front, throughput_front, pools = None, None, None
-    if query.kind == "inference":
-        if pareto not in (None, "throughput"):
-            raise UnsupportedError(f"a front of {pareto} belongs to training queries; ask for throughput", field="pareto")
-        if query.inference is not None and query.inference.disaggregated is not None:
-            pools = serving.disaggregated(query=query, top=top)
-        ranking = Ranking() if serving.only_pools(query) else serving.recommend(query=query, top=top)
-        misses = ranking.nearest_misses
-        if pareto is not None or (ranking.recommendations and serving.seeks_concurrency(query)):
-            throughput_front = serving.pareto_front(query=query)
-    else:
-        if pareto == "throughput":
-            raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
-        ranking = training.recommend(query=query, top=top, calibrations=calibrations)
-        ranking = replace(ranking, recommendations=tuple(_with_narrowest(row, query) for row in ranking.recommendations))
-        misses = ranking.nearest_misses
-        if pareto is not None:
-            front = training.pareto_front(query=query, against=pareto, calibrations=calibrations)
+    ranking, beside = problem_of(query).answer(top=top, pareto=pareto, sensitivity=sensitivity, calibrations=calibrations)
     return RecommendAnswer(
         id=query.id,
         recommendations=ranking.recommendations,
         space=ranking.space,
         rejections=ranking.rejections,
         groups=ranking.groups,
-        nearest_misses=misses,
-        pareto=front,
-        throughput_front=throughput_front,
-        sensitivity=training.sensitivity(query, calibrations=calibrations) if sensitivity else None,
-        disaggregated=pools,
+        nearest_misses=ranking.nearest_misses,
+        pareto=beside.pareto,
+        throughput_front=beside.throughput_front,
+        sensitivity=beside.sensitivity,
+        disaggregated=beside.disaggregated,
         query=schema.query_mapping(query) if with_query else None,
     )
-
-
-def _with_narrowest(row: Recommendation, query: Query) -> Recommendation:
-    one = Configuration.of(row, query=query).query
-    return replace(row, estimate=with_narrowest(row.estimate, query=one))
 
 
 def answer_lines(
@@ -199,7 +164,7 @@ def answer_lines(
         query = read(line)
         if task == "recommend":
             return schema.to_json(recommend_answer(query, top=top, with_query=False, calibrations=calibrations))
-        return estimate(query) if query.kind == "inference" else resolve_configuration(query)
+        return problem_of(query).configuration or estimate(query)
 
     def estimate(query: Query, configuration: ResolvedConfiguration | None = None) -> str:
         answer = estimate_answer(

@@ -101,7 +101,7 @@ class Plan:
     def estimate(self) -> Estimate | None:
         """The recommendation's, calibrated if anything was measured on the cluster."""
         row = self.recommendation
-        return None if row is None else row.calibrated_estimate or row.estimate
+        return None if row is None else row.known
 
     @property
     def effective_days(self) -> float | None:

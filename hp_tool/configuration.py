@@ -12,10 +12,9 @@ from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, axis_values, said_of_all
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import RunConfig, ServingConfig
+from hp_tool.domain.serving import RUN_CONFIGS, RunConfig, config_query
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from hp_tool.training.evaluate import config_query
 
 NUM_GPUS = "cluster.num_gpus"
 NO_PART = ("search", "id")
@@ -69,7 +68,7 @@ class Configuration:
         typed = parse(schema.lay(copy.deepcopy(query), inside))
         if NUM_GPUS in values:
             typed = typed.with_num_gpus(schema.parse(ClusterQuery, {"num_gpus": values[NUM_GPUS]}).num_gpus)
-        config = schema.parse(ServingConfig if typed.kind == "inference" else ParallelConfig, row.get("parallel") or {})
+        config = schema.parse(RUN_CONFIGS[typed.kind], row.get("parallel") or {})
         return _whole(config, query=typed, values=values)
 
     def mapping(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool import exchange
 from hp_tool.catalog import library, records
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.fields import checked
@@ -37,6 +36,7 @@ from hp_tool.formats.registry import Format, formats
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.launchers import jobs
 from hp_tool.training.problem import TrainingProblem
+from hp_tool.training.setup import training_setup
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})")
 AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in OF_THE_QUERY)
@@ -165,7 +165,7 @@ def tells(trainer: TrainerCommand, axis: str) -> bool:
 def writes(trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig) -> bool:
     """Return whether the command has an export that says all of the configuration, and every one that it has does."""
     exports = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
-    setup = exchange.training_setup(problem, parallel)
+    setup = training_setup(problem, parallel)
     try:
         for name, each in exports.items():
             write = each.flags if name.startswith("flags:") else each.write
@@ -189,7 +189,7 @@ def program(trainer: TrainerCommand, *, request: ProfileRequest, problem: Traini
     """The program of this request. Pure. Raises UnsupportedError if an export does not support the configuration."""
     named = {name: special()[name] for name in placeholders(trainer.command) if ":" in name}
     reduced = replace(problem, model=request.model, workload=request.training)  # of a reduced run less than the problem
-    setup = exchange.training_setup(reduced, request.parallel) if named else None
+    setup = training_setup(reduced, request.parallel) if named else None
     files = {name: each for name, each in named.items() if name.startswith("file:")}
     values = _values(request, num_nodes=-(-request.num_gpus // problem.cluster.gpus_per_node))
     values |= {name: each.file for name, each in files.items()}

@@ -1,20 +1,32 @@
-"""Sections of docs/cost-model.md and the modules of hp_tool/cost that each names under `Modules:`."""
+"""Sections of the cost model's pages: the modules of hp_tool/cost that each names under `Modules:`, and links to functions."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cost-model.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = (DOCS / "cost-model.md", DOCS / "serving-cost-model.md")
+FUNCTION = re.compile(r"\]\((\.\./hp_tool/\S+?\.py)#(\w+)\)")
+"""A link to a function of the source: the repository resolves its file, the site its entry in the reference."""
 
 
 def cost_sections() -> dict[str, list[Path]]:
-    """Modules by section, in the page's order; a folder stands for every module in it."""
+    """Modules by section, in the pages' order; a folder stands for every module in it."""
     sections: dict[str, list[Path]] = {}
-    for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        paragraphs = re.findall(r"^Modules?: .*?(?:\n\n|\Z)", section, re.DOTALL | re.MULTILINE)
-        named = [(PAGE.parent / target).resolve() for target in re.findall(r"\]\((\S+?)\)", "".join(paragraphs))]
-        modules = [module for path in named for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-        if modules:
-            sections[section.partition("\n")[0]] = modules
+    for page in PAGES:
+        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            paragraphs = re.findall(r"^Modules?: .*?(?:\n\n|\Z)", section, re.DOTALL | re.MULTILINE)
+            named = [(DOCS / target).resolve() for target in re.findall(r"\]\((\S+?)\)", "".join(paragraphs))]
+            modules = [module for path in named for module in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+            if modules:
+                sections[section.partition("\n")[0]] = modules
     return sections
+
+
+def linked_functions() -> Iterator[tuple[Path, str]]:
+    """(module, function) of every link to a function on the cost model's pages."""
+    for page in PAGES:
+        for target, name in FUNCTION.findall(page.read_text(encoding="utf-8")):
+            yield (DOCS / target).resolve(), name

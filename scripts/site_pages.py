@@ -22,13 +22,14 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG
 PACKAGES = {"cost": "Formulas", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
 """Packages of hp_tool whose modules each become a page."""
 HOW_TO = "How to"
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+"""A link, or a picture after its mark."""
 
 
 def modules(package: str) -> list[Path]:
     """The package's modules that say something, in the order of their names."""
-    found = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
-    return [path for path in found if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    files = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
+    return [path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def page_of(module: Path) -> str:
@@ -37,9 +38,13 @@ def page_of(module: Path) -> str:
     return str(path.with_name("index.md") if path.stem == "__init__" else path)
 
 
+def _dotted(module: Path) -> str:
+    return ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package; the cost model's
-    modules stand under the headings of docs/cost-model.md.
+    modules stand under the headings of its pages.
     """
     nav: list[Any] = config.nav or []
     listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
@@ -66,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages |= {"reference/python.md": python(), "openapi.json": api}
     for package in PACKAGES:
         for module in modules(package):
-            dotted = ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            dotted = _dotted(module)
             members = "\n    options:\n      members: false" if module.stem == "__init__" else ""
             pages[page_of(module)] = f"# {dotted.removeprefix('hp_tool.')}\n\n::: {dotted}{members}\n"
     for page, content in pages.items():
@@ -84,11 +89,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if "://" in target:
             return match[0]
         path = (root.parent / target).resolve()
-        found = _page_for(path, files)
-        if found is None:
+        destination = _page_for(path, files)
+        if destination is None:
             return text
         up = "../" * source.count("/")
-        return f"[{text}]({up}{found}{anchor})"
+        if anchor and path.suffix == ".py":  # of a function, whose entry in the reference has its full name
+            anchor = f"#{_dotted(path)}.{anchor[1:]}"
+        return f"[{text}]({up}{destination}{anchor})"
 
     return LINK.sub(mended, markdown)
 

@@ -19,19 +19,19 @@ from hp_tool.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
 from service.agents.mount import AgentsRoute
-from service.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
+from service.api.watch import Watch
 from service.dashboard import pages
-from service.error_pages import ErrorPages
+from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
+from service.http.error_pages import ErrorPages
+from service.http.metrics import Metrics
+from service.http.protocol import bounded
+from service.http.request_limits import RequestLimits
+from service.http.request_log import RequestLog
+from service.http.routes import AGENTS_PATH
+from service.http.security import Gate
 from service.keys import Keyring
-from service.metrics import Metrics
-from service.protocol import bounded
-from service.request_limits import RequestLimits
-from service.request_log import RequestLog
-from service.routes import AGENTS_PATH
-from service.security import Gate
 from service.settings import Settings
-from service.watch import Watch
 
 log = logging.getLogger(__name__)
 DESCRIPTION = """Predict memory and step time of transformers under every kind of parallelism, search the best configuration

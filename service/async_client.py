@@ -12,8 +12,8 @@ import httpx
 from hp_tool.errors import StoreError
 from service.api.views import EventView
 from service.client import EventStream, connection
-from service.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
-from service.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
+from service.clients.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
+from service.clients.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 
 T = TypeVar("T")
 
@@ -47,7 +47,10 @@ class AsyncClient(Endpoints):
             raise unreachable(self._http.base_url, error) from error
 
     async def events(self, *, search_id: str, after: int = 0, patience_s: float = PATIENCE_S) -> AsyncGenerator[EventView]:
-        """As `Client.events`."""
+        """The search's events after seq `after`, each once, live until it ends, over as many connections as it takes.
+
+        Raises StoreError where the server is away for `patience_s`.
+        """
         reconnects = ReconnectPolicy(patience_s=patience_s)
         while True:
             stream = EventStream(search_id=search_id, after=after)
@@ -87,7 +90,10 @@ class AsyncClient(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = PATIENCE_S,
     ) -> JsonObject:
-        """As `Client.wait`."""
+        """Follow a search to its end and return its result, though connections break and the server restarts meanwhile.
+
+        Raises HpToolError and StoreError where `Client.wait` does.
+        """
         seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             async with aclosing(self.events(search_id=search_id, after=seen, patience_s=patience_s)) as events:

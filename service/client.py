@@ -4,8 +4,8 @@ with Client(server="http://127.0.0.1:8000") as client:
     search = client.submit_search(query=query)
     result = client.wait(search_id=search.id, on_event=print)
 
-`service.async_client.AsyncClient` is the same for an event loop. `service.endpoints` declares the methods of both.
-`service.retries` decides which requests are sent again after a lost answer or a rate limit.
+`service.async_client.AsyncClient` is the same for an event loop. `service.clients.endpoints` declares the methods of both.
+`service.clients.retries` decides which requests are sent again after a lost answer or a rate limit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import httpx
 
 from hp_tool.errors import HpToolError, InputError, StoreError
 from service.api.views import NDJSON, STREAM_END, EventView
-from service.endpoints import Call, Endpoints, JsonObject, parsed, part, raise_problem, unreachable, with_result
-from service.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
+from service.clients.endpoints import Call, Endpoints, JsonObject, parsed, part, raise_problem, unreachable, with_result
+from service.clients.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
 T = TypeVar("T")

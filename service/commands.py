@@ -12,6 +12,7 @@ import typer
 
 from hp_tool.cli.db import UrlOption
 from hp_tool.cli.queries import JsonOption
+from hp_tool.cli.server import connect
 from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
@@ -194,12 +195,12 @@ def label(
     from hp_tool.domain.records import Label
     from hp_tool.queries import schema
 
-    given = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
+    labels = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
     labelled = _changed(
         server,
         database_url,
-        on_server=lambda client: client.label(search_id=search, name=given.name, tags=given.tags, note=given.note),
-        in_store=lambda store: store.label_search(search_id=search, label=given),
+        on_server=lambda client: client.label(search_id=search, name=labels.name, tags=labels.tags, note=labels.note),
+        in_store=lambda store: store.label_search(search_id=search, label=labels),
     )
     typer.echo(f"search {labelled.id}: {labelled.label.name or 'no name'}")
 
@@ -236,12 +237,11 @@ def _changed(
     from hp_tool.errors import InputError
     from hp_tool.store import open_store
     from service.api.views import SearchView
-    from service.client import Client
 
     if server and database_url:
         raise InputError("--server asks a service, which has a database of its own: leave out --database-url", field="--server")
     if server:
-        with Client(server=server) as client:
+        with connect(server) as client:
             return on_server(client)
     with closing(open_store(database_url)) as store:
         return SearchView.of(in_store(store))

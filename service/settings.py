@@ -63,7 +63,7 @@ class Settings:
     requests_per_second_per_owner: float = 400.0
     """Rate limit of all stored keys of one owner together; a key that has a higher rate of its own keeps it."""
     wrong_keys_per_second: float = 5.0
-    """Of one address: who sends more waits, with any key that was not right before."""
+    """Wrong keys of one address; beyond them it waits, with any key that was not right before."""
     max_gpu_seconds_per_search: float | None = None
     """Ceiling of one search's budget; None: no ceiling."""
     max_gpu_seconds_per_day: float | None = None
@@ -169,9 +169,10 @@ def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Lev
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Of API and workers alike: HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS.
+    """Key and networks of webhooks, of API and workers alike; None without a secret: nothing is sent.
 
-    None without a secret: nothing is sent. InputError where one is malformed.
+    From HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and HP_WEBHOOK_NETWORKS. InputError where one is
+    malformed.
     """
     secret = read_secret(environment, "HP_WEBHOOK_SECRET")
     if secret is None:

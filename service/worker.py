@@ -59,7 +59,7 @@ class Worker:
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     database_url: str = ""
-    """Of the store, for Optuna's tables; only retention needs it."""
+    """The store's URL, for Optuna's tables; only retention needs it."""
     retention: Retention = NOTHING
     """What is deleted once a day; by default nothing."""
     stopping: threading.Event

@@ -1,18 +1,20 @@
-"""docs/cost-model.md: its sections name every module of the cost model once, and its example is what the model computes."""
+"""The cost model's pages: every module has its section, formulas link their functions, and the example is what is computed."""
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hp_tool
-from scripts.cost_sections import PAGE, cost_sections
+from scripts.cost_sections import FUNCTION, PAGES, cost_sections, linked_functions
 
 ROOT = Path(__file__).parents[1]
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = PAGES[0].read_text(encoding="utf-8")
 PRINTED = 5e-4
 """Relative error of a number with four digits."""
 
@@ -21,6 +23,31 @@ def test_every_module_belongs_to_one_section() -> None:
     named = [module for modules in cost_sections().values() for module in modules]
     folder = ROOT / "hp_tool" / "cost"
     assert sorted(named) == sorted(set(folder.rglob("*.py")) - {folder / "__init__.py"})
+
+
+@cache
+def documented(module: Path) -> set[str]:
+    """What a module's page on the site has an entry for."""
+    nodes = (
+        node for node in ast.parse(module.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    )
+    return {node.name for node in nodes if not node.name.startswith("_") and ast.get_docstring(node)}
+
+
+def test_every_link_leads_to_a_function() -> None:
+    links = list(linked_functions())
+    assert len(links) > 100
+    assert [(module.name, name) for module, name in links if not module.is_file() or name not in documented(module)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_formula_names_its_functions(page: Path) -> None:
+    """A block of formulas is followed by links, in its own section and before the next block."""
+    for section in re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        _, *blocks = re.split(r"^```\n(?=.* = )", section, flags=re.MULTILINE)
+        for block in blocks:
+            formula, _, text = block.partition("\n```\n")
+            assert FUNCTION.search(text), formula
 
 
 def test_every_efficiency_file_is_written_as_its_row_says() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.fit_experts import fit, left_out, log_ratios, mixtures, predicted, prepared, with_scatter
+from benchmarks.accuracy.fit_experts import fit, left_out, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.serving_rows import later_runs, pool_runs, queued_runs
-from benchmarks.accuracy.serving_runs import ServingRun
+from benchmarks.accuracy.serving_runs import ServingRun, log_ratios
 from hp_tool.domain.serving import ExpertEfficiency, ServingConfig
 
 SERVED = {

@@ -20,11 +20,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the result, which benchmarks.accuracy.page makes pages of")
     parser.add_argument("--save-baseline", action="store_true", help="keep it in the file of --baseline")
     arguments = parser.parse_args()
-    found = report.evaluate(data_folder(arguments))
-    print(json.dumps(report.as_dict(found), indent=2) if arguments.json else report.as_text(found))
-    if not found["groups"]:
+    evaluated = report.evaluate(data_folder(arguments))
+    print(json.dumps(report.as_dict(evaluated), indent=2) if arguments.json else report.as_text(evaluated))
+    if not evaluated["groups"]:
         return
-    summary = baseline.summarise(found)
+    summary = baseline.summarise(evaluated)
     if arguments.baseline.is_file():
         table = baseline.moved(summary, baseline.load(arguments.baseline))
         print(f"\n{table}", file=sys.stderr if arguments.json else sys.stdout)

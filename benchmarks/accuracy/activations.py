@@ -32,16 +32,16 @@ VARIANTS = {
 
 def figures(folder: Path) -> list[Comparison]:
     """Layers' activations in GiB (figure 1) and as a share of the tensor-parallel baseline's (figure 7)."""
-    found = []
+    comparisons = []
     for row in read(folder, "korthikanti2022_fig1_fig7_memory.csv"):
         baseline = _layers(row["model"], recompute="none", sequence_parallel=False)
         reduced = _layers(row["model"], recompute="selective", sequence_parallel=True)
         for column, size in (("fig1_act_gib_tp_baseline", baseline), ("fig1_act_gib_sp_selective", reduced)):
-            found.append(_comparison("Figure 1 (GiB)", row["model"], column, float(row[column]), size / GIB))
+            comparisons.append(_comparison("Figure 1 (GiB)", row["model"], column, float(row[column]), size / GIB))
         for column, (recompute, sharded) in VARIANTS.items():
             share = 100.0 * _layers(row["model"], recompute=recompute, sequence_parallel=sharded) / baseline
-            found.append(_comparison("Figure 7 (%)", row["model"], column, float(row[column]), share))
-    return found
+            comparisons.append(_comparison("Figure 7 (%)", row["model"], column, float(row[column]), share))
+    return comparisons
 
 
 def _layers(size: str, *, recompute: str, sequence_parallel: bool) -> float:

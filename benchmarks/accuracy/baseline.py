@@ -28,14 +28,14 @@ MOST_ROWS = 200
 def summarise(report: dict[str, Any]) -> dict[str, Any]:
     """{groups: {title: {figures, parts, predicted: {row: figure}, points, ...}}, pooled, grid, days}."""
     groups: list[Group] = report["groups"]
-    found = {
+    summary = {
         "groups": {group.title: _entry(group) for group in groups},
         "pooled": pools(groups),
         "grid": {name: value for name, value in (report["grid"] or {}).items() if name != "cells"},
         "days": {name: value for name, value in report["days"].items() if name != "configurations"},
         "not_stated": report["not_stated"],
     }
-    return _short(found)  # type: ignore[no-any-return]
+    return _short(summary)  # type: ignore[no-any-return]
 
 
 def _entry(group: Group) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def save(summary: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """A saved summary."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
 
 
 def moved(summary: dict[str, Any], before: dict[str, Any]) -> str:

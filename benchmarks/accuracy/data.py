@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from hp_tool import documents
 
 Row = dict[str, str]
 
@@ -34,22 +36,45 @@ def write_constants(path: Path, constants: Mapping[str, object], *, command: str
     the catalogue accepts no aliases.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(json.loads(json.dumps(constants)), sort_keys=False, width=120)
-    path.write_text(f"# Written by python -m {command}; do not edit by hand.\n{text}")
+    path.write_text(f"# Written by {command}; do not edit by hand.\n{_as_yaml(loads(dumps(constants)))}")
+
+
+def change_constants(path: Path, changes: Mapping[str, object]) -> None:
+    """Write these fields into a fitted profile, whose others and first line stay."""
+    head = path.read_text().partition("\n")[0]
+    path.write_text(f"{head}\n{_as_yaml(documents.read(path) | changes)}")
+
+
+def _as_yaml(fields: object) -> str:
+    text: str = yaml.safe_dump(fields, sort_keys=False, width=120)
+    return text
+
+
+def command_line(description: str | None, body: Callable[..., None], **switches: str) -> None:
+    """Run the command line of a module over the folder of measured figures: `body(folder, switch=...)`.
+
+    switches: help by name, all off unless given.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data_argument(parser)
+    for name, words in switches.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=words)
+    arguments = parser.parse_args()
+    folder = data_folder(arguments)
+    if folder is not None:
+        body(folder, **{name: getattr(arguments, name) for name in switches})
 
 
 def print_report(
     *, description: str | None, evaluate: Callable[[Path], dict[str, Any]], as_text: Callable[[dict[str, Any]], str]
 ) -> None:
-    """The command line of a benchmark over the folder: its report as text, or with --json as an object."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
-    folder = data_folder(arguments)
-    if folder is not None:
+    """Run the command line of a benchmark over the folder: its report as text, or with --json as an object."""
+
+    def body(folder: Path, *, json: bool) -> None:
         report = evaluate(folder)
-        print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+        print(dumps(report, indent=2) if json else as_text(report))
+
+    command_line(description, body, json="one JSON object on stdout")
 
 
 def read(folder: Path, name: str) -> list[Row]:

@@ -31,10 +31,10 @@ def best(*, recompute: str, sequence_parallel: bool) -> Recommendation:
             recompute=recompute, sequence_parallel=sequence_parallel, zero_stage=(0, 1),  # type: ignore[arg-type]
         ),
     )  # fmt: skip
-    found = recommend(query=query, top=1).recommendations
-    if not found:
+    recommendations = recommend(query=query, top=1).recommendations
+    if not recommendations:
         raise RuntimeError("nothing fits")
-    return found[0]
+    return recommendations[0]
 
 
 def published_days() -> float:
@@ -57,12 +57,12 @@ def evaluate() -> dict[str, Any]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any]) -> str:
     return (
         "GPT-3 175B, 300B tokens, 1,024 A100 80GB, batch 1,536  [headline]\n"
-        f"  sequence parallelism and selective recomputation {found['selective_sequence_parallel_days']:.2f} days\n"
-        f"  full recomputation, no sequence parallelism      {found['full_recompute_days']:.2f} days\n"
-        f"  ratio                                            {found['ratio']:.3f}\n"
-        f"  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives {found['published_2021_days']:.1f} days "
+        f"  sequence parallelism and selective recomputation {report['selective_sequence_parallel_days']:.2f} days\n"
+        f"  full recomputation, no sequence parallelism      {report['full_recompute_days']:.2f} days\n"
+        f"  ratio                                            {report['ratio']:.3f}\n"
+        f"  for comparison, 2021's software: 8TP/(nX) at 140 TFLOP/s gives {report['published_2021_days']:.1f} days "
         "(arXiv 2104.04473 prints 34)"
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -32,11 +31,7 @@ def _case(row: Row) -> Case:
             gradient_precision="bf16",  # NeMo's performance recipes set grad_reduce_in_fp32 to False
             framework_version=row["release"].removeprefix("v"),
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            micro_batch_size=int(row["mbs"]),
-        ),
+        parallel=layout(row, "tp", "pp", "vp", "cp", "mbs"),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp'] or 1}, CP {row['cp']}, GBS {row['gbs']}"
     return Case(

@@ -77,23 +77,23 @@ def evaluate(names: list[str]) -> dict[str, Any]:
 
 def _row(name: str, timer: MicroBatchClock) -> dict[str, Any]:
     distribution = sequence_lengths(OwnFile(name))
-    found = compare_context_parallelism(clock=timer, distribution=distribution)
+    gains = compare_context_parallelism(clock=timer, distribution=distribution)
     return {
         "lengths": distribution.name,
         "mean_tokens": distribution.cut(WORKLOAD.sequence_length).mean,
-        "packed_s": found.packed_s,
-        "balanced_s": found.balanced_s,
-        "dynamic_s": found.dynamic_s,
-        "gain": found.gain,
-        "gain_over_packing": found.gain_over_packing,
-        "token_share": found.token_share,
+        "packed_s": gains.packed_s,
+        "balanced_s": gains.balanced_s,
+        "dynamic_s": gains.dynamic_s,
+        "gain": gains.gain,
+        "gain_over_packing": gains.gain_over_packing,
+        "token_share": gains.token_share,
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any]) -> str:
     """One line a distribution and scenario."""
-    lines = [f"Dynamic context parallelism, {found['setting']}  [predicted, an upper bound]"]
-    for scenario in found["scenarios"]:
+    lines = [f"Dynamic context parallelism, {report['setting']}  [predicted, an upper bound]"]
+    for scenario in report["scenarios"]:
         lines.append(f"  {scenario['name']}{'' if scenario['fits'] else '  (static rows DO NOT FIT in memory)'}")
         lines.append(
             f"    {'lengths':20} {'mean':>8} {'packed':>8} {'balanced':>8} {'dynamic':>8} {'gain':>6} {'over packing':>12}  "
@@ -108,7 +108,7 @@ def as_text(found: dict[str, Any]) -> str:
             )
     lines += [
         "  packed: static size, rows in order of arrival; balanced: the same rows balanced over replicas; gain: over balanced",
-        f"  published best case, other data, model and cluster, over packing: up to {found['published_best']:.2f}x",
+        f"  published best case, other data, model and cluster, over packing: up to {report['published_best']:.2f}x",
     ]
     return "\n".join(lines)
 
@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", default=names("lengths"), metavar="NAME_OR_FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate(arguments.lengths)
-    print(json.dumps(found, indent=2) if arguments.json else as_text(found))
+    report = evaluate(arguments.lengths)
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy import activations
@@ -12,22 +12,22 @@ from benchmarks.accuracy.data import read
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import (
     amd_left_out,
-    fit,
-    fit_today,
-    fitted_2022,
+    fit_2022,
     megatron_2020_left_out,
-    profile_2022,
+    table5_left_out,
+    today_left_out,
     today_runs,
 )
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on, votes
 from benchmarks.accuracy.heldout import Case, b200_cases
-from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5_cases
+from benchmarks.accuracy.korthikanti import GPU, table4
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.moe_runs import newest, released
+from benchmarks.accuracy.moe_runs import newest
+from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain import plain_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
-from benchmarks.accuracy.recipe_runs import pretraining, release_cases
+from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
 from benchmarks.accuracy.time_travel import predicted_ahead
 from hp_tool.catalog import gpu
@@ -36,36 +36,31 @@ from hp_tool.catalog.efficiency import efficiency
 
 def groups(folder: Path) -> list[Group]:
     """Those with rows."""
-    found = [
+    groups = [
         *_paper(folder),
         *_megatron(folder),
         *_tuning(folder),
+        *new_dies(folder),
         *_plain(folder),
         *other.fsdp(folder),
         *other.internevo(folder),
         *other.nanotron(folder),
         *other.memory(folder),
     ]
-    found += _pairs(folder, {group.title: group.rows for group in found})
-    found += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
-    return [group for group in found if group.rows]
+    groups += _pairs(folder, {group.title: group.rows for group in groups})
+    groups += [*other.other_software(folder), *_ahead(folder), *other.published(), *other.serving(folder)]
+    return [group for group in groups if group.rows]
 
 
 def of_shipped_constants(folder: Path) -> list[Group]:
     """Those among them that take seconds: hardly anything is fitted again for them."""
-    return [*_tuning(folder), *other.memory(folder), *other.published()]
+    return [*_tuning(folder), *new_dies(folder), *other.memory(folder), *other.published()]
 
 
 def _paper(folder: Path) -> list[Group]:
     """arXiv 2205.05198 and the Megatron-LM of 2020, both on the software that constants of 2022 are for."""
-    rows = read(folder, "korthikanti2022_table5.csv")
     rows4 = read(folder, "korthikanti2022_table4.csv")
-    left_out = []
-    for size in MODELS if rows and rows4 else ():
-        x = fitted_2022(folder, leave_out=size)
-        constants = profile_2022(x).framework
-        cases = [case for case in table5_cases(rows) if case.name == size]
-        left_out += compare_all(cases, lambda run, c=constants, x=x: run.compare(c, {("a100", "bf16"): x[-1]}))  # type: ignore[misc]
+    left_out = table5_left_out(folder) if rows4 else []
     shipped = efficiency(gpu=gpu(GPU), framework="megatron-core")
     layer = [on(row, "a100-sxm-80gb") for row in table4(rows4, shipped)]
     memory = [on(row, "a100-sxm-80gb") for row in activations.figures(folder)]
@@ -91,30 +86,30 @@ def _megatron(folder: Path) -> list[Group]:
     measured_dies = [case for case in (*dense, *cut) if not case.has_experts and case.card != "gb200-nvl72"]
     gb200 = [case for case in dense if case.card == "gb200-nvl72"]
     h100 = [case for case in dense if case.card == "h100-sxm-80gb"]
-    unseen = _leaving_out(folder, sparse, lambda case: case.name)
+    unseen = today_left_out(folder, sparse, "name")
     today = {case.what for case in recent}
     return [
         Group(
             title="Dense pre-training on H100", left_out="model", saw=f"{TODAY}, without the model",
-            rows=_leaving_out(folder, h100, lambda case: case.name),
+            rows=today_left_out(folder, h100, "name"),
         ),
         *(
             Group(
                 title=f"DGX Cloud's Llama 3 on H100, {precision}", left_out="model", saw=f"{TODAY}, without the model",
-                rows=_leaving_out(folder, [c for c in cloud if _precision(c) == precision], lambda case: case.name),
+                rows=today_left_out(folder, [c for c in cloud if _precision(c) == precision], "name"),
             )
             for precision in ("bf16", "fp8")
         ),
         Group(
             title="Dense pre-training on a die left out", left_out="GPU", saw=f"{TODAY}, without the die",
-            rows=_leaving_out(folder, measured_dies, lambda case: case.die),
+            rows=today_left_out(folder, measured_dies, "die"),
         ),
         Group(
             title="Dense recipes on GB200", left_out="GPU", saw=TODAY, rows=compare_all(gb200, Prepared.shipped),
         ),
         Group(
             title="Models cut to fit 8 B200", left_out="setting", saw=f"{TODAY}, without the layout",
-            rows=_leaving_out(folder, cut, lambda case: case.layout),
+            rows=today_left_out(folder, cut, "layout"),
         ),
         Group(
             title="Mixtures of experts, releases from 26.02.01 on", left_out="model", saw=f"{TODAY}, without the model",
@@ -122,11 +117,11 @@ def _megatron(folder: Path) -> list[Group]:
         ),
         Group(
             title="Mixtures of experts on a GPU left out", left_out="GPU", saw=f"{TODAY}, without the GPU",
-            rows=_leaving_out(folder, recent, lambda case: case.card),
+            rows=today_left_out(folder, recent, "card"),
         ),
         Group(
             title="Mixtures of experts, a release left out", left_out="setting", saw=f"{TODAY}, without the release",
-            rows=_leaving_out(folder, recent, released),
+            rows=today_left_out(folder, recent, "release"),
         ),
         Group(
             title="Mixtures of experts, earlier releases", left_out="model", saw=f"{TODAY}, without the model",
@@ -138,6 +133,7 @@ def _megatron(folder: Path) -> list[Group]:
 def _tuning(folder: Path) -> list[Group]:
     """Fine-tuning, which no constant but those of AMD's die saw."""
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
+    tuned += [case for case in gb300_cases(folder) if case.task == "lora"]
     audited = [case for case in mlperf_cases(folder) if "lora" in case.name]
     amd, others = ([case for case in audited if case.card.startswith("mi3") == wanted] for wanted in (True, False))
     scaling = ratios(folder)
@@ -165,7 +161,7 @@ def _plain(folder: Path) -> list[Group]:
     if not today_runs(folder):
         return []
     cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)
-    asked = {
+    questions = {
         "dense in 16 bits on H100": [case for case in cloud if _precision(case) == "bf16"],
         "dense in fp8 on H100": [case for case in cloud if _precision(case) == "fp8"],
         "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
@@ -179,10 +175,10 @@ def _plain(folder: Path) -> list[Group]:
             rows=(
                 compare_all(plain_cases(chosen), Prepared.shipped)
                 if "LoRA" in what
-                else _leaving_out(folder, plain_cases(chosen), lambda case: case.name)
+                else today_left_out(folder, plain_cases(chosen), "name")
             ),
         )
-        for what, chosen in asked.items()
+        for what, chosen in questions.items()
     ]  # fmt: skip
 
 
@@ -209,8 +205,8 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
         return source, name, *devices
 
     return [
-        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=found, saw="as of the runs")
-        for what, found in (
+        Group(title=f"Two runs of a cell: {what}", left_out="model", unit="ratio", rows=ratios, saw="as of the runs")
+        for what, ratios in (
             ("Megatron Core", pairs(dense, cell, framework="megatron-core")),
             ("mixtures of experts", pairs(experts, devices, framework="megatron-core", kind="experts")),
             ("LoRA of MLPerf", pairs(adapters, devices, framework="megatron-core", kind="adapters")),
@@ -233,7 +229,7 @@ def _ahead(folder: Path) -> list[Group]:
     releases = [case for case in cases if case.source != "MLPerf Training"]
     known = [*cases, *b200_cases(folder)]
     lora = [case for case in mlperf_cases(folder) if "lora" in case.name and not case.card.startswith("mi3")]
-    rows = predicted_ahead([*cases, *lora], known=known, start=fit(folder).framework)
+    rows = predicted_ahead([*cases, *lora], known=known, start=fit_2022(folder))
 
     def of(chosen: Sequence[Case]) -> list[Comparison]:
         wanted = {(case.name, case.what) for case in chosen}
@@ -248,15 +244,3 @@ def _ahead(folder: Path) -> list[Group]:
         Group(title="The next release: mixtures of experts", left_out="future", saw=saw,
               rows=of([case for case in releases if case.has_experts])),
     ]  # fmt: skip
-
-
-def _leaving_out(folder: Path, cases: Iterable[Case], key: Callable[[Case], object]) -> list[Comparison]:
-    """These cases, each predicted by today's constants that saw no row of its key."""
-    start, grouped = fit(folder).framework, dict[object, list[Case]]()
-    for case in cases:
-        grouped.setdefault(key(case), []).append(case)
-    found = []
-    for group, members in grouped.items():
-        constants = fit_today([run for run in today_runs(folder) if key(run.case) != group], start)
-        found += compare_all(members, constants.compare)
-    return found

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.fit_experts import left_out, log_ratios, mixtures, predicted, prepared, with_scatter
+from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.inference import regret
-from benchmarks.accuracy.serving_rows import PoolRun, offline_runs, pool_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun
+from benchmarks.accuracy.serving_rows import PoolRun, pool_runs, queued_runs
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, log_ratios
 from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency
@@ -39,16 +39,16 @@ KEYS = {
 
 def evaluate(folder: Path) -> dict[str, Any]:
     """Return, by what was left out, errors of all runs and each series, intervals and the choice of a layout; pools apart."""
-    found = mixtures(folder)
+    runs = mixtures(folder)
     report: dict[str, Any] = {}
     for name, key in KEYS.items():
-        parts = left_out(found, key)
+        parts = left_out(runs, key)
         pairs = [pair for _, members in parts.values() for pair in members]
         report[name] = {"all": figures(pairs)} | {series: figures(members) for series, members in _by_series(pairs).items()}
         report[name]["best layout"] = regret(pairs)
         if name == "model left out":
             report["intervals"] = _held(parts.values())
-    report["offline"] = _offline([run for run in offline_runs(folder) if catalogue_model(run.model).num_experts])
+    report["offline"] = _offline([run for run in queued_runs(folder) if catalogue_model(run.model).num_experts])
     apart = pool_runs(folder)
     report["pools"] = _pool_figures([run for run in apart if run.replicas is not None])
     report["pools of unknown size"] = sum(run.replicas is None for run in apart)
@@ -91,12 +91,12 @@ def _held(parts: Iterable[tuple[ExpertEfficiency, list[Predicted]]]) -> dict[str
     return {what: float(np.mean(kept)) for what, kept in inside.items()}
 
 
-def _offline(found: Sequence[ServingRun]) -> dict[str, Any]:
+def _offline(runs: Sequence[ServingRun]) -> dict[str, Any]:
     """Errors of throughput with all requests queued at once, by the shipped constants, which saw none of these."""
-    if not found:
+    if not runs:
         return {}
-    pairs = predicted(prepared(found), expert_efficiency(engine=found[0].engine))
-    parts = {"all": pairs} | {f"{run.model} {run.gpu}": [] for run in found}
+    pairs = predicted(prepared(runs), expert_efficiency(engine=runs[0].engine))
+    parts = {"all": pairs} | {f"{run.model} {run.gpu}": [] for run in runs}
     for pair in pairs:
         parts[f"{pair.run.model} {pair.run.gpu}"].append(pair)
     ratios = {name: log_ratios(members, "throughput") for name, members in parts.items()}
@@ -107,10 +107,10 @@ def _offline(found: Sequence[ServingRun]) -> dict[str, Any]:
     return rows | {"best layout": regret(pairs)}
 
 
-def _pool_figures(found: Sequence[PoolRun]) -> dict[str, Any]:
+def _pool_figures(runs: Sequence[PoolRun]) -> dict[str, Any]:
     """Errors of pools apart whose numbers of replicas are told."""
     tpot, ttft = [], []
-    for run in found:
+    for run in runs:
         engine = engine_efficiency(engine=run.engine, version=run.version)
         load = InferenceWorkload(
             input_length=run.input_length, output_length=run.output_length, concurrency=run.concurrency,
@@ -127,7 +127,7 @@ def _pool_figures(found: Sequence[PoolRun]) -> dict[str, Any]:
         costs = pool_costs(prefill=case, decode=case, prefillers=pools[0], decoders=pools[1])
         tpot.append(np.log(costs.tpot_s[0] / run.tpot_s))
         ttft.append(np.log(costs.ttft_s[0] / run.ttft_s))
-    return {} if not found else _errors(np.array(tpot), np.array(ttft))
+    return {} if not runs else _errors(np.array(tpot), np.array(ttft))
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -139,8 +139,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines += [_line(series, row) for series, row in rows.items()]
         chosen = f"{best['best_chosen']} of {best['groups']}"
         lines.append(f"  best TP by tokens/s/GPU chosen in {chosen} groups, worst loses {best['worst']:.1%}")
-    held = report["intervals"]
-    lines.append(f"90 % intervals of a model left out hold {held['tpot']:.0%} of TPOT, {held['ttft']:.0%} of TTFT")
+    inside = report["intervals"]
+    lines.append(f"90 % intervals of a model left out hold {inside['tpot']:.0%} of TPOT, {inside['ttft']:.0%} of TTFT")
     if rows := dict(report["offline"]):
         best = rows.pop("best layout")
         lines.append("All requests queued at once: output tokens a second")

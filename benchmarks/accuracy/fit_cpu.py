@@ -16,11 +16,14 @@ from dataclasses import asdict
 
 import numpy as np
 
-from benchmarks.accuracy.fit_gpus import Floats, write
-from hp_tool.calibration.microbenchmarks import CPU, fit_memory, fit_roofline, robust_fit
+from benchmarks.accuracy.data import write_constants
+from benchmarks.accuracy.fit_gpus import SILICON, fit_times
+from benchmarks.accuracy.fitting import Floats, rounded
+from hp_tool.calibration.microbenchmarks import CPU, fit_memory, fit_roofline
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import Precision
 
+COMMAND = "python -m benchmarks.accuracy.fit_cpu"
 WORLD = 2
 SIZES = (64, 128, 256, 512, 1024)
 LINK_BYTES = tuple(2**k for k in range(14, 25, 2))
@@ -52,13 +55,14 @@ def measure_matmul(precision: Precision) -> tuple[Floats, Floats]:
 
 def fit_matmul(precision: Precision) -> dict[str, float]:
     device = gpu("cpu")
-    (m, n, k), seconds = (lambda shapes, s: (shapes.T, s))(*measure_matmul(precision))
+    shapes, seconds = measure_matmul(precision)
+    m, n, k = shapes.T
     size = 4.0 if precision == "fp32" else 2.0
     flops = 2 * m * n * k / device.peak_flops_per_second[precision]
     traffic = size * (m * k + n * k + m * n) / device.memory_bandwidth_bytes_per_second
-    found, errors = fit_roofline(flops, traffic, seconds, bounds=CPU)
-    print(f"matmul {precision}: {found}, median error {np.median(errors):.1%} over {len(seconds)} shapes")
-    return asdict(found)
+    roofline, errors = fit_roofline(flops, traffic, seconds, bounds=CPU)
+    print(f"matmul {precision}: {roofline}, median error {np.median(errors):.1%} over {len(seconds)} shapes")
+    return asdict(roofline)
 
 
 def fit_elementwise() -> tuple[float, float]:
@@ -108,25 +112,16 @@ def fit_link() -> dict[str, float]:
     with mp.Manager() as manager:
         results = manager.dict()
         mp.spawn(_rank, args=(port, results), nprocs=WORLD)
-        found = dict(results)
-    wire = np.array([2.0 * size * (WORLD - 1) / WORLD for size in found])
-    seconds = np.array(list(found.values()))
+        medians = dict(results)
+    wire = np.array([2.0 * size * (WORLD - 1) / WORLD for size in medians])
     bandwidth = gpu("cpu").pcie_bandwidth_bytes_per_second
 
-    def residuals(x: Floats) -> Floats:
-        return np.log((x[1] + wire / (x[0] * bandwidth)) / seconds)
+    def predicted_s(bandwidth_fraction: float, latency_s: float) -> Floats:
+        return latency_s + wire / (bandwidth_fraction * bandwidth)
 
-    fraction, latency = robust_fit(residuals, [0.3, 1e-4], [0.001, 1e-6], [2.0, 1e-1])
-    print(
-        f"all-reduce: {fraction:.3f} of the link, {latency * 1e6:.0f} us, "
-        f"median error {np.median(np.abs(np.expm1(residuals([fraction, latency])))):.1%}"
-    )
-    return {
-        "bandwidth_fraction": float(f"{fraction:.4g}"),
-        "latency_s": float(f"{latency:.4g}"),
-        "latency_per_peer_s": float(f"{latency:.4g}"),
-        "ramp_bytes": 0.0,
-    }
+    free = {"bandwidth_fraction": (0.3, 0.001, 2.0), "latency_s": (1e-4, 1e-6, 1e-1)}
+    link = rounded(fit_times("all-reduce", predicted_s, np.array(list(medians.values())), **free))
+    return link | {"latency_per_peer_s": link["latency_s"], "ramp_bytes": 0.0}
 
 
 def main() -> None:
@@ -136,8 +131,8 @@ def main() -> None:
     memory_fraction, kernel_overhead_s = fit_elementwise()
     matmul = {precision: fit_matmul(precision) for precision in ("bf16", "fp32")}
     link = fit_link()
-    write(
-        "cpu",
+    write_constants(
+        SILICON / "cpu.yaml",
         {
             "gpu": "cpu",
             "matmul": matmul,
@@ -148,9 +143,9 @@ def main() -> None:
             "nvlink": link,
             "all_to_all": link,
             "fitted_on": f"torch {torch.__version__}, one thread of a {platform.machine()} host with {os.cpu_count()} cores, "
-            f"gloo over loopback, {datetime.datetime.now(datetime.UTC).date()}, by python -m benchmarks.accuracy.fit_cpu",
+            f"gloo over loopback, {datetime.datetime.now(datetime.UTC).date()}, by {COMMAND}",
         },
-        command="benchmarks.accuracy.fit_cpu",
+        command=COMMAND,
     )
 
 

@@ -8,49 +8,47 @@ The other half gives the intervals, and models and dies left out of fits of thei
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
-from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
+from benchmarks.accuracy import fitting
+from benchmarks.accuracy.data import command_line, write_constants
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, conformal_sd, linear_beyond, rounded
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, cached_series, predict
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, log_ratios, predict
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency
 
-Floats = NDArray[np.float64]
+COMMAND = "python -m benchmarks.accuracy.fit_engines"
 
 PRIORS = {
-    # name: (mean, standard deviation, lowest, highest)
-    "matmul_slowdown": (1.05, 0.1, 0.7, 2.0),
-    "attention_slowdown": (1.1, 0.2, 0.5, 4.0),
-    "narrow_cache_slowdown": (1.2, 0.05, 0.7, 3.0),
-    "communication_slowdown": (1.2, 0.5, 0.5, 8.0),
-    "cast_share": (1.0, 0.3, 0.0, 1.5),
-    "layer_overhead_s": (1.5e-5, 1e-5, 0.0, 1e-4),
-    "iteration_overhead_s": (5e-4, 2e-4, 0.0, 2e-2),
-    "sequence_overhead_s": (5e-6, 2e-5, 0.0, 1e-3),
-    "eager_layer_s": (5e-5, 5e-5, 0.0, 5e-4),
-    "prompt_layer_overhead_s": (2e-5, 5e-5, 0.0, 8e-4),
-    "request_overhead_s": (5e-3, 1e-2, 0.0, 5e-2),
-    "stream_overhead_s": (5e-5, 1e-4, 0.0, 1e-3),
-    "first_token_s": (1e-2, 2e-2, 0.0, 1e-1),
-    "backlog_share": (0.2, 0.3, 0.0, 1.0),
-    "prefill_group": (3.0, 1.5, 1.0, 8.0),
-    "wave_share": (0.2, 0.3, 0.0, 1.2),
+    "matmul_slowdown": Prior(1.05, 0.1, 0.7, 2.0),
+    "attention_slowdown": Prior(1.1, 0.2, 0.5, 4.0),
+    "narrow_cache_slowdown": Prior(1.2, 0.05, 0.7, 3.0),
+    "communication_slowdown": Prior(1.2, 0.5, 0.5, 8.0),
+    "cast_share": Prior(1.0, 0.3, 0.0, 1.5),
+    "layer_overhead_s": Prior(1.5e-5, 1e-5, 0.0, 1e-4),
+    "iteration_overhead_s": Prior(5e-4, 2e-4, 0.0, 2e-2),
+    "sequence_overhead_s": Prior(5e-6, 2e-5, 0.0, 1e-3),
+    "eager_layer_s": Prior(5e-5, 5e-5, 0.0, 5e-4),
+    "prompt_layer_overhead_s": Prior(2e-5, 5e-5, 0.0, 8e-4),
+    "request_overhead_s": Prior(5e-3, 1e-2, 0.0, 5e-2),
+    "stream_overhead_s": Prior(5e-5, 1e-4, 0.0, 1e-3),
+    "first_token_s": Prior(1e-2, 2e-2, 0.0, 1e-1),
+    "backlog_share": Prior(0.2, 0.3, 0.0, 1.0),
+    "prefill_group": Prior(3.0, 1.5, 1.0, 8.0),
+    "wave_share": Prior(0.2, 0.3, 0.0, 1.2),
 }
-STARTS = (5e-3, 2e-2)
+STARTS = ({"request_overhead_s": 5e-3}, {"request_overhead_s": 2e-2})
 """Front-end work a request to start from: where the front end bounds no run, its constants have no gradient."""
 NOISE = {"ttft": 0.5, "tpot": 0.06, "throughput": 0.06}
 """Relative scatter taken for one measured figure; it sets the figures against each other and the priors."""
@@ -92,9 +90,8 @@ def settings(name: str, version: str) -> dict[str, Any]:
     return {"reserve_bytes": RESERVE_BYTES} | SETTINGS[name] | BY_VERSION.get((name, version), {})
 
 
-def engine(x: Floats, *, name: str, version: str) -> EngineEfficiency:
-    """The profile with the fitted constants in the order of PRIORS."""
-    values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
+def engine(values: Values, *, name: str, version: str) -> EngineEfficiency:
+    """Return the profile with the free constants."""
     return EngineEfficiency(
         engine=name, version=version, ttft_log_sd=0.0, tpot_log_sd=0.0, throughput_log_sd=0.0,
         fitted_on="", **settings(name, version), **values,
@@ -103,88 +100,64 @@ def engine(x: Floats, *, name: str, version: str) -> EngineEfficiency:
 
 def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficiency:
     """Maximum a posteriori constants from the runs seen."""
-    mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
-    prepared = batches(seen, engine(mean, name=name, version=version))
-    measured = {what: np.array([_figure(run, what) for batch in prepared for run in batch.runs]) for what in NOISE}
+    make = functools.partial(engine, name=name, version=version)
+    means = {constant: prior.mean for constant, prior in PRIORS.items()}
 
-    def residuals(x: Floats) -> Floats:
-        predicted = _figures(prepared, engine(x, name=name, version=version))
-        logs = {what: np.nan_to_num(np.log(predicted[what] / measured[what])) for what in NOISE}
-        terms = [_linear_beyond(logs[what], ROBUST[what]) * ROBUST[what] / NOISE[what] for what in NOISE]
-        return np.concatenate([*terms, (x - mean) / sd])
+    def errors(runs: Sequence[ServingRun]) -> Callable[[EngineEfficiency], Floats]:
+        prepared = batches(runs, make(rounded(means)))
 
-    index = list(PRIORS).index("request_overhead_s")
+        def of(trial: EngineEfficiency) -> Floats:
+            pairs = predict(prepared, trial)
+            logs = {what: np.nan_to_num(log_ratios(pairs, what)) for what in NOISE}
+            return np.concatenate([linear_beyond(logs[what], ROBUST[what]) / NOISE[what] for what in NOISE])
+
+        return of
+
     offline = all(run.queued_throughput is not None for run in seen)
-    starts = [
-        mean if offline else np.where(np.arange(len(mean)) == index, start, mean) for start in STARTS[: 1 if offline else None]
-    ]
-    found = [least_squares(residuals, x, bounds=(low, high), x_scale=sd, diff_step=1e-3, ftol=1e-5) for x in starts]
-    return engine(min(found, key=lambda solution: solution.cost).x, name=name, version=version)
+    fit = Fit[ServingRun, EngineEfficiency](
+        priors=PRIORS, constants=make, errors=errors, in_deviations=False, near=0.0,
+        options={"x_scale": [prior.sd for prior in PRIORS.values()], "diff_step": 1e-3, "ftol": 1e-5},
+    )  # fmt: skip
+    return fit(seen, starts=({},) if offline else STARTS)
 
 
-def _figure(run: ServingRun, what: str) -> float:
-    return {"ttft": run.ttft_s, "tpot": run.tpot_s, "throughput": run.throughput}[what]
-
-
-def _figures(prepared: Sequence[Batch], profile: EngineEfficiency) -> dict[str, Floats]:
-    costs = [batch.costs(profile) for batch in prepared]
-    return {
-        "ttft": np.concatenate([c.ttft_s for c in costs]),
-        "tpot": np.concatenate([c.tpot_s for c in costs]),
-        "throughput": np.concatenate([c.output_tokens_per_second_per_gpu for c in costs]),
-    }
-
-
-def _linear_beyond(z: Floats, scale: float) -> Floats:
-    """Residuals whose square is the pseudo-Huber loss, in units of `scale`."""
-    return np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + (z / scale) ** 2) - 1.0))
-
-
-def by_version(found: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
+def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
     """The runs of each engine and version with enough of them, without series whose prompts were cached."""
-    cached = cached_series(found)
+    cached = cached_series(runs)
     grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
-    for run in found:
+    for run in runs:
         if run.series not in cached:
             grouped[(run.engine, run.version)].append(run)
     return {key: members for key, members in grouped.items() if len(members) >= FEWEST_RUNS}
 
 
 def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
-    """{figure: standard deviation of log ratios} whose 90 % interval holds 90 % of the pairs, and one more to come."""
-    found = {}
-    for what in NOISE:
-        suffix = "" if what == "throughput" else "_s"
-        logs = np.array([np.log(getattr(p.run, f"{what}{suffix}") / getattr(p, f"{what}{suffix}")) for p in pairs])
-        off = np.sort(np.abs(logs[np.isfinite(logs)]))
-        if len(off):
-            found[what] = float(off[min(math.ceil(0.9 * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
-    return found
+    """{figure: standard deviation of log ratios} of the figures that were measured."""
+    logs = {what: log_ratios(pairs, what) for what in NOISE}
+    finite = {what: values[np.isfinite(values)] for what, values in logs.items()}
+    return {what: conformal_sd(values) for what, values in finite.items() if len(values)}
 
 
 def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
     """Return the scatter of the ratio of two layouts' throughputs under one load; None where too few loads had several."""
     groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for p in pairs:
-        groups[p.run.group].append(math.log(p.run.throughput / p.throughput))
-    ratios = sorted(abs(one - other) for logs in groups.values() for one, other in itertools.combinations(logs, 2))
-    if len(ratios) < FEWEST_RUNS:
-        return None
-    return ratios[min(math.ceil(0.9 * (len(ratios) + 1)), len(ratios)) - 1] / NORMAL_QUANTILE
+    for pair, log_ratio in zip(pairs, log_ratios(pairs, "throughput"), strict=True):
+        groups[pair.run.group].append(log_ratio)
+    ratios = [one - other for logs in groups.values() for one, other in itertools.combinations(logs, 2)]
+    return conformal_sd(np.array(ratios)) if len(ratios) >= FEWEST_RUNS else None
 
 
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
     """The runs of each kind, predicted by constants that saw the others; none where there are too few of those."""
-    found = {}
-    for kind in dict.fromkeys(key(run) for run in members):
-        seen = [run for run in members if run.fitted and key(run) != kind]
-        unseen = [run for run in members if key(run) == kind]
+    predicted = {}
+    for kind, runs, others in fitting.left_out(members, key):
+        seen = [run for run in others if run.fitted]
         if len(seen) >= FEWEST_RUNS:
             profile = fit(seen, name=name, version=version)
-            found[kind] = predict(batches(unseen, profile), profile)
-    return found
+            predicted[str(kind)] = predict(batches(runs, profile), profile)
+    return predicted
 
 
 def by_model(run: ServingRun) -> str:
@@ -197,12 +170,12 @@ def by_gpu(run: ServingRun) -> str:
 
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
     """The profile with its scatter on groups it did not see, and how much more there is on models and GPUs left out."""
-    unseen = [run for run in members if not run.fitted]
-    predicted = predict(batches(unseen, profile), profile)
+    others = [run for run in members if not run.fitted]
+    predicted = predict(batches(others, profile), profile)
     own, pair = scatter(predicted), pair_scatter(predicted)
     name, version = profile.engine, profile.version
     refits = [left_out(members, name=name, version=version, key=key) for key in (by_model, by_gpu)]
-    foreign = [pair for found in refits for pairs in found.values() for pair in pairs]
+    foreign = [pair for kinds in refits for pairs in kinds.values() for pair in pairs]
     wider = [value / own[what] for what, value in scatter(foreign).items() if what != "ttft"] if foreign else []
     assumed = {"ttft": ASSUMED_TTFT_LOG_SD, "tpot": own["throughput"]} | own
     return dataclasses.replace(
@@ -215,27 +188,19 @@ def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> En
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    data = data_folder(parser.parse_args())
-    if data is None:
-        return
-    folder = FOLDER / "engines"
-    folder.mkdir(parents=True, exist_ok=True)
+def main(data: Path) -> None:
     for (name, version), members in by_version(dense_runs(data)).items():
         seen = [run for run in members if run.fitted]
         models = ", ".join(dict.fromkeys(f"{run.model} {run.precision} on {run.gpu}" for run in members))
         profile = dataclasses.replace(
             with_scatter(fit(seen, name=name, version=version), members),
-            fitted_on=f"{len(seen)} runs ({models}) by python -m benchmarks.accuracy.fit_engines; deviations from "
+            fitted_on=f"{len(seen)} runs ({models}) by {COMMAND}; deviations from "
             f"{len(members) - len(seen)} runs of other groups" + NOTES.get((name, version), ""),
         )
-        path = folder / f"{name}-{version}.yaml"
-        write_constants(path, dataclasses.asdict(profile), command="benchmarks.accuracy.fit_engines")
+        write_constants(FOLDER / "engines" / f"{name}-{version}.yaml", dataclasses.asdict(profile), command=COMMAND)
         print(f"{name} {version}: {len(seen)} of {len(members)} runs seen; 90 % of the others within a TPOT deviation of "
               f"{profile.tpot_log_sd:.1%}, others' {profile.unfamiliar_factor:.2f} times that", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, main)

@@ -7,36 +7,34 @@ Priors keep every constant physical. Deviations are those of whole groups (engin
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
+from benchmarks.accuracy import fitting
+from benchmarks.accuracy.data import command_line, write_constants
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, linear_beyond
 from benchmarks.accuracy.serving_rows import later_runs
-from benchmarks.accuracy.serving_runs import Batch, Predicted, ServingRun, batches, predict
+from benchmarks.accuracy.serving_runs import FIGURES, Batch, Predicted, ServingRun, batches, log_ratios, predict
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
 
-Floats = NDArray[np.float64]
+COMMAND = "python -m benchmarks.accuracy.fit_experts"
 
 PRIORS = {
-    # name: (mean, standard deviation, lowest, highest)
-    "grouped_slowdown": (1.2, 0.3, 0.5, 4.0),
-    "widened_slowdown": (1.2, 0.3, 0.5, 4.0),
-    "layer_overhead_s": (1.2e-5, 1e-5, 0.0, 1e-4),
+    "grouped_slowdown": Prior(1.2, 0.3, 0.5, 4.0),
+    "widened_slowdown": Prior(1.2, 0.3, 0.5, 4.0),
+    "layer_overhead_s": Prior(1.2e-5, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none unless its rows say so.
-    "prompt_layer_overhead_s": (0.0, 2e-5, 0.0, 2e-3),
-    "popularity_variance": (1.0, 1.0, 0.0, 10.0),
-    "load_variance": (0.25, 0.25, 0.0, 10.0),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
+    "prompt_layer_overhead_s": Prior(0.0, 2e-5, 0.0, 2e-3),
+    "popularity_variance": Prior(1.0, 1.0, 0.0, 10.0),
+    "load_variance": Prior(0.25, 0.25, 0.0, 10.0),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }
 NOISE = {"ttft": 0.5, "tpot": 0.06}
 """Relative scatter taken for one measured figure."""
@@ -49,14 +47,14 @@ Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 def mixtures(folder: Path) -> list[ServingRun]:
     """Served mixtures on one replica."""
-    found = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
-    return [run for run in found if (run.engine, run.version) != STRANGE]
+    runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
+    return [run for run in runs if (run.engine, run.version) != STRANGE]
 
 
-def prepared(found: Sequence[ServingRun]) -> Prepared:
+def prepared(runs: Sequence[ServingRun]) -> Prepared:
     """The runs in batches, each with its engine's constants."""
     versions: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
-    for run in found:
+    for run in runs:
         versions[(run.engine, run.version)].append(run)
     pairs: list[tuple[Batch, EngineEfficiency]] = []
     for (name, version), members in versions.items():
@@ -67,55 +65,44 @@ def prepared(found: Sequence[ServingRun]) -> Prepared:
 
 def predicted(pairs: Prepared, experts: ExpertEfficiency) -> list[Predicted]:
     """Every run with these constants of experts."""
-    found = []
+    rows = []
     for batch, profile in pairs:
         changed = dataclasses.replace(batch, case=dataclasses.replace(batch.case, experts=experts))
-        found += predict([changed], profile)
-    return found
+        rows += predict([changed], profile)
+    return rows
 
 
-def fit(seen: Sequence[ServingRun]) -> ExpertEfficiency:
-    """Maximum a posteriori constants from the runs seen."""
-    mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
-    pairs = prepared(seen)
-    runs = [run for batch, _ in pairs for run in batch.runs]
-    count = Counter(run.model for run in runs)
-    # Runs of one model share its errors: each model weighs alike.
-    weights = np.sqrt([len(runs) / len(count) / count[run.model] for run in runs])
+def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
+    """Runs of one model share its errors: each model weighs alike."""
+    pairs = prepared(runs)
+    models = [run.model for batch, _ in pairs for run in batch.runs]
+    count = Counter(models)
+    weights = np.sqrt([len(models) / len(count) / count[model] for model in models])
 
-    def profile(x: Floats) -> ExpertEfficiency:
-        return ExpertEfficiency(**{name: float(f"{v:.4g}") for name, v in zip(PRIORS, x, strict=True)})
+    def of(trial: ExpertEfficiency) -> Floats:
+        rows = predicted(pairs, trial)
+        bent = [linear_beyond(log_ratios(rows, what), ROBUST[what]) / NOISE[what] for what in NOISE]
+        return np.concatenate([weights * each for each in bent])
 
-    def residuals(x: Floats) -> Floats:
-        found = predicted(pairs, profile(x))
-        ratios = {what: log_ratios(found, what) / ROBUST[what] for what in NOISE}
-        bent = [weights * _linear_beyond(z) * ROBUST[what] / NOISE[what] for what, z in ratios.items()]
-        return np.concatenate([*bent, (x - mean) / sd])
-
-    return profile(least_squares(residuals, mean, bounds=(low, high), x_scale=sd, diff_step=1e-2).x)
+    return of
 
 
-def _linear_beyond(z: Floats) -> Floats:
-    """Residuals whose square is the pseudo-Huber loss."""
-    bent: Floats = np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z**2) - 1.0))
-    return bent
-
-
-def log_ratios(found: Sequence[Predicted], what: str) -> Floats:
-    """log(predicted / measured) of ttft, tpot or throughput."""
-    name = what if what == "throughput" else f"{what}_s"
-    return np.array([np.log(getattr(pair, name) / getattr(pair.run, name)) for pair in found])
+fit = Fit[ServingRun, ExpertEfficiency](
+    priors=PRIORS,
+    constants=lambda values: ExpertEfficiency(**values),
+    errors=errors,
+    in_deviations=False,
+    near=0.0,
+    options={"x_scale": [prior.sd for prior in PRIORS.values()], "diff_step": 1e-2},
+)
 
 
 def left_out(
-    found: Sequence[ServingRun], key: Callable[[ServingRun], object]
-) -> dict[object, tuple[ExpertEfficiency, list[Predicted]]]:
+    runs: Sequence[ServingRun], key: Callable[[ServingRun], Hashable]
+) -> dict[Hashable, tuple[ExpertEfficiency, list[Predicted]]]:
     """Return, by the value of `key`, the constants of all other runs and what they predict of these."""
-    results = {}
-    for value in dict.fromkeys(key(run) for run in found):
-        constants = fit([run for run in found if key(run) != value])
-        results[value] = (constants, predicted(prepared([run for run in found if key(run) == value]), constants))
-    return results
+    fits = {value: (members, fit(others)) for value, members, others in fitting.left_out(runs, key)}
+    return {value: (constants, predicted(prepared(members), constants)) for value, (members, constants) in fits.items()}
 
 
 def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]) -> ExpertEfficiency:
@@ -127,28 +114,21 @@ def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicte
     def scatter(what: str) -> float:
         return few * float(np.sqrt(np.mean([np.mean(log_ratios(group, what) ** 2) for group in unseen])))
 
-    names = ("ttft", "tpot", "throughput")
-    return dataclasses.replace(constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in names})
+    return dataclasses.replace(constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in FIGURES})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    folder = data_folder(parser.parse_args())
-    if folder is None:
-        return
-    found = mixtures(folder)
-    groups = left_out(found, lambda run: run.model)
-    models = ", ".join(dict.fromkeys(f"{run.model} on {run.gpu} ({run.engine})" for run in found))
+def main(folder: Path) -> None:
+    runs = mixtures(folder)
+    groups = left_out(runs, lambda run: run.model)
+    models = ", ".join(dict.fromkeys(f"{run.model} on {run.gpu} ({run.engine})" for run in runs))
     profile = dataclasses.replace(
-        with_scatter(fit(found), [pairs for _, pairs in groups.values()]),
-        fitted_on=f"{len(found)} runs of inference_measured_2.csv ({models}) by python -m benchmarks.accuracy.fit_experts; "
-        "deviations of models left out",
+        with_scatter(fit(runs), [pairs for _, pairs in groups.values()]),
+        fitted_on=f"{len(runs)} runs of inference_measured_2.csv ({models}) by {COMMAND}; deviations of models left out",
     )
     path = FOLDER / "experts.yaml"
-    write_constants(path, dataclasses.asdict(profile), command="benchmarks.accuracy.fit_experts")
+    write_constants(path, dataclasses.asdict(profile), command=COMMAND)
     print(path.read_text())
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, main)

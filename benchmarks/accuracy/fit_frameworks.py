@@ -5,54 +5,38 @@ of arXiv 2205.05198's Tables 4 and 5, which wait for most of their communication
 DGX Cloud's benchmarks and MLPerf pre-training on H100, and cut models on B200; experts as fit_training_experts says. With them
 come the clocks that trainings sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
 that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on these clocks: run them after.
-Priors keep them physical; `fit(..., leave_out=MODEL)` and the functions named left_out fit without a model's, a layout's or a
-card's rows.
+Priors keep them physical; the functions named left_out fit without a model's, a layout's or a card's rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-import hp_tool
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import Row, add_data_argument, data_folder, read, write_constants
+from benchmarks.accuracy.data import Row, command_line, read
 from benchmarks.accuracy.dgxc_runs import SOURCE as DGXC
 from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_training_experts import PRIORS as EXPERT_PRIORS
 from benchmarks.accuracy.fit_training_experts import with_experts
-from benchmarks.accuracy.heldout import b200_cases, bridge_cases, megatron_2020_cases
-from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
+from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, left_out, print_errors, with_constants, write_framework
+from benchmarks.accuracy.heldout import Case, b200_cases, bridge_cases, megatron_2020_cases
+from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5, table5_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
-from benchmarks.accuracy.prepared import Prepared, Shares, clocks, seen, write_clocks
+from benchmarks.accuracy.prepared import Constants, Prepared, Shares, clocks, compare_all, newest_release, seen, write_clocks
 from benchmarks.accuracy.recipe_runs import recipe_cases
-from hp_tool import documents
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency, gpu_efficiency, sustained
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency, Link
 
-Floats = NDArray[np.float64]
-
-OUTPUT = Path(hp_tool.__file__).parent / "catalog/data/efficiency/frameworks"
-SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd", "expert_pair_log_sd")
-
-PRIORS = {
-    # name: (mean, standard deviation, lowest, highest)
-    "elementwise_traffic_factor": (1.2, 0.3, 0.5, 4.0),
-    "tensor_parallel_overlap": (0.5, 0.4, 0.0, 1.0),
-    "optimizer_traffic_factor": (1.3, 0.3, 0.5, 5.0),
-    "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
-    "clocks": (0.9, 0.05, 0.4, 1.0),  # of 16-bit matmuls on A100
-}
-NOISE = 0.03
+COMMAND = "python -m benchmarks.accuracy.fit_frameworks"
+NOISE_2022 = 0.03
 """Relative scatter taken for one published figure; it sets the figures against the priors."""
 
 FIXED = FrameworkEfficiency(
@@ -79,78 +63,81 @@ FIXED = FrameworkEfficiency(
 """What these rows do not tell, and where the values come from."""
 
 
-def profile_2022(x: Floats) -> EfficiencyProfile:
-    """The profile with the fitted constants in the order of PRIORS."""
-    values = dict(zip(PRIORS, (float(f"{v:.4g}") for v in x), strict=True))
-    shares: Shares = {("a100", "bf16"): values.pop("clocks")}
-    link = dataclasses.replace(FIXED.network, bandwidth_fraction=values.pop("network_bandwidth_fraction"))
-    kernels = sustained(gpu_efficiency(gpu(GPU)), gpu=gpu(GPU), clocks=clocks("a100", shares))
-    return EfficiencyProfile(gpu=kernels, framework=dataclasses.replace(FIXED, network=link, **values))  # type: ignore[arg-type]
+def constants_2022(values: Values) -> Constants:
+    """Return the software of 2022 with the free constants."""
+    values = dict(values)
+    return Constants(shares={("a100", "bf16"): values.pop("clocks")}, framework=with_constants(FIXED, values))
 
 
-def compare(rows4: list[Row], rows5: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
-    return table4(rows4, profile) + table5(rows5, profile)
+def errors_2022(rows: Sequence[Row]) -> Callable[[Constants], Floats]:
+    layers, steps = ([row for row in rows if ("experiment" in row) == layer] for layer in (True, False))
+    card = gpu(GPU)
+
+    def errors(trial: Constants) -> Floats:
+        kernels = sustained(gpu_efficiency(card), gpu=card, clocks=clocks("a100", trial.shares))
+        profile = EfficiencyProfile(gpu=kernels, framework=trial.framework)
+        return np.log1p([row.error for row in table4(layers, profile) + table5(steps, profile)]) / NOISE_2022
+
+    return errors
 
 
-def fit(folder: Path, *, leave_out: str | None = None) -> EfficiencyProfile:
-    """Maximum a posteriori fit; `leave_out` names a model of Table 5 whose rows are not seen."""
-    return profile_2022(fitted_2022(folder, leave_out=leave_out))
+FIT_2022 = Fit[Row, Constants](
+    priors={
+        "elementwise_traffic_factor": Prior(1.2, 0.3, 0.5, 4.0),
+        "tensor_parallel_overlap": Prior(0.5, 0.4, 0.0, 1.0),
+        "optimizer_traffic_factor": Prior(1.3, 0.3, 0.5, 5.0),
+        "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
+        "clocks": Prior(0.9, 0.05, 0.4, 1.0),  # of 16-bit matmuls on A100
+    },
+    constants=constants_2022,
+    errors=errors_2022,
+    in_deviations=False,
+    near=0.0,
+    options={"diff_step": 1e-3},
+)
 
 
-def fitted_2022(folder: Path, *, leave_out: str | None = None) -> Floats:
-    """The constants in the order of PRIORS."""
-    rows4 = read(folder, "korthikanti2022_table4.csv")
-    rows5 = [row for row in read(folder, "korthikanti2022_table5.csv") if row["model"].split()[0] != leave_out]
-    mean, sd, low, high = (np.array(column) for column in zip(*PRIORS.values(), strict=True))
-
-    def residuals(x: Floats) -> Floats:
-        found = compare(rows4, rows5, profile_2022(x))
-        return np.concatenate([[np.log1p(c.error) / NOISE for c in found], (x - mean) / sd])
-
-    return least_squares(residuals, mean, bounds=(low, high), diff_step=1e-3).x
+@functools.cache
+def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
+    """Return the constants of 2022; `leave_out` names a model of Table 5 whose rows are not seen."""
+    steps = [row for row in read(folder, "korthikanti2022_table5.csv") if row["model"].split()[0] != leave_out]
+    return FIT_2022([*read(folder, "korthikanti2022_table4.csv"), *steps])
 
 
-def leave_one_out(folder: Path) -> list[Comparison]:
+def table5_left_out(folder: Path) -> list[Comparison]:
     """Every Table 5 figure, predicted by constants that never saw its model's Table 5 rows."""
-    rows = read(folder, "korthikanti2022_table5.csv")
-    return [
-        comparison
-        for size in MODELS
-        for comparison in table5([row for row in rows if row["model"].split()[0] == size], fit(folder, leave_out=size))
-    ]
+    cases = table5_cases(read(folder, "korthikanti2022_table5.csv"))
+    rows = []
+    for size in MODELS if cases else ():
+        rows += compare_all([case for case in cases if case.name == size], fit_2022(folder, leave_out=size).compare)
+    return rows
 
 
 OVERLAPS = ("tensor_parallel_overlap", "tensor_parallel_forward_overlap", "pipeline_overlap", "data_parallel_overlap")
-MODERN_PRIORS = {
-    "elementwise_traffic_factor": (1.2, 0.4, 0.5, 4.0),
-    **dict.fromkeys(OVERLAPS, (0.7, 0.3, 0.0, 1.0)),
-    "network_bandwidth_fraction": (0.7, 0.2, 0.1, 1.0),
-    "host_launch_s": (1e-4, 1e-4, 0.0, 5e-4),
-    "yearly_gain": (0.0, 0.05, -0.2, 0.3),
+CLOCKS = {
+    ("h100", "bf16"): Prior(0.85, 0.1, 0.4, 1.0),
+    ("h100", "fp8"): Prior(0.85, 0.1, 0.4, 1.0),
+    ("b200", "bf16"): Prior(0.8, 0.15, 0.3, 1.0),
+    ("b200", "fp8"): Prior(0.85, 0.1, 0.4, 1.0),
 }
-ACCUMULATION_PRIORS = {"b200": (1.3, 0.5, 1.0, 4.0)}
-"""Of fp32_accumulation by die: only the cut models on B200 keep their gradients in fp32."""
-CLOCK_PRIORS: dict[tuple[str, str], tuple[float, float, float, float]] = {
-    ("h100", "bf16"): (0.85, 0.1, 0.4, 1.0),
-    ("h100", "fp8"): (0.85, 0.1, 0.4, 1.0),
-    ("b200", "bf16"): (0.8, 0.15, 0.3, 1.0),
-    ("b200", "fp8"): (0.85, 0.1, 0.4, 1.0),
+TODAY = {
+    "elementwise_traffic_factor": Prior(1.2, 0.4, 0.5, 4.0),
+    **dict.fromkeys(OVERLAPS, Prior(0.7, 0.3, 0.0, 1.0)),
+    "network_bandwidth_fraction": Prior(0.7, 0.2, 0.1, 1.0),
+    "host_launch_s": Prior(1e-4, 1e-4, 0.0, 5e-4),
+    "yearly_gain": Prior(0.0, 0.05, -0.2, 0.3),
+    **CLOCKS,
+    "b200 accumulation": Prior(1.3, 0.5, 1.0, 4.0),  # only the cut models on B200 keep their gradients in fp32
 }
-MODERN_NOISE = 0.04
+NOISE = 0.04
 REPEATED = ("MLPerf Training", DGXC)
 REPEATED_WEIGHT = 0.5
 """Of MLPerf's and DGX Cloud's rows: a few layouts of one model each, submitted or scaled many times."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Today:
-    """Today's Megatron Core, and the clocks fitted with it."""
-
-    framework: FrameworkEfficiency
-    shares: Shares
-
-    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
-        return run.compare(self.framework, self.shares, ahead=ahead)
+def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
+    weights = np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in runs]) / NOISE
+    return lambda trial: np.log([trial.ratio(run) for run in runs]) * weights
 
 
 @functools.cache
@@ -161,59 +148,35 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
     return tuple(map(Prepared.of, [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts]))
 
 
-def fit_today(runs: Iterable[Prepared], start: FrameworkEfficiency) -> Today:
+@functools.cache
+def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
     """Software that hides most of its communication: its constants, its hosts' and its dies' clocks, on all dense rows at once,
-    then what experts add, on theirs. A few rows out of line must not bend them.
+    then what experts add, on theirs. Groups of evidence leave the same rows out again and again: a fit is computed once.
     """
-    runs = list(runs)
-    chosen = [run for run in runs if run.problem.model.num_experts is None]
     # Of a card that only experts ran on little is known; a release is known by any.
-    start = dataclasses.replace(seen(start, chosen), newest_release=seen(start, runs).newest_release)
-    weights = np.array([REPEATED_WEIGHT if run.case.source in REPEATED else 1.0 for run in chosen]) / MODERN_NOISE
-    priors = (*MODERN_PRIORS.values(), *CLOCK_PRIORS.values(), *ACCUMULATION_PRIORS.values())
-    mean, sd, low, high = (np.array(column) for column in zip(*priors, strict=True))
-
-    def constants(z: Floats, *, digits: int = 16) -> Today:
-        values = [float(f"{value:.{digits}g}") for value in mean + z * sd]
-        named = dict(zip(MODERN_PRIORS, values, strict=False))
-        link = dataclasses.replace(start.network, bandwidth_fraction=named.pop("network_bandwidth_fraction"))
-        shares = dict(zip(CLOCK_PRIORS, values[len(MODERN_PRIORS) :], strict=False))
-        added = dict(zip(ACCUMULATION_PRIORS, values[-len(ACCUMULATION_PRIORS) :], strict=True))
-        framework = dataclasses.replace(start, network=link, fp32_accumulation=added, **named)  # type: ignore[arg-type]
-        return Today(framework, shares)
-
-    def residuals(z: Floats) -> Floats:
-        found = constants(z)
-        errors = np.log([run.ratio(found.framework, found.shares) for run in chosen])
-        return np.concatenate([errors * weights, z])
-
-    bounds = ((low - mean) / sd, (high - mean) / sd)
-    near = np.full(len(mean), 1e-2)
-    fitted = least_squares(residuals, near, bounds=bounds, loss="soft_l1", diff_step=1e-2, xtol=1e-4, ftol=1e-4)
-    found = constants(fitted.x, digits=4)
-    return dataclasses.replace(found, framework=with_experts(runs, found.framework, found.shares))
+    dense = _fit_dense(tuple(run for run in runs if not run.has_experts), start, newest_release(runs))
+    return dataclasses.replace(dense, framework=with_experts(runs, dense.framework, dense.shares))
 
 
-def _left_out(folder: Path, runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    """These runs, each predicted by constants that saw no row of its key."""
-    start, found = fit(folder).framework, []
-    for group, members in _grouped(runs, key).items():
-        constants = fit_today([run for run in today_runs(folder) if key(run) != group], start)
-        found += map(constants.compare, members)
-    return found
+@functools.cache
+def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None) -> Constants:
+    framework = dataclasses.replace(seen(start.framework, runs), newest_release=newest)
+
+    def constants(values: Values) -> Constants:
+        own = {name: value for name, value in values.items() if name not in CLOCKS}
+        own["fp32_accumulation"] = {"b200": own.pop("b200 accumulation")}
+        return Constants(with_constants(framework, own), {name: values[name] for name in CLOCKS})
+
+    return Fit[Prepared, Constants](priors=TODAY, constants=constants, errors=errors_today)(runs)
 
 
-def _grouped(runs: Iterable[Prepared], key: Callable[[Prepared], str]) -> dict[str, list[Prepared]]:
-    grouped: dict[str, list[Prepared]] = {}
-    for run in runs:
-        grouped.setdefault(key(run), []).append(run)
-    return grouped
-
-
-def modern_leave_one_out(folder: Path) -> list[Comparison]:
-    """Every dense recipe and MLPerf pre-training on H100, by constants that never saw its model."""
-    dense = [run for run in today_runs(folder) if run.gpu.silicon == "h100" and run.problem.model.num_experts is None]
-    return _left_out(folder, dense, lambda run: run.case.name)
+def today_left_out(folder: Path, cases: Iterable[Case], key: str) -> list[Comparison]:
+    """These cases, each predicted by today's constants that saw no row of its `key`, a property of Case."""
+    rows: list[Comparison] = []
+    for value, members, _ in left_out(cases, lambda case: getattr(case, key)):
+        kept = tuple(run for run in today_runs(folder) if getattr(run.case, key) != value)
+        rows += compare_all(members, fit_today(kept, fit_2022(folder)).compare)
+    return rows
 
 
 def amd_runs(folder: Path) -> list[Prepared]:
@@ -230,7 +193,7 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
     """What matmuls of this die reach of a typical die's at boost: kernels and clocks in one, as nobody timed them apart."""
 
     def residuals(x: Floats) -> Floats:
-        return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / MODERN_NOISE
+        return np.log([run.ratio(framework, {(die, "bf16"): x[0]}) for run in runs]) / NOISE
 
     return {(die, "bf16"): float(least_squares(residuals, 0.6, bounds=(0.2, 1.0), loss="soft_l1").x[0])}
 
@@ -238,12 +201,11 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
 def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
     """Every row of one die, by what the rows of other keys say of the die."""
     card = runs[0].gpu
-    framework, found = efficiency(gpu=card, framework="megatron-core").framework, []
-    for group, members in _grouped(runs, key).items():
-        others = [run for run in runs if key(run) != group]
+    framework, rows = efficiency(gpu=card, framework="megatron-core").framework, []
+    for _, members, others in left_out(runs, key):
         shares = fit_die(card.silicon or "generic", others, framework)
-        found += [run.compare(seen(framework, others), shares) for run in members]
-    return found
+        rows += map(Constants(seen(framework, others), shares).compare, members)
+    return rows
 
 
 def amd_left_out(folder: Path) -> list[Comparison]:
@@ -257,69 +219,51 @@ def megatron_2020_left_out(folder: Path) -> list[Comparison]:
     return [*die_left_out(v100_runs(folder), lambda run: run.case.name), *others] if others else []
 
 
-def write(name: str, constants: FrameworkEfficiency, *, command: str = "benchmarks.accuracy.fit_frameworks") -> None:
-    """The profile of one die (or `default`) as a data file; fit_intervals says how far its predictions scatter."""
-    path = OUTPUT / constants.framework / f"{name}.yaml"
-    fields = dataclasses.asdict(constants)
-    known = documents.read(path) if path.is_file() else {}
-    fields |= {key: known[key] for key in SCATTER if key in known}
-    write_constants(path, fields, command=command)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    folder = data_folder(parser.parse_args())
-    if folder is None:
-        return
-    command = "by python -m benchmarks.accuracy.fit_frameworks; see FIXED there for what those rows do not tell"
-    old = fit(folder).framework
-    today = fit_today(today_runs(folder), old)
+def main(folder: Path) -> None:
+    by = f"by {COMMAND}"
+    untold = "see FIXED there for what those rows do not tell"
+    tables = "Tables 4 and 5 of arXiv 2205.05198"
     rows = (
         "dense recipes of Megatron Bridge and NeMo, DGX Cloud's benchmarks of Llama 3 in bf16 and fp8 and MLPerf pre-training "
         "from v3.1 on, on H100; dense models and "
         "DeepSeek-V2 cut to fit 8 B200 (18 step times); recipes on B200; today's recipes of experts"
     )
+    earlier = fit_2022(folder)
+    today = fit_today(today_runs(folder), earlier)
     old = dataclasses.replace(
-        old,
-        host_launch_s=today.framework.host_launch_s,
-        **{name: getattr(today.framework, name) for name in EXPERT_PRIORS},
-        fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 (A100, 19 figures, software of 2022); host as today's {command}",
+        earlier.framework,
+        **{name: getattr(today.framework, name) for name in ("host_launch_s", *EXPERT_PRIORS)},
+        attention_kernel="fa2",  # Transformer Engine's choice before Hopper
+        fitted_on=f"{tables} (A100, 19 figures, software of 2022); host as today's {by}; {untold}",
     )
     added = today.framework.fp32_accumulation
     modern = dataclasses.replace(
         today.framework,
         # Nobody measured it on B300: as B200. Nor on H100: halfway, on a logarithmic scale, between nothing and B200's.
+        attention_kernel="cudnn",  # Transformer Engine's choice from Hopper on
         fp32_accumulation={"h100": float(f"{added['b200'] ** 0.5:.4g}"), **added, "b300": added["b200"]},
-        fitted_on=f"{rows}; {command}",
+        fitted_on=f"{rows}; {by}; {untold}",
     )
-    write("a100", old)
-    write("v100", dataclasses.replace(seen(old, v100_runs(folder)), newest_release=old.newest_release))
-    amd = amd_runs(folder)
-    saw_all = seen(modern, [*(run for run in today_runs(folder) if run.problem.model.num_experts is None), *amd])
-    write("default", dataclasses.replace(saw_all, newest_release=modern.newest_release))
-    write(
-        "cpu",
-        dataclasses.replace(
-            FIXED,
-            fitted_gpus=(),
-            fitted_silicon=(),
-            newest_release=None,
-            fitted_on="nothing: processes on a CPU hide nothing, and each search calibrates",
-        ),
-    )
-    by = "by python -m benchmarks.accuracy.fit_frameworks"
-    write_clocks({("a100", "bf16"): fitted_2022(folder)[-1]}, fitted_on=f"Tables 4 and 5 of arXiv 2205.05198 {by}")
+    v100, amd = v100_runs(folder), amd_runs(folder)
+    saw_all = seen(modern, [*(run for run in today_runs(folder) if not run.has_experts), *amd])
+    nothing = "nothing: processes on a CPU hide nothing, and each search calibrates"
+    profiles = {
+        "a100": old,
+        "v100": dataclasses.replace(seen(old, v100), newest_release=old.newest_release, attention_kernel=None),
+        "default": dataclasses.replace(saw_all, newest_release=modern.newest_release),
+        "cpu": dataclasses.replace(FIXED, fitted_gpus=(), fitted_silicon=(), newest_release=None, fitted_on=nothing),
+    }
+    for name, profile in profiles.items():
+        write_framework(name, profile, command=COMMAND)
+    write_clocks(earlier.shares, fitted_on=f"{tables} {by}")
     write_clocks(today.shares, fitted_on=f"{rows}; {by}")
-    v100 = fit_die("v100", v100_runs(folder), old)
-    write_clocks(v100, fitted_on=f"four runs of Megatron-LM 2020 on V100, kernels and clocks in one; {by}")
-    write_clocks(
-        fit_die("mi300x", amd, modern), fitted_on=f"LoRA of MLPerf on MI300X and MI325X, kernels and clocks in one; {by}"
-    )
-    for title, found in (("Table 5", leave_one_out(folder)), ("H100 recipes", modern_leave_one_out(folder))):
-        errors = [abs(c.error) for c in found]
-        print(f"{title} leaving one model out: mean {np.mean(errors):.2%}, worst {max(errors):.2%}")
+    at_once = "kernels and clocks in one"
+    write_clocks(fit_die("v100", v100, old), fitted_on=f"four runs of Megatron-LM 2020 on V100, {at_once}; {by}")
+    write_clocks(fit_die("mi300x", amd, modern), fitted_on=f"LoRA of MLPerf on MI300X and MI325X, {at_once}; {by}")
+    print_errors("Table 5, one model", table5_left_out(folder))
+    h100 = [run.case for run in today_runs(folder) if run.gpu.silicon == "h100" and not run.has_experts]
+    print_errors("H100 recipes, one model", today_left_out(folder, h100, "name"))
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, main)

@@ -8,20 +8,19 @@ arXiv 1604.04173, section 2.2). What a group lacks beside the variance that is k
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from benchmarks.accuracy import evidence
 from benchmarks.accuracy.comparison import Comparison
-from benchmarks.accuracy.data import add_data_argument, data_folder, write_constants
-from benchmarks.accuracy.fit_frameworks import OUTPUT, today_runs
+from benchmarks.accuracy.data import change_constants, command_line, write_constants
+from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
+from benchmarks.accuracy.fitting import FRAMEWORKS
 from benchmarks.accuracy.groups import votes
 from benchmarks.accuracy.pairs import log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
@@ -98,8 +97,8 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     peaks = groups["MLPerf, peak of allocated memory"]
     of_adapters = [row for row in peaks if row.model.endswith(" lora")]
     allocated = scatter((groups["Models cut to fit 8 B200, allocated"], 0.0), ([r for r in peaks if r not in of_adapters], 0.0))
-    held = scatter(*((above_allocated(groups[title]), 0.0) for title in RESERVED))
-    of_memory = {"memory_log_sd": allocated, "reserved_log_sd": held}
+    reserved = scatter(*((above_allocated(groups[title]), 0.0) for title in RESERVED))
+    of_memory = {"memory_log_sd": allocated, "reserved_log_sd": reserved}
     pairs = {name: scatter((groups[f"Two runs of a cell: {title}"], 0.0)) for name, title in PAIRS.items()}
     pairs["nanotron"] = regular_scatter(log_ratios(groups["nanotron's grid"], lambda row: (row.model, row.part)))
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
@@ -144,49 +143,37 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
 
 def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
     """Rows of reserved memory beside what is predicted to be allocated, from which intervals of both start."""
-    typical = 1.0 + documents.read(OUTPUT / "megatron-core" / "default.yaml")["fragmentation_fraction"]
+    typical = 1.0 + documents.read(FRAMEWORKS / "megatron-core" / "default.yaml")["fragmentation_fraction"]
     return [dataclasses.replace(row, predicted=row.predicted / typical) for row in rows]
 
 
 def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
     """Dense runs by the shipped constants of their framework and the kernels of a typical die."""
-    found = []
+    rows = []
     for run in runs:
-        if run.problem.model.num_experts is None:
+        if not run.has_experts:
             gpu = dataclasses.replace(run.gpu, silicon=None)
             problem = dataclasses.replace(run.problem, cluster=dataclasses.replace(run.problem.cluster, gpu=gpu))
-            found.append(dataclasses.replace(run, problem=problem).compare(run.problem.profile.framework))
-    return found
-
-
-def write(profiles: dict[str, dict[str, float]], doubts: dict[str, tuple[float, str]]) -> None:
-    for name, widths in profiles.items():
-        path = OUTPUT / f"{name}.yaml"
-        head, _, body = path.read_text().partition("\n")
-        fields = yaml.safe_load(body) | {key: _short(value) for key, value in widths.items()}
-        path.write_text(f"{head}\n{yaml.safe_dump(fields, sort_keys=False, width=120)}")
-    fields = {name: _short(value) for name, (value, _) in doubts.items()}
-    fields |= {"fitted_on": {name: rows for name, (_, rows) in doubts.items()}}
-    write_constants(FOLDER / "doubts.yaml", fields, command=COMMAND.removeprefix("python -m "))
+            rows.append(dataclasses.replace(run, problem=problem).compare(run.problem.profile.framework))
+    return rows
 
 
 def _short(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_argument(parser)
-    folder = data_folder(parser.parse_args())
-    if folder is None:
-        return
+def main(folder: Path) -> None:
     profiles, doubts = fit(folder)
-    write(profiles, doubts)
     for name, widths in profiles.items():
-        print(name, {key: _short(value) for key, value in widths.items()})
+        changes = {key: _short(value) for key, value in widths.items()}
+        change_constants(FRAMEWORKS / f"{name}.yaml", changes)
+        print(name, changes)
+    fields = {name: _short(value) for name, (value, _) in doubts.items()}
+    fitted_on = {name: rows for name, (_, rows) in doubts.items()}
+    write_constants(FOLDER / "doubts.yaml", fields | {"fitted_on": fitted_on}, command=COMMAND)
     for name, (value, rows) in doubts.items():
         print(f"{name} {value:.3f}: {rows}")
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, main)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fsdp_runs import MODELS_TITAN
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.catalog import gpu
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import GIB
@@ -36,10 +35,7 @@ def _case(row: Row) -> Case:
         training=TrainingWorkload(
             sequence_length=int(row["seq"]), global_batch_size=int(row["gbs"]), framework="torch-fsdp", precision="fp8"
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), context_parallel_size=int(row["cp"]), micro_batch_size=int(row["local_bs"]),
-            recompute="full",
-        ),
+        parallel=layout(row, "tp", "cp", micro_batch_size=int(row["local_bs"]), recompute="full"),
     )  # fmt: skip
     what = f"H100 x{row['gpus']}, s {row['seq']}, mbs {row['local_bs']}, TP {row['tp']}, CP {row['cp']}"
     what += ", async TP" if row["async_tp"] == "1" else ""

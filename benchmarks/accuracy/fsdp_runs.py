@@ -6,9 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import UnsupportedError
@@ -45,12 +44,9 @@ def _mpt(row: Row) -> Case:
         cluster=ClusterQuery(gpu=gpu, num_gpus=gpus),
         training=TrainingWorkload(
             sequence_length=sequence, global_batch_size=batch, framework="torch-fsdp", gradient_precision="bf16",
-            cross_entropy="fused",
+            cross_entropy="fused", attention_kernel="triton",
         ),
-        parallel=ParallelQuery(
-            micro_batch_size=int(row["mbs"]), recompute=recompute,  # type: ignore[arg-type]
-            zero_stage=SHARDING[row["sharding"]],
-        ),
+        parallel=layout(row, "mbs", recompute=recompute, zero_stage=SHARDING[row["sharding"]]),
     )  # fmt: skip
     return Case(
         name=row["model"],
@@ -124,10 +120,7 @@ def _titan(row: Row, what: str) -> Case:
         kind="training", model=MODELS_TITAN[row["model"]],
         cluster=ClusterQuery(gpu=GPUS_TITAN[row["hw"]], num_gpus=gpus),
         training=TrainingWorkload(sequence_length=sequence, global_batch_size=batch, framework="torch-fsdp"),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), context_parallel_size=int(row["cp"]), micro_batch_size=int(row["local_bs"]),
-            recompute=RECOMPUTE_TITAN[row["ac"]],  # type: ignore[arg-type]
-        ),
+        parallel=layout(row, "tp", "cp", micro_batch_size=int(row["local_bs"]), recompute=RECOMPUTE_TITAN[row["ac"]]),
     )  # fmt: skip
     step_s = batch * sequence / (float(row["tps_per_gpu"]) * gpus)
     return Case(name=row["model"], what=what, query=query, step_s=step_s)

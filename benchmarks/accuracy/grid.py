@@ -55,30 +55,30 @@ class Cell:
     @property
     def time_within(self) -> Bools:
         """Which rows that ran did so within the stated 90 % interval of step time."""
-        found: Bools = np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
-        return found
+        within: Bools = np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
+        return within
 
     @property
     def memory_within(self) -> Bools:
         """Return which rows' measured memory lies within the stated interval."""
-        found: Bools = np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
-        return found
+        within: Bools = np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
+        return within
 
 
 def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
     """One group under these constants."""
-    found = group.predict(constants)
-    ran, legal, step_s = group.ran, group.legal, np.asarray(found.step_s)
-    room = np.log(group.cluster.gpu.memory_bytes / found.memory_total_bytes)
+    costs = group.predict(constants)
+    ran, legal, step_s = group.ran, group.legal, np.asarray(costs.step_s)
+    room = np.log(group.cluster.gpu.memory_bytes / costs.memory_total_bytes)
     rank = float(spearmanr(-step_s[ran], -group.step_s[ran]).statistic) if ran.sum() >= MIN_CELL else None
     return Cell(
         group=group,
         ran=ran,
         legal=legal,
-        fits=np.asarray(found.feasible),
+        fits=np.asarray(costs.feasible),
         fit_probability=np.where(legal, ndtr(room / constants.memory_log_sd), 0.0),
         time_ratio=group.step_s[ran] / step_s[ran] - 1.0,
-        memory_ratio=np.asarray(found.first_stage_bytes)[ran] / group.used_bytes[ran] - 1.0,
+        memory_ratio=np.asarray(costs.first_stage_bytes)[ran] / group.used_bytes[ran] - 1.0,
         rank_correlation=rank,
         constants=constants,
     )
@@ -91,21 +91,21 @@ def steps(cells: Iterable[Cell]) -> list[Comparison]:
 
 def memory(cells: Iterable[Cell]) -> list[Comparison]:
     """GiB of their first stages."""
-    found = []
+    rows = []
     for cell in cells:
         used = cell.group.used_bytes / GIB
-        found += _rows(cell, used, 1.0 / (1.0 + cell.memory_ratio) - 1.0, cell.constants.memory_log_sd)
-    return found
+        rows += _rows(cell, used, 1.0 / (1.0 + cell.memory_ratio) - 1.0, cell.constants.memory_log_sd)
+    return rows
 
 
 def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Comparison]:
     """`over`: published over predicted, minus one, of the rows that ran."""
     spread = float(np.exp(NORMAL_QUANTILE * log_sd))
-    found = []
+    comparisons = []
     fine = (cell.legal & cell.fits)[cell.ran]
     for row, value, ratio, fits in zip(np.array(cell.group.rows)[cell.ran], published[cell.ran], over, fine, strict=True):
         predicted = float(value / (1.0 + ratio))
-        found.append(
+        comparisons.append(
             Comparison(
                 source="nanotron's grid", model=row["model"], gpu=GPU, part=f"{row['nodes']} x 8 H100",
                 what=", ".join(f"{name} {row[name]}" for name in ("nodes", "variant", "dp", "tp", "pp", "mbs", "zero", "gbs")),
@@ -113,7 +113,7 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
                 refused=None if fits else "memory or rules",
             )
         )  # fmt: skip
-    return found
+    return comparisons
 
 
 def held_out(rows: list[Row]) -> list[Cell]:
@@ -210,10 +210,12 @@ _TITLES = {
 }
 
 
-def as_text(found: dict[str, Any]) -> str:
-    lines = [f"Grid of {found['rows']} nanotron runs on H100 ({found['dropped']} dropped: sizes do not multiply to the batch)"]
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"Grid of {report['rows']} nanotron runs on H100 ({report['dropped']} dropped: sizes do not multiply to the batch)"
+    ]
     for name, title in _TITLES.items():
-        s = found[name]
+        s = report[name]
         lines += [
             f"  {title}",
             f"    ran but refused {s['ran_but_refused']} of {s['ran']} ({s['ran_but_refused_share']:.2%}); failed and called "
@@ -229,7 +231,7 @@ def as_text(found: dict[str, Any]) -> str:
         f"  {cell['model']}, {cell['num_key_value_heads']:2} key/value heads, {cell['nodes']:3} nodes: {cell['ran']:4} ran, "
         f"{cell['failed']:4} failed, median error {cell['throughput_median_error']:.0%}, memory "
         f"{cell['memory_median_error']:.0%}, rank correlation {cell['rank_correlation']:.2f}"
-        for cell in found["cells"]
+        for cell in report["cells"]
         if cell["rank_correlation"] is not None
     ]
     return "\n".join(lines)

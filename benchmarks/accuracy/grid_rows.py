@@ -74,8 +74,8 @@ class Group:
     def legal(self) -> NDArray[np.bool_]:
         """Which rows the framework would start."""
         codes = legality(case=self._case(efficiency(gpu=self.cluster.gpu, framework="nanotron")), candidates=self.candidates)
-        found: NDArray[np.bool_] = codes == 0
-        return found
+        legal: NDArray[np.bool_] = codes == 0
+        return legal
 
     @property
     def ran(self) -> NDArray[np.bool_]:
@@ -95,10 +95,10 @@ class Group:
 
 def groups(rows: Iterable[Row]) -> list[Group]:
     """The rows whose sizes multiply to their batch, in groups."""
-    found: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
+    cells: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         if int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"]) == int(row["gbs"]):
-            found[(row["model"], row["variant"].split("_")[0], int(row["nodes"]), int(row["gbs"]))].append(row)
+            cells[(row["model"], row["variant"].split("_")[0], int(row["nodes"]), int(row["gbs"]))].append(row)
     return [
         Group(
             rows=cell,
@@ -107,5 +107,5 @@ def groups(rows: Iterable[Row]) -> list[Group]:
             workload=TrainingWorkload(sequence_length=SEQUENCE, global_batch_size=int(cell[0]["gbs"]), framework="nanotron"),
             candidates=Candidates.from_configs(config(row) for row in cell),
         )
-        for _, cell in sorted(found.items())
+        for _, cell in sorted(cells.items())
     ]

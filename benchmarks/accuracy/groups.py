@@ -49,10 +49,10 @@ class Group:
     @property
     def parts(self) -> dict[str, list[Comparison]]:
         """Return the rows by GPU or release, in order."""
-        found: dict[str, list[Comparison]] = {}
+        parts: dict[str, list[Comparison]] = {}
         for row in self.rows:
-            found.setdefault(row.part, []).append(row)
-        return dict(sorted(found.items(), key=lambda item: (not item[0][:1].isdigit(), len(item[0]), item[0])))
+            parts.setdefault(row.part, []).append(row)
+        return dict(sorted(parts.items(), key=lambda item: (not item[0][:1].isdigit(), len(item[0]), item[0])))
 
     def as_dict(self) -> dict[str, Any]:
         rows = [vars(row) | {"predicted": _finite(row.predicted), "error": _finite(row.error)} for row in self.rows]
@@ -107,19 +107,19 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
     """What these rows say of the predictions. bias is of predicted over published; width the interval's high over low."""
     counted = votes(rows)
     refused = dict(Counter(row.refused for row in rows if row.refused))
-    found: dict[str, Any] = {"rows": len(rows), "configurations": len(counted), "refused": refused}
+    summary: dict[str, Any] = {"rows": len(rows), "configurations": len(counted), "refused": refused}
     if not counted:
-        return found
+        return summary
     errors = np.abs([row.error for row in counted])
     worst = counted[int(errors.argmax())]
-    found |= {
+    summary |= {
         "mean_error": float(errors.mean()),
         "median_error": float(np.median(errors)),
         "worst_error": float(errors.max()),
         "worst": f"{worst.model}, {worst.what}: {worst.error:+.1%}".removeprefix(", "),
         "bias": math.expm1(-float(np.mean([row.log_ratio for row in counted]))),
     }
-    return found | intervals([row for row in counted if row.low and row.high])
+    return summary | intervals([row for row in counted if row.low and row.high])
 
 
 def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
@@ -141,15 +141,17 @@ def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
     """Figures by what is predicted, over all rows that constants of their own framework did not see; a row that two groups
     leave out in different ways counts once, as in the first.
     """
-    found: dict[str, list[Comparison]] = {}
+    by_kind: dict[str, list[Comparison]] = {}
     known: set[tuple[str, str, str]] = set()
     for group in groups:
         if group.left_out in ("seen", "framework"):
             continue
         names = [(group.unit, row.model, row.what) for row in group.rows]
-        found.setdefault(_kind(group), []).extend(row for row, name in zip(group.rows, names, strict=True) if name not in known)
+        by_kind.setdefault(_kind(group), []).extend(
+            row for row, name in zip(group.rows, names, strict=True) if name not in known
+        )
         known.update(names)
-    return {kind: figures(rows) for kind, rows in found.items()}
+    return {kind: figures(rows) for kind, rows in by_kind.items()}
 
 
 def _kind(group: Group) -> str:

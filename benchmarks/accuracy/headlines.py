@@ -79,13 +79,13 @@ def scaling_2021(row: ScalingRow) -> Headline:
             sequence_parallel=False, recompute="full", zero_stage=0,
         ),
     )  # fmt: skip
-    found = estimate(query=query, with_fixes=False)
-    assert found.time is not None, found.reasons
-    rate = recomputed_flops(row.model, load) / found.time.step_s / row.gpus * 1e-12
+    prediction = estimate(query=query, with_fixes=False)
+    assert prediction.time is not None, prediction.reasons
+    rate = recomputed_flops(row.model, load) / prediction.time.step_s / row.gpus * 1e-12
     return Headline(
         source="arXiv 2104.04473 table 1", what=f"{row.model} on {row.gpus} A100", published=f"{row.tflops_per_gpu:.0f}",
         predicted=rate, unit="TFLOP/s per GPU", error=rate / row.tflops_per_gpu - 1.0,
-        note="" if found.feasible else "said not to fit",
+        note="" if prediction.feasible else "said not to fit",
     )  # fmt: skip
 
 
@@ -138,10 +138,10 @@ def tflops_2019(name: str, *, gpus: int, behind: bool | None = None) -> float:
 
 def korthikanti_2022() -> list[Headline]:
     """Overhead of recomputation and activation memory of one layer, and throughput of whole models, 22B to 1T."""
-    found = []
+    headlines = []
     for size, name in MODELS.items():
         full, selective = (layer_overhead(name, recompute=kind) for kind in ("full", "selective"))
-        found += [
+        headlines += [
             _range("overhead_full", f"{size}: overhead of full recomputation, one layer", full),
             _range("overhead_selective", f"{size}: overhead of selective recomputation with SP", selective),
             Headline(
@@ -149,7 +149,7 @@ def korthikanti_2022() -> list[Headline]:
                 published=f"{KORTHIKANTI_2022['memory_factor']:.0f}", predicted=layer_memory_factor(name), unit="x",
             ),
         ]  # fmt: skip
-    return found
+    return headlines
 
 
 def layer_overhead(name: str, *, recompute: str) -> float:
@@ -190,7 +190,7 @@ def layer_memory_factor(name: str) -> float:
 
 def strong_scaling_h100() -> list[Headline]:
     """MFU of the fastest layout that fits; the published layout is not known."""
-    found = []
+    headlines = []
     for name, gpus, batch, published in MCORE_H100:
         best = _fastest(
             Query(
@@ -202,28 +202,28 @@ def strong_scaling_h100() -> list[Headline]:
         config, mfu = best.parallel, best.estimate.mfu
         assert mfu is not None
         layout = f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP {config.context_parallel_size}"
-        found.append(
+        headlines.append(
             dataclasses.replace(
                 _figure("Megatron-LM README, H100", f"{name} on {gpus} GPUs: MFU", 100.0 * published, 100.0 * mfu, "%"),
                 note=f"our fastest layout, {layout}; theirs is not published",
             )
         )
-    return found
+    return headlines
 
 
 def training_days() -> list[Headline]:
     """175B on 300B tokens with 1,024 A100: Table 5's software with and without its techniques, and 2021's rule beside."""
-    found = days.evaluate()
+    report = days.evaluate()
     kinds = {"selective_sequence_parallel_days": "SP + selective", "full_recompute_days": "full recomputation, no SP"}
     rows = [
         Headline(
             source="derived", what=f"GPT-3 175B, {words}: {unit}", published=published, unit=unit,
-            predicted=found[key] * factor, note="published for 2021's software",
+            predicted=report[key] * factor, note="published for 2021's software",
         )
         for key, words in kinds.items()
         for unit, factor, published in (("days", 1.0, "34"), ("GPU-hours", 24.0 * days.GPUS, "(no figure)"))
     ]  # fmt: skip
-    hours = 24.0 * days.GPUS * (found["full_recompute_days"] - found["selective_sequence_parallel_days"])
+    hours = 24.0 * days.GPUS * (report["full_recompute_days"] - report["selective_sequence_parallel_days"])
     saved = Headline(
         source="derived", what="GPT-3 175B: GPU-hours saved by SP + selective", published="250,000 (34 -> 24 days)",
         predicted=hours, unit="GPU-hours", note="34 days are 2021's software: the published saving holds more than the two",
@@ -243,10 +243,10 @@ def evaluate() -> list[Headline]:
 
 
 def _fastest(query: Query) -> Recommendation:
-    found = recommend(query=query, top=1).recommendations
-    if not found:
+    recommendations = recommend(query=query, top=1).recommendations
+    if not recommendations:
         raise RuntimeError(f"nothing fits: {query.model}")
-    return found[0]
+    return recommendations[0]
 
 
 def _step_s(one: Recommendation) -> float:
@@ -271,14 +271,14 @@ def _range(key: str, what: str, predicted: float) -> Headline:
     )
 
 
-def as_text(found: list[Headline]) -> str:
+def as_text(headlines: list[Headline]) -> str:
     """One line a figure, and the mean error of table 1."""
     lines = [f"{'published':>24} {'predicted':>10}"]
-    for one in found:
+    for one in headlines:
         error = "" if one.error is None else f"{one.error:+.1%}"
         note = f"  ({one.note})" if one.note else ""
         lines.append(f"{one.published:>24} {one.predicted:10,.4g} {one.unit:16} {error:>7}  {one.what}, {one.source}{note}")
-    table = [one.error for one in found if one.error is not None and "table 1" in one.source]
+    table = [one.error for one in headlines if one.error is not None and "table 1" in one.source]
     for words, errors in (("constants of 2022's software", table), (RELEASE, release_known(table))):
         sizes = [abs(error) for error in errors]
         lines.append(f"arXiv 2104.04473 table 1, {words}: mean {sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%}")
@@ -289,8 +289,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.headlines", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate()
-    print(json.dumps([dataclasses.asdict(one) for one in found], indent=2) if arguments.json else as_text(found))
+    headlines = evaluate()
+    print(json.dumps([dataclasses.asdict(one) for one in headlines], indent=2) if arguments.json else as_text(headlines))
 
 
 if __name__ == "__main__":

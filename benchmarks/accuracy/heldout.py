@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import gpu, model
@@ -58,6 +59,9 @@ class Case:
     date: str = ""
     """Year and month that the figure, or the release that it belongs to, came out: 2025-09."""
 
+    def __hash__(self) -> int:
+        return hash((self.source, self.name, self.what))  # a GPU of its own in a query has dicts
+
     @property
     def layout(self) -> str:
         """Model and sizes without the batch: rows that are not independent of each other."""
@@ -82,6 +86,12 @@ class Case:
         return named_model(self.query.model).num_experts is not None
 
     @property
+    def release(self) -> str:
+        """The framework's release that it ran under; empty where none is known."""
+        assert self.query.training is not None
+        return self.query.training.framework_version or ""
+
+    @property
     def task(self) -> str:
         assert self.query.training is not None
         return self.query.training.task
@@ -92,6 +102,24 @@ class Case:
         assert self.query.training is not None
         training = dataclasses.replace(self.query.training, framework_version=None)
         return repr(dataclasses.replace(self.query, training=training))
+
+
+LAYOUT = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "vp": "virtual_pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "mbs": "micro_batch_size",
+}
+"""What most tables call the sizes of a layout."""
+
+
+def layout(row: Row, *columns: str, **others: Any) -> ParallelQuery:
+    """Return the layout of a row: the sizes in these columns, 1 where a cell is empty, and what else is known."""
+    sizes = {LAYOUT[column]: 1 if row[column] in ("", "n/a") else int(row[column]) for column in columns}
+    return ParallelQuery(**sizes, **others)
 
 
 def megatron_2020_cases(folder: Path) -> list[Case]:
@@ -116,9 +144,9 @@ def megatron_2020_cases(folder: Path) -> list[Case]:
                 attention="unfused", dropout=0.1, gradient_precision="fp16",  # reduced as they are: fp32 was an option
                 overlap=OverlapSpec(tensor_parallel=False, data_parallel=behind_backward or None),
             ),
-            parallel=ParallelQuery(
-                tensor_parallel_size=int(row["tp"]), micro_batch_size=int(row["gbs"]) // int(row["dp"]),
-                sequence_parallel=False, recompute="full", zero_stage=0,
+            parallel=layout(
+                row, "tp", micro_batch_size=int(row["gbs"]) // int(row["dp"]), sequence_parallel=False, recompute="full",
+                zero_stage=0,
             ),
         )  # fmt: skip
         what = f"{row['system']}, TP {row['tp']}, DP {row['dp']}"
@@ -164,12 +192,7 @@ def bridge_case(rows: list[Row], *, name: str) -> Case:
             gradient_precision="bf16",  # the recipes set grad_reduce_in_fp32 to False
             framework_version=releases[len(releases) // 2],
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"]) if row["vp"] not in ("", "n/a") else 1,
-            context_parallel_size=int(row["cp"]), micro_batch_size=int(row["mbs"]),
-            zero_stage=1 if row["fsdp"] in ("", "0") else 3,
-        ),
+        parallel=layout(row, "tp", "pp", "vp", "cp", "mbs", zero_stage=1 if row["fsdp"] in ("", "0") else 3),
     )  # fmt: skip
     rate = median(float(one["tokens_per_s_gpu"]) for one in rows)
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, CP {row['cp']}, GBS {row['gbs']}"
@@ -197,10 +220,7 @@ def b200_cases(folder: Path) -> list[Case]:
             training=TrainingWorkload(
                 sequence_length=sequence, global_batch_size=micro * batches * dp, cross_entropy="fused", overlap=NO_OVERLAP
             ),
-            parallel=ParallelQuery(
-                tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-                expert_parallel_size=int(row["ep"]), micro_batch_size=micro,
-            ),
+            parallel=layout(row, "tp", "pp", "ep", micro_batch_size=micro),
         )  # fmt: skip
         cases.append(
             Case(

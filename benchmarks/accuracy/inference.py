@@ -40,7 +40,7 @@ def figures(pairs: Sequence[Predicted], *, foreign: bool = False, borrowed: bool
     tpot = np.array([np.log(p.tpot_s / p.run.tpot_s) for p in closed])
     throughput = np.array([np.log(p.throughput / p.run.throughput) for p in pairs])
     ttft = np.array([np.log(p.ttft_s / p.run.ttft_s) for p in free])
-    found = {
+    values = {
         "runs": len(pairs),
         "tpot_error": np.abs(np.expm1(tpot)).mean() if closed else np.nan,
         "tpot_bias": tpot.mean() if closed else np.nan,
@@ -54,19 +54,19 @@ def figures(pairs: Sequence[Predicted], *, foreign: bool = False, borrowed: bool
         **{f"{what}_inside": inside(pairs, what, foreign, borrowed) for what in ("ttft", "tpot", "throughput")},
         "refused": sum(not p.fits for p in pairs),
     }
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in values.items()}
 
 
 def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool) -> float:
     """Share of the measured figures in the 90 % interval that an answer states; NaN where none was measured."""
-    held = [row.low <= row.published <= row.high for row in comparisons(pairs, what, foreign=foreign, borrowed=borrowed)]
-    return float(np.mean(held)) if held else np.nan
+    within = [row.low <= row.published <= row.high for row in comparisons(pairs, what, foreign=foreign, borrowed=borrowed)]
+    return float(np.mean(within)) if within else np.nan
 
 
-def shipped(found: Sequence[ServingRun]) -> list[Predicted]:
+def shipped(runs: Sequence[ServingRun]) -> list[Predicted]:
     """Every run, predicted by the constants the catalogue ships for its version or the nearest one."""
     grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
-    for run in found:
+    for run in runs:
         grouped[(run.engine, run.version)].append(run)
     predicted = []
     for (name, version), members in grouped.items():
@@ -75,12 +75,12 @@ def shipped(found: Sequence[ServingRun]) -> list[Predicted]:
     return predicted
 
 
-def unseen(found: Sequence[ServingRun]) -> list[Predicted]:
+def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
     """The runs of versions with constants of their own that these did not see; series with cached prompts are left out."""
-    cached = cached_series(found)
+    cached = cached_series(runs)
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
-    runs = [r for r in found if (r.engine, r.version) in profiles and r.series not in cached and not r.fitted]
-    return shipped(runs)
+    chosen = [r for r in runs if (r.engine, r.version) in profiles and r.series not in cached and not r.fitted]
+    return shipped(chosen)
 
 
 def widening(profile: EngineEfficiency, run: ServingRun, *, foreign: bool, borrowed: bool) -> float:
@@ -114,21 +114,21 @@ def comparisons(pairs: Sequence[Predicted], what: str, *, foreign: bool = False,
     return rows
 
 
-def refitted(found: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
+def refitted(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     """For each engine version with several models (or GPUs): every one of them, predicted by constants that saw the others."""
     results = {}
-    for (name, version), members in by_version(found).items():
+    for (name, version), members in by_version(runs).items():
         for key in (by_model, by_gpu):
             for kind, pairs in left_out(members, name=name, version=version, key=key).items():
                 results[f"{name} {version}: {kind}"] = pairs
     return results
 
 
-def other_release(found: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
+def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     """Every version with constants of its own, predicted by those of the engine's nearest other version."""
     results = {}
     profiles = sorted(engine_profiles(), key=lambda profile: version_key(profile.version))
-    for (name, version), members in by_version(found).items():
+    for (name, version), members in by_version(runs).items():
         before, after = ([p for p in profiles if p.engine == name and test(version_key(p.version), version_key(version))]
                          for test in (operator.lt, operator.gt))  # fmt: skip
         if before or after:
@@ -169,9 +169,9 @@ def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
     return {
         "unseen": _by_series(left),
         "seen": _by_series([p for p in own if p.run.fitted]),
-        "left_out": {name: figures(found, foreign=True) for name, found in refitted(everything).items()} if refits else {},
+        "left_out": {name: figures(members, foreign=True) for name, members in refitted(everything).items()} if refits else {},
         "other_release": {
-            name: figures(found, foreign=True, borrowed=True) for name, found in other_release(everything).items()
+            name: figures(members, foreign=True, borrowed=True) for name, members in other_release(everything).items()
         },
         "other_versions": _by_series(other),
         "cached": _by_series([p for p in pairs if p.run.series in cached]),

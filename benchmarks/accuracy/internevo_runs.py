@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.units import GIB
@@ -61,9 +60,8 @@ def _query(row: Row) -> Query:
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), framework="internevo"
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), micro_batch_size=int(row["mbs"]),
-            sequence_parallel=row["sp"] == "1", recompute=row["recompute"],  # type: ignore[arg-type]
+        parallel=layout(
+            row, "tp", "pp", "mbs", sequence_parallel=row["sp"] == "1", recompute=row["recompute"],
             zero_stage=int(row["zero"]), data_parallel_shard_size=shard if shard < replicas else 0,
         ),
     )  # fmt: skip

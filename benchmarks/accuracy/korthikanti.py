@@ -17,8 +17,8 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.query import Query
+from hp_tool.domain.serving import config_query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training.evaluate import config_query
 
 GPU = "a100-sxm-80gb"
 MODELS = {"22B": "gpt-22b", "175B": "gpt3-175b", "530B": "mt-nlg-530b", "1T": "gpt-1t"}

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 from hp_tool.units import GIB
 
-MODELS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3.1-405b", "llama2_70b_lora": "llama-2-70b"}
+MODELS = {
+    "gpt3": "gpt3-175b",
+    "llama31_405b": "llama-3.1-405b",
+    "llama31_8b": "llama-3.1-8b",
+    "llama2_70b_lora": "llama-2-70b",
+}
 GPUS = {
     "H100": "h100-sxm-80gb",
     "H200": "h200-sxm-141gb",
@@ -22,8 +26,10 @@ GPUS = {
     "L40S": "l40s-48gb",
     "MI300X": "mi300x-192gb",
     "MI325X": "mi325x-256gb",
+    "MI355X": "mi355x-288gb",
 }
-ROUNDS = {"v3.0": "2023-06", "v3.1": "2023-11", "v4.0": "2024-06", "v4.1": "2024-11", "v5.0": "2025-06"}
+ROUNDS = {"v3.0": "2023-06", "v3.1": "2023-11", "v4.0": "2024-06", "v4.1": "2024-11", "v5.0": "2025-06",
+          "v5.1": "2025-11"}  # fmt: skip
 """When MLCommons published them, and so the release that their software counts as: submissions add to the container that they
 name, which is one to five months older. AMD's run other software."""
 ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
@@ -33,6 +39,11 @@ ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv", "linear_proj"))
 def mlperf_cases(folder: Path) -> list[Case]:
     """A case for each result; several submitters of one setting are several cases."""
     return [_case(row) for row in read(folder, "training_mlperf.csv")]
+
+
+def cdna4_cases(folder: Path) -> list[Case]:
+    """Llama 3.1 8B on 8 MI355X: four submitters of one recipe, whom no constant saw."""
+    return [_case(row) for row in read(folder, "training_mlperf_2.csv")]
 
 
 def _case(row: Row) -> Case:
@@ -50,11 +61,8 @@ def _case(row: Row) -> Case:
             framework_version=None if row["gpu"].startswith("MI") else date[2:].replace("-", "."),
             overlap=None if row["tp_overlap"] == "1" else OverlapSpec(tensor_parallel=False),
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            micro_batch_size=int(row["mbs"]), sequence_parallel=row["sp"] == "1",
-            recompute=row["recompute"] or "none",  # type: ignore[arg-type]
+        parallel=layout(
+            row, "tp", "pp", "vp", "cp", "mbs", sequence_parallel=row["sp"] == "1", recompute=row["recompute"] or "none"
         ),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, CP {row['cp']}, GBS {row['gbs']}"
@@ -63,7 +71,7 @@ def _case(row: Row) -> Case:
         what=f"{row['gpu']} x{gpus}, {row['round']} {row['submitter']}, {sizes}",
         query=query,
         step_s=float(row["step_s"]),
-        allocated_bytes=float(row["peak_allocated_gib"]) * GIB if row["peak_allocated_gib"] else None,
+        allocated_bytes=float(row["peak_allocated_gib"]) * GIB if row.get("peak_allocated_gib") else None,
         source="MLPerf Training",
         date=date,
     )

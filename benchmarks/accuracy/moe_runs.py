@@ -17,25 +17,19 @@ def moe_cases(folder: Path) -> list[Case]:
     """Every release of every configuration; rows printed twice count once. Under-specified all of them: recomputation, CUDA
     graphs and router balancing are not in the published tables.
     """
-    found = {}
+    cases = {}
     for row in read(folder, "training_megatron_bridge.csv"):
         if row["model"] in MODELS and row["system"] in SYSTEMS_BRIDGE and bridge_precision(row) is not None:
             # Rows of 25.09 dropped tokens above the mean load; one of the two tables they are printed in says so.
             dropped = row["release"] == "25.09"
             case = _case(row, dropped=dropped)
-            found[case.what] = case
-    return list(found.values())
+            cases[case.what] = case
+    return list(cases.values())
 
 
 def newest(cases: list[Case]) -> list[Case]:
     """Those of today's software."""
-    return [case for case in cases if released(case) >= NEWEST]
-
-
-def released(case: Case) -> str:
-    """The release it ran under."""
-    assert case.query.training is not None
-    return case.query.training.framework_version or ""
+    return [case for case in cases if case.release >= NEWEST]
 
 
 def _case(row: Row, *, dropped: bool) -> Case:

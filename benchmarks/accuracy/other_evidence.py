@@ -25,6 +25,7 @@ from benchmarks.accuracy.other_runs import bloom_cases, schedule_cases
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import pretraining
 from benchmarks.accuracy.serving_rows import dense_runs
+from benchmarks.accuracy.trl_runs import trl_cases
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 
@@ -45,6 +46,10 @@ def fsdp(folder: Path) -> list[Group]:
             title="Llama under eager torchtitan", left_out="all", saw="ops/, MPT under llm-foundry",
             rows=compare_all(dated(titan_cases(folder)[0], source="torchtitan"), Prepared.shipped),
         ),
+        Group(
+            title="TRL at a million tokens", left_out="all", saw="ops/, MPT under llm-foundry, published attention kernels",
+            rows=compare_all(trl_cases(folder), Prepared.shipped),
+        ),
     ]  # fmt: skip
 
 
@@ -53,16 +58,16 @@ def internevo(folder: Path) -> list[Group]:
     runs = [Prepared.of(case) for case in internevo_cases(folder)]
     if not runs:
         return []
-    found = [
+    steps = [
         Group(
             title=f"InternEvo, a {name} left out", left_out="setting", saw="ops/, the other runs of the model",
             rows=leave_one_out(runs, key),
         )
         for name, key in LEFT_OUT.items()
     ]  # fmt: skip
-    held = [on(row, row.gpu) for row in memory_left_out(folder)]
+    memory_rows = [on(row, row.gpu) for row in memory_left_out(folder)]
     saw = "formulas, and the share that the other rows cache"
-    return [*found, Group(title="InternEvo, memory in use", left_out="setting", saw=saw, rows=held, unit="GiB")]
+    return [*steps, Group(title="InternEvo, memory in use", left_out="setting", saw=saw, rows=memory_rows, unit="GiB")]
 
 
 def nanotron(folder: Path) -> list[Group]:
@@ -188,10 +193,10 @@ def _without_intervals(rows: Iterable[Comparison]) -> list[Comparison]:
 
 def _schedules(folder: Path) -> list[Comparison]:
     """Seconds of a schedule over those of 1F1B."""
-    found = []
+    rows = []
     for base, other in schedule_cases(folder):
         plain, row = compare_all([base, other], Prepared.shipped)
         predicted = row.predicted / plain.predicted if math.isfinite(row.predicted) else math.nan
         published = row.published / plain.published
-        found.append(dataclasses.replace(row, published=published, predicted=predicted, low=None, high=None))
-    return found
+        rows.append(dataclasses.replace(row, published=published, predicted=predicted, low=None, high=None))
+    return rows

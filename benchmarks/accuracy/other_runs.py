@@ -6,10 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.heldout import Case, layout
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -40,10 +39,7 @@ def _bloom(row: Row) -> Case:
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision=row["precision"],  # type: ignore[arg-type]
             attention="unfused", gradient_precision=row["precision"],  # type: ignore[arg-type]
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]), micro_batch_size=int(row["mbs"]),
-            sequence_parallel=False, recompute="full", zero_stage=int(row["zero"]),
-        ),
+        parallel=layout(row, "tp", "pp", "mbs", sequence_parallel=False, recompute="full", zero_stage=int(row["zero"])),
     )  # fmt: skip
     what = f"x{row['gpus']}, {row['layers']} x {row['hidden']}, {row['heads']} heads, PP {row['pp']}, mbs {row['mbs']}"
     return Case(
@@ -60,17 +56,14 @@ def schedule_cases(folder: Path) -> list[tuple[Case, Case]]:
 
 
 def _schedule(row: Row) -> Case:
-    p, gpus, ep = int(row["pp"]), int(row["gpus"]), int(row["ep"])
+    p, gpus = int(row["pp"]), int(row["gpus"])
     query = Query(
         kind="training", model=row["model"],
         cluster=ClusterQuery(gpu=row["gpu"].lower(), num_gpus=gpus),
         training=TrainingWorkload(
             sequence_length=4096, global_batch_size=MICRO_BATCHES_A_STAGE * p * (gpus // p), cross_entropy="fused"
         ),
-        parallel=ParallelQuery(
-            pipeline_parallel_size=p, expert_parallel_size=ep, micro_batch_size=1,
-            virtual_pipeline_parallel_size=int(row["vp"]), pipeline_schedule=SCHEDULES[row["schedule"]],  # type: ignore[arg-type]
-        ),
+        parallel=layout(row, "pp", "vp", "ep", micro_batch_size=1, pipeline_schedule=SCHEDULES[row["schedule"]]),
     )  # fmt: skip
     return Case(
         name=row["model"], what=f"{row['gpu']} x{gpus}, PP {p}, VP {row['vp']}, {row['schedule']}", query=query,

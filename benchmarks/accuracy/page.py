@@ -180,15 +180,15 @@ def _change(was: dict[str, Any], now: dict[str, Any], name: str) -> str:
 
 def pictures(result: dict[str, Any]) -> dict[str, str]:
     """SVGs by name."""
-    found = {}
+    drawn = {}
     for name, (title, chosen) in SKETCHES.items():
         series = {
             one: [(float(x), float(y)) for x, y in (point.split(",") for point in group["points"].split())]
             for one, group in result["groups"].items()
             if group["left_out"] in baseline.DRAWN and chosen(one, group)
         }
-        found[name] = scatter(series, title=title)
-    return found
+        drawn[name] = scatter(series, title=title)
+    return drawn
 
 
 def filled(text: str, result: dict[str, Any], before: dict[str, Any]) -> str:
@@ -197,7 +197,7 @@ def filled(text: str, result: dict[str, Any], before: dict[str, Any]) -> str:
         "headlines": headlines(result), "summary": summary(result), "pooled": pooled(result), "groups": groups(result),
         "since": since(result, before),
     }  # fmt: skip
-    return BLOCK.sub(lambda found: f"{found[1]}{blocks[found[2]]}\n{found[3]}", text)
+    return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}", text)
 
 
 def main() -> None:

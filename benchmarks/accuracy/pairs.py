@@ -45,12 +45,12 @@ def pairs(
     rows: Iterable[Comparison], cell: Cell, *, framework: str, kind: Literal["dense", "experts", "adapters"] = "dense"
 ) -> list[Comparison]:
     """Ratios of two runs of a cell, each run in one pair at most, in the interval that a ranking by this framework states."""
-    found = []
+    ratios = []
     for one, other in _paired(rows, cell):
         profile = efficiency(gpu=gpu(one.gpu), framework=framework)
         log_sd = float(ratio_log_sd(with_pairs(profile, experts=kind == "experts", adapters=kind == "adapters")))
-        found.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * log_sd)))
-    return found
+        ratios.append(_ratio(one, other, bound=math.exp(NORMAL_QUANTILE * log_sd)))
+    return ratios
 
 
 def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
@@ -75,12 +75,12 @@ def _paired(rows: Iterable[Comparison], cell: Cell) -> list[tuple[Comparison, Co
     for row in rows:
         if math.isfinite(row.predicted):
             grouped[cell(row)].append(row)
-    found = []
+    paired = []
     for members in grouped.values():
         ordered = sorted(members, key=lambda row: row.what)
         half = len(ordered) // 2  # the first half with the second: neighbours differ in one size alone
-        found += list(zip(ordered[:half], ordered[half:], strict=False))
-    return found
+        paired += list(zip(ordered[:half], ordered[half:], strict=False))
+    return paired
 
 
 def _ratio(one: Comparison, other: Comparison, *, bound: float) -> Comparison:

@@ -19,16 +19,16 @@ from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, susta
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import below_16_bits, is_narrow
+from hp_tool.cost.roofline import attention_kernel, below_16_bits, is_narrow, with_attention_kernel
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
+from hp_tool.training.graphs import recorded_modules
 from hp_tool.training.problem import (
     TrainingProblem,
-    recorded_modules,
     release_factor,
     resolve_training,
     with_scatter,
@@ -36,9 +36,15 @@ from hp_tool.training.problem import (
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"
-REFERENCE = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb", "mi300x": "mi300x-192gb",
-             "v100": "v100-sxm-32gb"}  # fmt: skip
-"""Card under whose power limit a die's shares are stated."""
+REFERENCE = {
+    "a100": "a100-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "b200": "b200-sxm-180gb",
+    "mi300x": None,
+    "v100": "v100-sxm-32gb",
+}
+"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a matter of their kernels, and is
+the same at 750 W and 1,000 W."""
 Shares = Mapping[tuple[str, str], float]
 """By die: share of boost that matmuls of a precision sustain."""
 
@@ -62,8 +68,9 @@ def write_clocks(shares: Shares, *, fitted_on: str) -> None:
         if own:
             _write(die, card, own, dict.fromkeys(own, fitted_on))
     _shipped.cache_clear()
-    borrowed = _shipped("b200")
-    _write("b300", REFERENCE["b200"], borrowed, dict.fromkeys(borrowed, "nobody measured it: as b200"))
+    for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
+        borrowed = _shipped(origin)
+        _write(die, REFERENCE[origin], borrowed, dict.fromkeys(borrowed, f"nobody measured it: as {origin}"))
     known = [_shipped(die) for die in ("a100", "h100", "b200")]
     typical = {}
     for name in ("bf16", "fp8"):
@@ -79,18 +86,19 @@ def _write(die: str, card: str | None, values: Mapping[str, float], fitted_on: M
         "share": {**known["share"], **values},
         "fitted_on": {**known["fitted_on"], **fitted_on},
     }
-    write_constants(path, fields, command="benchmarks.accuracy.fit_frameworks")
+    write_constants(path, fields, command="python -m benchmarks.accuracy.fit_frameworks")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case whose names are looked up once, however often it is predicted."""
+    """A case whose names are looked up once, however often it is predicted; the only one of its case, by `of`."""
 
     case: Case
     problem: TrainingProblem
     candidate: Candidates
 
     @classmethod
+    @functools.cache
     def of(cls, case: Case) -> Prepared:
         problem = resolve_training(case.query)
         config = resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
@@ -107,6 +115,9 @@ class Prepared:
     def step_s(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
         """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
         workload = self.problem.workload
+        if (kernel := attention_kernel(workload, self.problem.model)) is not None:
+            timed = gpu_efficiency(self.gpu).attention_kernels
+            framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)
         if workload.cuda_graphs:
             framework = without_host(framework, modules=recorded_modules(workload, self.problem.model))
@@ -192,30 +203,49 @@ class Prepared:
         )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constants:
+    """A framework's constants, and the clocks fitted with them. Two are equal where they are one."""
+
+    framework: FrameworkEfficiency
+    shares: Shares
+
+    def ratio(self, run: Prepared) -> float:
+        return run.ratio(self.framework, self.shares)
+
+    def compare(self, run: Prepared, *, ahead: bool = False) -> Comparison:
+        return run.compare(self.framework, self.shares, ahead=ahead)
+
+
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
     """Every case by these constants; one that no query can state as refused, with no prediction."""
-    found = []
+    rows = []
     for case in cases:
         try:
-            found.append(by(Prepared.of(case)))
+            rows.append(by(Prepared.of(case)))
         except InputError as error:
             gpu = case.card
-            found.append(
+            rows.append(
                 Comparison(
                     source=case.source, model=case.name, what=case.what, published=case.step_s, predicted=math.nan,
                     gpu=gpu, part=gpu, setting=case.setting, refused=error.code,
                 )
             )  # fmt: skip
-    return found
+    return rows
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
     """The constants with the cards, dies and releases of the runs that they were fitted on."""
     chosen = list(runs)
-    releases = [run.problem.workload.framework_version for run in chosen if run.problem.workload.framework_version]
     return dataclasses.replace(
         framework,
         fitted_gpus=tuple(sorted({run.gpu.name for run in chosen})),
         fitted_silicon=tuple(sorted({str(run.gpu.silicon) for run in chosen})),
-        newest_release=max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")]),
+        newest_release=newest_release(chosen),
     )
+
+
+def newest_release(runs: Iterable[Prepared]) -> str | None:
+    """Return the newest of the releases that these ran under; None where none is known."""
+    releases = [run.case.release for run in runs if run.case.release]
+    return max(releases, default=None, key=lambda release: [int(part) for part in release.split(".")])

@@ -78,18 +78,18 @@ def _pools(*, prefill_replicas: int) -> PoolEstimate:
             "parallel": {"max_num_seqs": 128, "max_num_batched_tokens": 16_384},
         }
     )
-    (found,) = serving.disaggregated(query=query)
-    return found.estimate
+    (pools,) = serving.disaggregated(query=query)
+    return pools.estimate
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
-    found = evaluate()
+    figures = evaluate()
     if parser.parse_args().json:
-        print(json.dumps([dataclasses.asdict(one) | {"holds": one.holds} for one in found], indent=2))
+        print(json.dumps([dataclasses.asdict(one) | {"holds": one.holds} for one in figures], indent=2))
         return
-    for one in found:
+    for one in figures:
         print(f"{'holds ' if one.holds else 'MISSED'}  {one.what}")
         print(f"        published {one.published:,.0f}, predicted {one.predicted:,.0f} tokens/s per GPU (within {WITHIN:.0%})")
         print(f"        {one.source}; assumed: {one.assumed}")

@@ -6,17 +6,18 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision
+from benchmarks.accuracy.heldout import MODELS_BRIDGE, SYSTEMS_BRIDGE, Case, bridge_case, bridge_date, bridge_precision, layout
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import moe_cases
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.parallel import ParallelQuery, Recompute, RecomputeName
+from hp_tool.domain.parallel import Recompute, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
 FILE = "training_megatron_bridge_recipes.csv"
+FILE_GB300 = "training_megatron_bridge_recipes_2.csv"
 SOURCE = "Megatron Bridge and NeMo"
 MODELS = {
     "llama3_8b": "llama-3-8b",
@@ -53,7 +54,7 @@ def release_cases(folder: Path) -> list[Case]:
     """Every release of every configuration, those printed in two tables once: the one that gives the knobs."""
     rows = _known_rows(folder)
     known = {(row["gpus"], float(row["tokens_s_gpu"])) for row in rows}
-    found = [recipe_case(row) for row in rows]
+    cases = [recipe_case(row) for row in rows]
     for row in read(folder, "training_megatron_bridge.csv"):
         if (row["gpus"], float(row["tokens_per_s_gpu"])) in known or row["model"] not in MODELS_BRIDGE:
             continue
@@ -62,9 +63,9 @@ def release_cases(folder: Path) -> list[Case]:
             version = row["release"].removeprefix("NeMo")
             training = dataclasses.replace(case.query.training, framework_version=version)  # type: ignore[type-var]
             query = dataclasses.replace(case.query, training=training)
-            found.append(dataclasses.replace(case, what=f"{case.what}, {version}", query=query))
+            cases.append(dataclasses.replace(case, what=f"{case.what}, {version}", query=query))
     rates = {(gpus, round(rate)) for gpus, rate in known}
-    return found + [case for case in moe_cases(folder) if _rate(case) not in rates]
+    return cases + [case for case in moe_cases(folder) if _rate(case) not in rates]
 
 
 def _rate(case: Case) -> tuple[str, int]:
@@ -72,6 +73,13 @@ def _rate(case: Case) -> tuple[str, int]:
     training, gpus = case.query.training, case.cluster.num_gpus
     assert training is not None and gpus is not None
     return str(gpus), round(training.global_batch_size * training.sequence_length / case.step_s / gpus)
+
+
+def gb300_cases(folder: Path) -> list[Case]:
+    """Recipes on GB300 with their knobs, of models that other cards ran too."""
+    absent = dict.fromkeys(("mtp", "token_drop", "layout"), "")  # columns of the other table alone
+    rows = [row for row in read(folder, FILE_GB300) if row["model"] in MODELS and row["gpu"] == "GB300"]
+    return [recipe_case(absent | row) for row in rows]
 
 
 def recipe_cases(folder: Path) -> list[Case]:
@@ -103,12 +111,10 @@ def recipe_case(row: Row) -> Case:
             offload="activations" if row["offload_layers"] else None,
             offload_fraction=min(int(row["offload_layers"]) / 80, 1.0) if row["offload_layers"] else None,  # Llama 3 70B's
         ),
-        parallel=ParallelQuery(
-            tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"]),
-            virtual_pipeline_parallel_size=int(row["vp"] or 1), context_parallel_size=int(row["cp"]),
-            expert_parallel_size=int(row["ep"]), expert_tensor_parallel_size=int(row["etp"] or 1),
-            micro_batch_size=int(row["mbs"]), zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
-            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],  # type: ignore[arg-type]
+        parallel=layout(
+            row, "tp", "pp", "vp", "cp", "ep", "etp", "mbs",
+            zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
+            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],
         ),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, EP {row['ep']}{', FSDP' if row['fsdp'] == '1' else ''}"

@@ -15,7 +15,7 @@ from benchmarks.accuracy.groups import line, pools
 
 def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     """What each technique adds to one layer's milliseconds, forward and backward: small figures whose signs must be right."""
-    found = []
+    differences = []
     base = {c.what.split()[1]: c for c in comparisons if c.what.startswith("baseline_no_recompute")}
     for comparison in comparisons:
         experiment, direction = comparison.what.split()
@@ -23,10 +23,10 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
         predicted = comparison.predicted - base[direction].predicted
         if published:
             same = published * predicted > 0
-            found.append(
+            differences.append(
                 {"what": f"{experiment} {direction}", "published": published, "predicted": predicted, "same_sign": same}
             )
-    return found
+    return differences
 
 
 def not_stated(folder: Path) -> dict[str, int]:
@@ -47,11 +47,11 @@ def evaluate(folder: Path | None) -> dict[str, Any]:
     """{days, groups, table4_differences, grid, not_stated}; without a folder only the days, which need no data."""
     if folder is None:
         return {"days": days.evaluate(), "groups": [], "table4_differences": [], "grid": None, "not_stated": {}}
-    found = evidence.groups(folder)
-    layer = next((group.rows for group in found if group.title.startswith("Table 4")), [])
+    groups = evidence.groups(folder)
+    layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])
     return {
         "days": days.evaluate(),
-        "groups": found,
+        "groups": groups,
         "table4_differences": table4_differences(layer),
         "grid": grid.evaluate(folder),
         "not_stated": not_stated(folder),
@@ -71,7 +71,7 @@ def as_text(report: dict[str, Any]) -> str:
         ]
         blocks.append("\n".join(["Table 4, differences from no recomputation and no sequence parallelism (ms)", *lines]))
     if report["groups"]:
-        lines = [f"  {name}: {line(found)}" for name, found in pools(report["groups"]).items()]
+        lines = [f"  {name}: {line(summary)}" for name, summary in pools(report["groups"]).items()]
         blocks.append("\n".join(["Rows that no constant saw, by constants of their framework, each once", *lines]))
     if report["grid"] is not None:
         blocks.append(grid.as_text(report["grid"]))

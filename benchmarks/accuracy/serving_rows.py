@@ -23,34 +23,15 @@ class PoolRun(Served):
     """Of prefill and of decoding; None: not told."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QueuedRun:
-    """Output tokens a second with all requests queued at once."""
-
-    engine: str
-    version: str
-    runner: str
-    model: str
-    gpu: str
-    precision: str
-    kv_cache_precision: str
-    input_length: int
-    output_length: int
-    num_requests: int
-    config: ServingConfig
-    throughput: float
-    """Output tokens per second and GPU."""
-
-
 UNTOLD = {"trtllm": "1.1"}
 """Releases that stand for a version that is not told: the one of the month in which the row's run was made, October 2025."""
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
     """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
-    found = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
+    runs = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
     return [
-        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in found
+        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in runs
     ]
 
 
@@ -64,7 +45,7 @@ def _launch(run: ServingRun) -> dict[str, float]:
 
 def dense_runs(folder: Path) -> list[ServingRun]:
     """Every run of a dense model on one replica: closed loads of both files, and offline ones."""
-    everything = [*runs(folder), *later_runs(folder), *offline_runs(folder)]
+    everything = [*runs(folder), *later_runs(folder), *queued_runs(folder)]
     return [run for run in everything if catalogue_model(run.model).num_experts is None]
 
 
@@ -78,22 +59,9 @@ def pool_runs(folder: Path) -> list[PoolRun]:
     return [_pool_run(row) for row in reversed(once.values())]
 
 
-def queued_runs(folder: Path) -> list[QueuedRun]:
-    """Every row of inference_trtllm_throughput.csv."""
+def queued_runs(folder: Path) -> list[ServingRun]:
+    """Every row of inference_trtllm_throughput.csv: all requests queued at once on one replica, throughput alone measured."""
     return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
-
-
-def offline_runs(folder: Path) -> list[ServingRun]:
-    """The queued runs as runs of one replica, of which throughput alone was measured."""
-    return [
-        ServingRun(
-            engine=run.engine, version=run.version, model=run.model, gpu=run.gpu, precision=run.precision,
-            kv_cache_precision=run.kv_cache_precision, input_length=run.input_length, output_length=run.output_length,
-            concurrency=run.num_requests, config=run.config, ttft_s=math.nan, tpot_s=math.nan,
-            queued_throughput=run.throughput,
-        )
-        for run in queued_runs(folder)
-    ]  # fmt: skip
 
 
 def _pool_run(row: Row) -> PoolRun:
@@ -116,11 +84,11 @@ def _pool(row: Row, side: str) -> ServingConfig:
     )  # fmt: skip
 
 
-def _queued_run(row: Row) -> QueuedRun:
-    return QueuedRun(
-        engine=row["engine"], version=row["version"], runner=row["runner"], model=row["model"], gpu=gpu(row["gpu"]).name,
+def _queued_run(row: Row) -> ServingRun:
+    return ServingRun(
+        engine=row["engine"], version=row["version"], model=row["model"], gpu=gpu(row["gpu"]).name,
         precision=row["weights"], kv_cache_precision=row["kv_cache"],
-        input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), num_requests=int(row["num_requests"]),
+        input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), concurrency=int(row["num_requests"]),
         config=ServingConfig(tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])),
-        throughput=float(row["output_tokens_s_gpu"]),
+        ttft_s=math.nan, tpot_s=math.nan, queued_throughput=float(row["output_tokens_s_gpu"]),
     )  # fmt: skip

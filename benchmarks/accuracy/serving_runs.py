@@ -136,11 +136,11 @@ class Batch:
         return serving_costs(case=case, candidates=configured)
 
 
-def cached_series(found: Sequence[ServingRun]) -> set[tuple[object, ...]]:
+def cached_series(runs: Sequence[ServingRun]) -> set[tuple[object, ...]]:
     """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the rates that kernels reach
     alone: most of its prompts were never computed, but found in a prefix cache the rows do not mention.
     """
-    return {run.series for run in found if run.queued_throughput is None and run.latency_s < _least_latency(run)}
+    return {run.series for run in runs if run.queued_throughput is None and run.latency_s < _least_latency(run)}
 
 
 def _least_latency(run: ServingRun) -> float:
@@ -162,7 +162,7 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     for run in chosen:
         alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
         grouped[(*alike, run.queued_throughput is None, run.batch_wait_iterations)].append(run)
-    found = []
+    batched = []
     for members in grouped.values():
         first = members[0]
         load = InferenceWorkload(
@@ -175,8 +175,8 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
         candidates = ServingCandidates.from_configs(
             [run.config for run in members], concurrency=[run.concurrency for run in members]
         )
-        found.append(Batch(runs=members, case=case, candidates=candidates))
-    return found
+        batched.append(Batch(runs=members, case=case, candidates=candidates))
+    return batched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,10 +202,10 @@ class Predicted:
 
 def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predicted]:
     """Every run of every batch."""
-    found = []
+    pairs = []
     for batch in prepared:
         costs = batch.costs(engine)
-        found += [
+        pairs += [
             Predicted(
                 run=run, ttft_s=float(costs.ttft_s[i]), tpot_s=float(costs.tpot_s[i]),
                 throughput=float(costs.output_tokens_per_second_per_gpu[i]),
@@ -214,4 +214,14 @@ def predict(prepared: Sequence[Batch], engine: EngineEfficiency) -> list[Predict
             )
             for i, run in enumerate(batch.runs)
         ]  # fmt: skip
-    return found
+    return pairs
+
+
+FIGURES = {"ttft": "ttft_s", "tpot": "tpot_s", "throughput": "throughput"}
+"""Fields of a run and of what is predicted of it, by the figures' names."""
+
+
+def log_ratios(pairs: Sequence[Predicted], what: str) -> Floats:
+    """Return ln(predicted / measured) of one of FIGURES; not a number where it was not measured."""
+    field = FIGURES[what]
+    return np.array([np.log(getattr(pair, field) / getattr(pair.run, field)) for pair in pairs])

@@ -24,8 +24,8 @@ def ratios(folder: Path) -> list[Comparison]:
     for row, case in zip(read(folder, "training_mlperf.csv"), mlperf_cases(folder), strict=False):
         run = Prepared.of(case)
         share = int(row["gpus"]) / int(row["gbs"])
-        found = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
-        each = dataclasses.replace(found, published=found.published * share, predicted=found.predicted * share)
+        comparison = run.compare(efficiency(gpu=run.gpu, framework="megatron-core").framework)
+        each = dataclasses.replace(comparison, published=comparison.published * share, predicted=comparison.predicted * share)
         grouped[tuple(row[key] for key in SERIES)].append((row, each))
     return [one for members in grouped.values() for one in _against_fewest(members)]
 

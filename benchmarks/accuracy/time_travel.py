@@ -10,27 +10,26 @@ from statistics import median
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import fit_today
 from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.prepared import Prepared, compare_all
-from hp_tool.domain.efficiency import FrameworkEfficiency
+from benchmarks.accuracy.prepared import Constants, Prepared, compare_all
 from hp_tool.errors import InputError
 
 FEWEST = 4
 """Configurations from which constants are fitted; before there are so many nothing is predicted."""
 
 
-def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: FrameworkEfficiency) -> list[Comparison]:
+def predicted_ahead(cases: Sequence[Case], *, known: Sequence[Case], start: Constants) -> list[Comparison]:
     """Every case by constants fitted on the `known` ones of earlier months; `part` is its month. `start` holds what these rows
     do not tell.
     """
-    found = []
+    predictions = []
     for date in sorted({case.date for case in cases}):
-        seen = prepared(voted(case for case in known if case.date < date))
+        seen = tuple(prepared(voted(case for case in known if case.date < date)))
         if len(seen) < FEWEST:
             continue
         constants = fit_today(seen, start)
         rows = compare_all((case for case in cases if case.date == date), functools.partial(constants.compare, ahead=True))
-        found += [dataclasses.replace(row, part=date) for row in rows]
-    return found
+        predictions += [dataclasses.replace(row, part=date) for row in rows]
+    return predictions
 
 
 def voted(cases: Iterable[Case]) -> list[Case]:
@@ -38,15 +37,15 @@ def voted(cases: Iterable[Case]) -> list[Case]:
     grouped: dict[str, list[Case]] = {}
     for case in cases:
         grouped.setdefault(case.setting, []).append(case)
-    return [dataclasses.replace(found[-1], step_s=median(case.step_s for case in found)) for found in grouped.values()]
+    return [dataclasses.replace(members[-1], step_s=median(case.step_s for case in members)) for members in grouped.values()]
 
 
 def prepared(cases: Iterable[Case]) -> list[Prepared]:
     """Those that a query can state."""
-    found = []
+    runs = []
     for case in cases:
         try:
-            found.append(Prepared.of(case))
+            runs.append(Prepared.of(case))
         except InputError:
             continue
-    return found
+    return runs

@@ -36,11 +36,11 @@ def main() -> None:
         return
     wanted = [runs for runs in run_sets(folder) if not arguments.sets or runs.name.startswith(tuple(arguments.sets))]
     with threadpool_limits(limits=1):
-        found = {runs.name: tried(runs, seeds=arguments.seeds) for runs in wanted}
+        scores = {runs.name: tried(runs, seeds=arguments.seeds) for runs in wanted}
     baseline = json.loads(arguments.baseline.read_text()) if arguments.baseline.is_file() else None
-    print(as_text(found, baseline))
+    print(as_text(scores, baseline))
     if arguments.save:
-        arguments.save.write_text(json.dumps(_rounded(found), indent=1) + "\n")
+        arguments.save.write_text(json.dumps(_rounded(scores), indent=1) + "\n")
 
 
 def _rounded(value: object) -> object:

@@ -63,33 +63,33 @@ def _bounds(case: Case) -> tuple[float, float]:
 
 def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
     """Scores by method on the tested rows."""
-    seen, asked = (peaks.runs.evidence.take(rows) for rows in (taught, tested))
-    found = fit_memory(evidence=seen, prior=GPU_PRIOR).predict(memory_bytes=asked.memory_bytes, features=asked.features)
-    low, high = found.interval(confidence=0.9)
+    seen, unseen = (peaks.runs.evidence.take(rows) for rows in (taught, tested))
+    prediction = fit_memory(evidence=seen, prior=GPU_PRIOR).predict(memory_bytes=unseen.memory_bytes, features=unseen.features)
+    low, high = prediction.interval(confidence=0.9)
     factor = np.exp(np.mean(np.log(seen.measured_memory_bytes / seen.memory_bytes)))
     methods = {
-        "calibrated": Predictions(step_s=found.median_bytes, low_s=low, high_s=high),
-        "uncalibrated": Predictions(step_s=asked.memory_bytes, low_s=peaks.low_bytes[tested], high_s=peaks.high_bytes[tested]),
-        "mean_factor": Predictions(step_s=factor * asked.memory_bytes),
+        "calibrated": Predictions(step_s=prediction.median_bytes, low_s=low, high_s=high),
+        "uncalibrated": Predictions(step_s=unseen.memory_bytes, low_s=peaks.low_bytes[tested], high_s=peaks.high_bytes[tested]),
+        "mean_factor": Predictions(step_s=factor * unseen.memory_bytes),
     }
-    return {name: score(each, asked.measured_memory_bytes) for name, each in methods.items()}
+    return {name: score(each, unseen.measured_memory_bytes) for name, each in methods.items()}
 
 
 def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
     """Return, by number of random runs, mean scores on the rest over the seeds."""
-    found = {}
+    by_count = {}
     for count in RUNS:
         if len(peaks.runs) - count >= LEAST_TESTED:
             trials = [compare(peaks, order[:count], order[count:]) for order in random_orders(peaks.runs, seeds)]
-            found[str(count)] = mean_scores(trials)
-    return found
+            by_count[str(count)] = mean_scores(trials)
+    return by_count
 
 
-def memory_text(found: dict[str, dict[str, Any]]) -> str:
+def memory_text(report: dict[str, dict[str, Any]]) -> str:
     lines = [
         "Peak memory: error | coverage | ln(high/low) of calibrated predictions, without a calibration, error with one factor"
     ]
-    for name, counts in found.items():
+    for name, counts in report.items():
         lines += ["", name]
         for count, scores in counts.items():
             ours, none = (_line(scores[method]) for method in ("calibrated", "uncalibrated"))

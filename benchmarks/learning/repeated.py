@@ -109,10 +109,10 @@ def main() -> None:
     with threadpool_limits(limits=1):
         for runs in run_sets(folder):
             if len(runs) > TAUGHT and (not arguments.sets or runs.name.startswith(tuple(arguments.sets))):
-                told = errors(runs)
+                by_name = errors(runs)
                 cells = [
                     f"{name} {100 * each['error']:5.2f} %, {100 * each['coverage']:3.0f} %, {each['width']:.3f}"
-                    for name, each in told.items()
+                    for name, each in by_name.items()
                 ]
                 print(f"  {runs.name:32} {'; '.join(cells)}", flush=True)
 

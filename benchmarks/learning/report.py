@@ -17,17 +17,17 @@ NARROWER, NARROW_AT = 0.8, "5"
 """ln(high / low) against that of the baseline."""
 
 
-def as_text(found: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
+def as_text(report: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
     lines = ["error | coverage | ln(high/low) of calibrated predictions, then errors without a calibration, with one factor"]
     lines[0] += " (mean, median), with the nearest run's factor; rank correlation after and before, regret after and before"
-    for name, runs in found.items():
+    for name, runs in report.items():
         earlier = (baseline or {}).get(name, {})
         lines += ["", f"{name}: {runs['rows']} runs"]
         for kind, title in (("learning", "runs"), ("disturbed", "5 runs, one"), ("carried", "")):
             for key, scores in runs[kind].items():
                 before = earlier.get(kind, {}).get(key)
                 lines.append(f"  {f'{title} {key}'.strip():52} {_line(scores)}{_change(before)}")
-    lines += ["", "Promises", *(f"  {text}" for text in promises(found, baseline or {}))]
+    lines += ["", "Promises", *(f"  {text}" for text in promises(report, baseline or {}))]
     return "\n".join(lines)
 
 
@@ -51,15 +51,15 @@ def _change(before: dict[str, Any] | None) -> str:
     return f"   was {ours['error']:6.1%} | {ours['coverage']:4.0%} | {ours['width']:4.2f}"
 
 
-def promises(found: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
+def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     """Each promise with the share of sets and directions that hold it, and those that do not."""
-    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(found) if kind != "disturbed"}
+    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(report) if kind != "disturbed"}
     yield _held(
         f"never worse than uncalibrated by more than {HARM:.0%}",
         {key: s["calibrated"]["error"] - s["uncalibrated"]["error"] for key, s in every.items()},
         lambda value: value <= HARM,
     )
-    learnt = {(name, int(key)): s for name, kind, key, s in _all(found) if kind == "learning"}
+    learnt = {(name, int(key)): s for name, kind, key, s in _all(report) if kind == "learning"}
     yield _held(
         f"better than one factor from {BETTER_FROM} runs on",
         {
@@ -76,7 +76,7 @@ def promises(found: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     )
     yield _held(
         f"one bad row of five costs at most {BAD_COST:.0%}",
-        {f"{name} {key}": s["cost"] for name, kind, key, s in _all(found) if kind == "disturbed"},
+        {f"{name} {key}": s["cost"] for name, kind, key, s in _all(report) if kind == "disturbed"},
         lambda value: value <= BAD_COST,
     )
     yield _held(
@@ -116,8 +116,8 @@ def _held(text: str, values: dict[str, float], fine: Any) -> str:
     return f"{text}: {len(values) - len(missed)} of {len(values)}{listed}"
 
 
-def _all(found: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    for name, runs in found.items():
+def _all(report: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    for name, runs in report.items():
         for kind in ("learning", "disturbed", "carried"):
             for key, scores in runs[kind].items():
                 yield name, kind, key, scores

@@ -72,13 +72,13 @@ def run_sets(folder: Path) -> list[RunSet]:
         "BLOOM": bloom_cases(folder),
         "InternEvo": internevo_cases(folder),
     }
-    found = [
+    sets = [
         of_cases(f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card])
         for source, cases in sources.items()
         for card in dict.fromkeys(case.card for case in cases)
         if sum(case.card == card for case in cases) >= MIN_ROWS
     ]
-    return found + _nanotron(folder)
+    return sets + _nanotron(folder)
 
 
 def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
@@ -99,7 +99,7 @@ def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
 
 def _nanotron(folder: Path) -> list[RunSet]:
     """The runs of the grid that did not fail, by model."""
-    found = []
+    sets = []
     rows = [row for row in read(folder, FILE) if row["status"] == "ok"]
     for model in sorted({row["model"] for row in rows}):
         pieces, doubts, labels, cells = [], [], [], []
@@ -113,8 +113,8 @@ def _nanotron(folder: Path) -> list[RunSet]:
             doubts += [step_log_sd(case=case)] * count
             labels += [_labels(case, name=f"{model} {group.model.kv_heads}")] * count
             cells += [(model, group.model.kv_heads, group.cluster.num_gpus, group.workload.global_batch_size)] * count
-        found.append(_run_set(f"nanotron {model}", pieces, doubts, labels, cells))
-    return found
+        sets.append(_run_set(f"nanotron {model}", pieces, doubts, labels, cells))
+    return sets
 
 
 def _evidence(name: str, case: TrainingCase, candidates: Candidates, step_s: NDArray[np.float64]) -> Evidence:

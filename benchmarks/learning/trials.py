@@ -43,10 +43,10 @@ class Predictions:
     high_s: NDArray[np.float64] | None = None
 
 
-def calibrated(evidence: Evidence, asked: Evidence) -> Predictions:
+def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
     """What a calibration fitted to `evidence` says of the runs asked for."""
     fit = fit_calibration(evidence=evidence, prior=GPU_PRIOR).step_time
-    step = fit.predict(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+    step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
     low, high = step.interval(confidence=0.9)
     return Predictions(step_s=step.median_s, low_s=low, high_s=high)
 
@@ -57,12 +57,12 @@ def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
     return Predictions(step_s=predicted, low_s=predicted / factor, high_s=predicted * factor)
 
 
-def simple(evidence: Evidence, asked: Evidence) -> dict[str, Predictions]:
+def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
     """One factor (the mean or median of ln measured / predicted), and the factor of the run most alike."""
-    predicted, wanted = (np.sum(list(each.parts_s.values()), axis=0) for each in (evidence, asked))
+    predicted, wanted = (np.sum(list(each.parts_s.values()), axis=0) for each in (evidence, unseen))
     ratios = np.log(evidence.measured_step_s / predicted)
-    names = sorted(asked.features)
-    nearest = np.argmin(cdist(scaled(asked.features, names), scaled(evidence.features, names)), axis=1)
+    names = sorted(unseen.features)
+    nearest = np.argmin(cdist(scaled(unseen.features, names), scaled(evidence.features, names)), axis=1)
     return {
         "mean_factor": Predictions(step_s=wanted * np.exp(ratios.mean())),
         "median_factor": Predictions(step_s=wanted * np.exp(np.median(ratios))),
@@ -73,31 +73,31 @@ def simple(evidence: Evidence, asked: Evidence) -> dict[str, Predictions]:
 def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str, float]:
     """Mean error; coverage of the intervals, the mean of ln(high / low), and their interval score (Gneiting and Raftery 2007):
     that width, and 2 / 0.1 times how far outside of them a measurement lies."""
-    found = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
+    scores = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
     if predictions.low_s is not None and predictions.high_s is not None:
         inside = (predictions.low_s <= measured_s) & (measured_s <= predictions.high_s)
         missed = np.maximum(np.log(predictions.low_s / measured_s), np.log(measured_s / predictions.high_s)).clip(0.0)
-        found |= {
+        scores |= {
             "coverage": float(inside.mean()),
             "width": float(np.mean(np.log(predictions.high_s / predictions.low_s))),
             "rows": float(len(measured_s)),
             "interval_score": float(np.mean(np.log(predictions.high_s / predictions.low_s) + 20.0 * missed)),
         }
-    return found
+    return scores
 
 
 def compare(runs: RunSet, taught: Rows, tested: Rows, *, evidence: Evidence | None = None) -> dict[str, Any]:
     """Scores by method on the tested rows; `evidence` stands for what the taught rows measured."""
-    seen, asked = runs.evidence.take(taught) if evidence is None else evidence, runs.evidence.take(tested)
-    methods = {"calibrated": calibrated(seen, asked), "uncalibrated": uncalibrated(runs, tested), **simple(seen, asked)}
-    found: dict[str, Any] = {name: score(each, asked.measured_step_s) for name, each in methods.items()}
-    found["ranking"] = [_ranked(runs, tested, methods)]
-    return found
+    seen, unseen = runs.evidence.take(taught) if evidence is None else evidence, runs.evidence.take(tested)
+    methods = {"calibrated": calibrated(seen, unseen), "uncalibrated": uncalibrated(runs, tested), **simple(seen, unseen)}
+    scores: dict[str, Any] = {name: score(each, unseen.measured_step_s) for name, each in methods.items()}
+    scores["ranking"] = [_ranked(runs, tested, methods)]
+    return scores
 
 
 def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict[str, dict[str, float]]:
     """Mean rank correlation, and share of the best throughput that the layout predicted best gives away, over cells."""
-    found: dict[str, dict[str, list[float]]] = {}
+    by_method: dict[str, dict[str, list[float]]] = {}
     measured = runs.evidence.measured_step_s[tested]
     for cell in dict.fromkeys(runs.cell[tested]):
         rows = np.flatnonzero(runs.cell[tested] == cell)
@@ -105,26 +105,26 @@ def _ranked(runs: RunSet, tested: Rows, methods: dict[str, Predictions]) -> dict
             continue
         for name in ("calibrated", "uncalibrated", "nearest"):
             predicted = methods[name].step_s[rows]
-            each = found.setdefault(name, {"correlation": [], "regret": []})
+            each = by_method.setdefault(name, {"correlation": [], "regret": []})
             each["correlation"].append(float(spearmanr(predicted, measured[rows]).statistic) if np.ptp(predicted) else 0.0)
             each["regret"].append(float(1.0 - measured[rows].min() / measured[rows][np.argmin(predicted)]))
-    return {name: {key: fmean(values) for key, values in each.items()} for name, each in found.items()}
+    return {name: {key: fmean(values) for key, values in each.items()} for name, each in by_method.items()}
 
 
 def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return, by number of random runs, mean scores on the rest, and how often the calibration was worse than none."""
-    found = {}
+    by_count = {}
     for count in RUNS:
         if len(runs) - count < LEAST_TESTED:
             continue
         trials = [compare(runs, order[:count], order[count:]) for order in random_orders(runs, seeds)]
-        found[str(count)] = mean_scores(trials, ranking=count in RANKED_AFTER)
-    return found
+        by_count[str(count)] = mean_scores(trials, ranking=count in RANKED_AFTER)
+    return by_count
 
 
 def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """With one bad row of five: its error beside that of the same draw without."""
-    found = {}
+    by_kind = {}
     clean = [compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in random_orders(runs, seeds)]
     for name, factor in BAD.items():
         trials = []
@@ -132,14 +132,14 @@ def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
             taught = runs.evidence.take(order[:BAD_AMONG])
             bad = replace(taught, measured_step_s=taught.measured_step_s * np.where(np.arange(BAD_AMONG) == 0, factor, 1.0))
             trials.append(compare(runs, order[:BAD_AMONG], order[BAD_AMONG:], evidence=bad))
-        found[name] = mean_scores(trials)
-        found[name]["cost"] = found[name]["calibrated"]["error"] - fmean(trial["calibrated"]["error"] for trial in clean)
-    return found
+        by_kind[name] = mean_scores(trials)
+        by_kind[name]["cost"] = by_kind[name]["calibrated"]["error"] - fmean(trial["calibrated"]["error"] for trial in clean)
+    return by_kind
 
 
 def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return, by direction, scores on runs of the other side; a side with more runs than are carried gives random ones."""
-    found = {}
+    by_direction = {}
     for direction, source, target in _directions(runs):
         if len(source) < LEAST_CARRIED or len(target) < LEAST_TESTED:
             continue
@@ -148,8 +148,10 @@ def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
                 continue
             draws = seeds if len(source) > most else 1
             orders = [order[np.isin(order, source)][:most] for order in random_orders(runs, draws)]
-            found[f"{direction}, {min(most, len(source))} runs"] = mean_scores([compare(runs, each, target) for each in orders])
-    return found
+            by_direction[f"{direction}, {min(most, len(source))} runs"] = mean_scores(
+                [compare(runs, each, target) for each in orders]
+            )
+    return by_direction
 
 
 def _directions(runs: RunSet) -> Iterator[tuple[str, Rows, Rows]]:
@@ -180,17 +182,17 @@ def random_orders(runs: RunSet, seeds: int) -> list[Rows]:
 def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> dict[str, Any]:
     """Means over trials by method, and the share of trials in which the calibration was worse than none."""
     methods = [name for name in trials[0] if name != "ranking"]
-    found: dict[str, Any] = {
+    means: dict[str, Any] = {
         name: {key: fmean(trial[name][key] for trial in trials) for key in trials[0][name]} for name in methods
     }
     worse = [trial["calibrated"]["error"] > trial["uncalibrated"]["error"] for trial in trials]
-    found |= {"trials": len(trials), "worse": fmean(worse)}
+    means |= {"trials": len(trials), "worse": fmean(worse)}
     ranked = [each for trial in trials for each in trial["ranking"] if each] if ranking else []
     if ranked:
-        found["ranking"] = {
+        means["ranking"] = {
             name: {key: fmean(each[name][key] for each in ranked) for key in ("correlation", "regret")} for name in ranked[0]
         }
-    return found
+    return means
 
 
 def tried(runs: RunSet, *, seeds: int) -> dict[str, Any]:

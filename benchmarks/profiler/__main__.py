@@ -80,13 +80,13 @@ def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
     runs and (median over runs) between the steps of one.
     """
     good = [row for row in rows if row["status"] == "ok"]
-    found: dict[str, Any] = {"ok": len(good), "failed": len(rows) - len(good)}
+    counts: dict[str, Any] = {"ok": len(good), "failed": len(rows) - len(good)}
     if len(good) < 2:
-        return found
+        return counts
     steps = [row["step_s"] for row in good]
     middle = statistics.median(steps)
     low, _, high = statistics.quantiles(steps, n=4)
-    return found | {
+    return counts | {
         "step_s_median": middle,
         "between_runs_interquartile": (high - low) / middle,
         "between_runs_range": (max(steps) - min(steps)) / middle,
@@ -95,18 +95,18 @@ def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
-    lines = [f"{found['ok']} runs over {found['processes']} processes on {found['hardware']}, {found['failed']} failed"]
-    for row in found["rows"]:
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['ok']} runs over {report['processes']} processes on {report['hardware']}, {report['failed']} failed"]
+    for row in report["rows"]:
         if row["status"] == "ok":
             lines.append(f"  {row['step_s'] * 1e3:8.1f} ms a step, {row['wall_s']:.1f} s in all, load {row['load']:.1f} before")
         else:
             lines.append(f"  {row['status']}: {row['cause']}")
-    if "step_s_median" in found:
+    if "step_s_median" in report:
         lines.append(
-            f"median {found['step_s_median'] * 1e3:.1f} ms; between runs: interquartile range "
-            f"{found['between_runs_interquartile']:.1%}, whole range {found['between_runs_range']:.1%}; "
-            f"between the steps of a run: interquartile range {found['within_runs_interquartile']:.1%}"
+            f"median {report['step_s_median'] * 1e3:.1f} ms; between runs: interquartile range "
+            f"{report['between_runs_interquartile']:.1%}, whole range {report['between_runs_range']:.1%}; "
+            f"between the steps of a run: interquartile range {report['within_runs_interquartile']:.1%}"
         )
     return "\n".join(lines)
 
@@ -118,10 +118,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="measured steps a run")
     parser.add_argument("--warmup-steps", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    given = parser.parse_args()
-    found = evaluate(runs=given.runs, processes=given.processes, steps=given.steps, warmup_steps=given.warmup_steps)
-    print(json.dumps(found, indent=2) if given.json else as_text(found))
-    sys.exit(0 if found["ok"] else 1)
+    arguments = parser.parse_args()
+    report = evaluate(
+        runs=arguments.runs, processes=arguments.processes, steps=arguments.steps, warmup_steps=arguments.warmup_steps
+    )
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+    sys.exit(0 if report["ok"] else 1)
 
 
 if __name__ == "__main__":

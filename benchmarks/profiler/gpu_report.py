@@ -104,10 +104,12 @@ def predictions(rows: list[Row], *, kind: Any) -> tuple[dict[str, np.ndarray], d
     after = {name: np.array(values) for name, values in before.items()}
     for fold in np.array_split(np.random.default_rng(0).permutation(len(rows)), min(FOLDS, len(rows))):
         fit = fit_calibration(evidence=evidence.take(np.setdiff1d(np.arange(len(rows)), fold)), prior=prior_for(kind=kind))
-        asked = evidence.take(fold)
-        step = fit.step_time.predict(parts_s=asked.parts_s, layer_passes=asked.layer_passes, features=asked.features)
+        unseen = evidence.take(fold)
+        step = fit.step_time.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
         after["step_s"][fold] = step.median_s
-        after["memory_bytes"][fold] = fit.memory.predict(memory_bytes=asked.memory_bytes, features=asked.features).median_bytes
+        after["memory_bytes"][fold] = fit.memory.predict(
+            memory_bytes=unseen.memory_bytes, features=unseen.features
+        ).median_bytes
     return before, after
 
 
@@ -133,7 +135,7 @@ def as_markdown(rows: list[Row], *, gpu: str, kind: Any, command: str) -> str:
         "|---|---|---|",
     ]
     for name, words in (("step_s", "step time"), ("memory_bytes", "peak memory")):
-        errors = [np.nanmedian(np.abs(found[name] / measured[name] - 1)) for found in (before, after)]
+        errors = [np.nanmedian(np.abs(predicted[name] / measured[name] - 1)) for predicted in (before, after)]
         lines.append(f"| {words} | {errors[0]:.1%} | {errors[1]:.1%} |")
     lines += ["", "| model | s | b | recompute | precision | result | step ms: measured | before | after |", "|---" * 9 + "|"]
     lines[-2] += " peak GiB: measured | before | after |"
@@ -159,20 +161,23 @@ def main() -> None:
     parser.add_argument("--grid", choices=("full", "tiny"), default="full")
     parser.add_argument("--steps", type=int, default=8, help="measured steps a run")
     parser.add_argument("--output", type=Path, default=REPORTS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hp-gpu-report-") as folder:
-        launcher = create("local", root=folder, cpu_only=given.gpu == "cpu")
-        gpu = given.gpu or launcher.hardware().gpu
-        if gpu == "cpu" and given.grid == "full":
+        launcher = create("local", root=folder, cpu_only=arguments.gpu == "cpu")
+        gpu = arguments.gpu or launcher.hardware().gpu
+        if gpu == "cpu" and arguments.grid == "full":
             parser.error("the full grid is for a GPU; on a CPU take --grid tiny")
         rows = []
-        for case in full_grid() if given.grid == "full" else tiny_grid():
-            rows.append(run(case, gpu=gpu, launcher=launcher, steps=given.steps))
-            found = rows[-1].measurement
-            print(f"{len(rows)}: {case}: {found.status}, {found.step_s} s; load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    given.output.mkdir(parents=True, exist_ok=True)
-    path = given.output / f"{datetime.datetime.now(datetime.UTC).date()}-{gpu}.md"
-    command = f"python -m benchmarks.profiler.gpu_report --gpu {gpu} --grid {given.grid} --steps {given.steps}"
+        for case in full_grid() if arguments.grid == "full" else tiny_grid():
+            rows.append(run(case, gpu=gpu, launcher=launcher, steps=arguments.steps))
+            measurement = rows[-1].measurement
+            print(
+                f"{len(rows)}: {case}: {measurement.status}, {measurement.step_s} s; load {os.getloadavg()[0]:.1f}",
+                file=sys.stderr,
+            )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"{datetime.datetime.now(datetime.UTC).date()}-{gpu}.md"
+    command = f"python -m benchmarks.profiler.gpu_report --gpu {gpu} --grid {arguments.grid} --steps {arguments.steps}"
     path.write_text(as_markdown(rows, gpu=gpu, kind="cpu" if gpu == "cpu" else "gpu", command=command))
     print(path)
 

@@ -70,18 +70,23 @@ def evaluate() -> dict[str, Any]:
         stock = efficiency(gpu=processes(1).gpu, framework="megatron-core")
         rows = []
         for case in CASES:
-            asked = request(*case)
-            found = run_job(launcher, asked)
-            row: dict[str, Any] = {"name": case[0], "status": found.status, "cause": found.cause, "load": os.getloadavg()[0]}
-            if found.step_s is not None:
-                machine = processes(asked.num_gpus)
+            job = request(*case)
+            measurement = run_job(launcher, job)
+            row: dict[str, Any] = {
+                "name": case[0],
+                "status": measurement.status,
+                "cause": measurement.cause,
+                "load": os.getloadavg()[0],
+            }
+            if measurement.step_s is not None:
+                machine = processes(job.num_gpus)
                 fitted = applied(report.profile, to=stock)
-                before = predicted_step_s(asked, cluster=machine, profile=stock)
-                after = predicted_step_s(asked, cluster=machine, profile=fitted)
-                row |= {"measured_s": found.step_s, "before_s": before, "after_s": after}
-                row |= {"error_before": before / found.step_s - 1, "error_after": after / found.step_s - 1}
+                before = predicted_step_s(job, cluster=machine, profile=stock)
+                after = predicted_step_s(job, cluster=machine, profile=fitted)
+                row |= {"measured_s": measurement.step_s, "before_s": before, "after_s": after}
+                row |= {"error_before": before / measurement.step_s - 1, "error_after": after / measurement.step_s - 1}
             rows.append(row)
-            print(f"{case[0]}: {found.status}, {found.step_s} s", file=sys.stderr)
+            print(f"{case[0]}: {measurement.status}, {measurement.step_s} s", file=sys.stderr)
     good = [row for row in rows if "measured_s" in row]
     return {
         "operations": len(measured.operations),
@@ -93,9 +98,9 @@ def evaluate() -> dict[str, Any]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
-    lines = [f"{found['operations']} operations timed in {found['wall_s']:.0f} s; then, none of them fitted on:"]
-    for row in found["rows"]:
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['operations']} operations timed in {report['wall_s']:.0f} s; then, none of them fitted on:"]
+    for row in report["rows"]:
         if "measured_s" not in row:
             lines.append(f"  {row['name']:34} {row['status']}: {row['cause']}")
             continue
@@ -104,7 +109,7 @@ def as_text(found: dict[str, Any]) -> str:
             f"  {row['name']:34} {row['measured_s'] * 1e3:7.0f} ms; predicted {before} before, "
             f"{after} ({row['error_after']:+.0%}) after; load {row['load']:.1f}"
         )
-    before, after = found["median_error_before"], found["median_error_after"]
+    before, after = report["median_error_before"], report["median_error_after"]
     if before is not None:
         lines.append(f"median step-time error: {before:.1%} before, {after:.1%} after")
     return "\n".join(lines)
@@ -113,10 +118,10 @@ def as_text(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler.microbenchmarks", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    given = parser.parse_args()
-    found = evaluate()
-    print(json.dumps(found, indent=2) if given.json else as_text(found))
-    sys.exit(0 if all(row["status"] == "ok" for row in found["rows"]) else 1)
+    arguments = parser.parse_args()
+    report = evaluate()
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+    sys.exit(0 if all(row["status"] == "ok" for row in report["rows"]) else 1)
 
 
 if __name__ == "__main__":

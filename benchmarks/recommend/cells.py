@@ -59,12 +59,12 @@ def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
     """Return, by source, the number of cells, how often group 1 holds the fastest row, its first (which no group can leave out)
     and its slowest take at most WITHIN times as long, the slowest's median, and the median rows of group 1 and of the cell.
     """
-    found: dict[str, dict[str, float]] = {}
+    by_source: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):
         mine = [cell for cell in cells if cell.source == source]
         fastest = [min(cell.measured_s) for cell in mine]
         groups = [[cell.measured_s[row] for row in cell.group] for cell in mine]
-        found[source] = {
+        by_source[source] = {
             "cells": len(mine),
             "fastest in group 1": _share([best == min(group) for best, group in zip(fastest, groups, strict=True)]),
             f"first within {WITHIN}": _share(
@@ -75,7 +75,7 @@ def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
             "median group": median(map(len, groups)),
             "median cell": median(len(cell.measured_s) for cell in mine),
         }
-    return found
+    return by_source
 
 
 def _share(holds: Sequence[bool]) -> float:
@@ -103,15 +103,15 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
         )
         expected_s = np.where(table.memory_bytes <= table.usable_bytes, predicted_s / np.maximum(1.0 - fails, 1e-9), np.inf)
         steps[cell.model.name].append((predicted_s[rows], cell.step_s[rows], expected_s[rows]))
-    found = []
+    judged = []
     for model, cells in steps.items():
         others = [
             np.log(measured / predicted) for name, each in steps.items() if name != model for predicted, measured, _ in each
         ]
         halves = [(logs[: len(logs) // 2], logs[len(logs) // 2 :]) for logs in others]
         log_sd = regular_scatter(np.concatenate([one - other[: len(one)] for one, other in halves]))
-        found += [_cell("nanotron", *columns, log_sd=log_sd) for columns in cells]
-    return found
+        judged += [_cell("nanotron", *columns, log_sd=log_sd) for columns in cells]
+    return judged
 
 
 def _published(folder: Path) -> list[MeasuredCell]:
@@ -122,7 +122,7 @@ def _published(folder: Path) -> list[MeasuredCell]:
         size = (training.sequence_length, training.global_batch_size, training.precision)
         key = (case.source, case.name, case.date, str(case.query.cluster), *size)
         cells[key][str(case.query.parallel)].append(case)
-    found = []
+    judged = []
     for layouts in cells.values():
         known = [resolve_configuration(cases[0].query) for cases in layouts.values()]
         estimates = [one.estimate(with_fixes=False) for one in known]
@@ -132,10 +132,10 @@ def _published(folder: Path) -> list[MeasuredCell]:
         members = list(layouts.values())
         measured = [median(case.step_s for case in members[row]) for row in rows]
         predicted = [each.time.step_s for each in estimates if each.time is not None]
-        found.append(
+        judged.append(
             _cell(members[0][0].source, predicted, measured, predicted, log_sd=float(ratio_log_sd(known[0].problem.profile)))
         )
-    return found
+    return judged
 
 
 def _cell(

@@ -27,9 +27,9 @@ from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.render.columns import configuration_columns
 from hp_tool.training import estimate
-from hp_tool.training.best import best_of
-from hp_tool.training.choice import recommendations_of
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.ranking.best import best_of
+from hp_tool.training.ranking.choice import recommendations_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

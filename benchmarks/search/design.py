@@ -63,12 +63,12 @@ def regrets(task: Task) -> list[float]:
     """Mean regret at each checkpoint, over the seeds; a cell with fewer rows keeps its last."""
     quiet()
     table, rows = table_of(task.cell, task.profile), legal_rows(task.cell)
-    found = []
+    after = []
     for seed in range(task.seeds):
         method = Ours(table=table, rows=rows, evidence=None, seed=seed, prior=task.prior)
         regret = replay(task.cell, table, method, seed=seed, noise_log_sd=task.noise_log_sd, runs=CHECKPOINTS[-1]).regret
-        found.append([regret.get(k, min(regret.values())) for k in CHECKPOINTS])
-    return np.mean(found, axis=0).tolist()
+        after.append([regret.get(k, min(regret.values())) for k in CHECKPOINTS])
+    return np.mean(after, axis=0).tolist()
 
 
 def choose(by_setting: dict[str, dict[str, list[list[float]]]]) -> list[dict[str, Any]]:
@@ -125,9 +125,9 @@ def main() -> None:
         for (_, prior), cell in wanted
     ]
     with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
-        found = list(pool.map(regrets, tasks))
+        lost = list(pool.map(regrets, tasks))
     by_setting: dict[str, dict[str, list[list[float]]]] = {name: {} for name in settings()}
-    for ((name, _), cell), regret in zip(wanted, found, strict=True):
+    for ((name, _), cell), regret in zip(wanted, lost, strict=True):
         by_setting[name].setdefault(cell.model.name, []).append(regret)
     means = {name: {model: float(np.mean(each)) for model, each in models.items()} for name, models in by_setting.items()}
     print(json.dumps({"seeds": arguments.seeds, "mean_regret": means, "models": choose(by_setting)}, indent=1))

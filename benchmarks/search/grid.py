@@ -72,9 +72,11 @@ def read_grid(
         groups[(row["model"], model_of(row, shapes).kv_heads, *where, int(row["gbs"]))].append(row)
     # Sorted by model, KV heads, nodes: the order in which cells are named and reported.
     cells = [
-        _cell(found, model=model_of(found[0], shapes), gpu=str(key[3]), sequence_length=int(str(key[4])), framework=framework)
-        for key, found in sorted(groups.items(), key=lambda item: tuple(map(_sortable, item[0])))
-        if len(found) >= MIN_ROWS and any(row["status"] == "ok" for row in found)
+        _cell(
+            members, model=model_of(members[0], shapes), gpu=str(key[3]), sequence_length=int(str(key[4])), framework=framework
+        )
+        for key, members in sorted(groups.items(), key=lambda item: tuple(map(_sortable, item[0])))
+        if len(members) >= MIN_ROWS and any(row["status"] == "ok" for row in members)
     ]
     counts = {"rows": len(rows), "dropped": len(rows) - len(kept), "too_small": len(kept) - sum(cell.rows for cell in cells)}
     return cells, counts
@@ -91,8 +93,8 @@ def _cell(rows: list[Row], *, model: ModelSpec, gpu: str, sequence_length: int, 
     def seconds(row: Row) -> float:
         return batch * sequence_length / (float(row["tok_s_gpu"]) * devices)
 
-    ran = {c: [seconds(row) for row in found if row["status"] == "ok"] for c, found in by_config.items()}
-    memory = {c: [float(row["mem_gb"]) * GIB for row in found if row.get("mem_gb")] for c, found in by_config.items()}
+    ran = {c: [seconds(row) for row in members if row["status"] == "ok"] for c, members in by_config.items()}
+    memory = {c: [float(row["mem_gb"]) * GIB for row in members if row.get("mem_gb")] for c, members in by_config.items()}
     return Cell(
         model=model,
         cluster=machine,

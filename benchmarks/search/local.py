@@ -56,21 +56,21 @@ def compare(
     regret: 1 - best step time / step time of the configuration recommended, both from the second pass, so that neither
     was chosen by the run it is judged by; the search's own time where the second pass left the configuration out.
     """
-    found, own, search_s = measured(query, launcher=launcher, on_event=on_event)
-    once = min(candidates, found.space.feasible)  # with more, leaders would run again, for twice the steps
+    result, own, search_s = measured(query, launcher=launcher, on_event=on_event)
+    once = min(candidates, result.space.feasible)  # with more, leaders would run again, for twice the steps
     settings = replace(query.search, budget_runs=once, min_gain_fraction=0.0, fidelity="full", reuse=False)
     everything = replace(query, search=settings)
     grid, truth, grid_s = measured(everything, launcher=launcher, on_event=on_event)
-    best = found.recommendations[0].parallel
+    best = result.recommendations[0].parallel
     known: Mapping[ParallelConfig, float] = own | truth
     fastest = min(truth.values())
     return {
-        "candidates": found.space.feasible,
+        "candidates": result.space.feasible,
         "search": {
-            "runs": found.search.profile_runs,
+            "runs": result.search.profile_runs,
             "seconds": search_s,
-            "gpu_seconds": found.search.gpu_seconds,
-            "stopped_because": found.search.stopped_because,
+            "gpu_seconds": result.search.gpu_seconds,
+            "stopped_because": result.search.stopped_because,
             "step_s": known[best],
         },
         "grid": {
@@ -96,8 +96,8 @@ def main() -> None:
 
     def progress(kind: str, payload: Mapping[str, Any]) -> None:
         if kind == "run_finished":
-            told = {name: payload.get(name) for name in ("number", "status", "step_s")}
-            print(json.dumps({"run": told}), file=sys.stderr, flush=True)
+            run = {name: payload.get(name) for name in ("number", "status", "step_s")}
+            print(json.dumps({"run": run}), file=sys.stderr, flush=True)
 
     print(json.dumps(compare(query, candidates=arguments.candidates, on_event=progress), indent=1))
 

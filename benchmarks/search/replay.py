@@ -115,14 +115,14 @@ def main() -> None:
     # Matrices here are small: threads inside a process would only fight over the cores.
     with ProcessPoolExecutor(arguments.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         traces = list(pool.map(run_task, tasks))
-    found = summarise(
+    report = summarise(
         cells=wanted,
         tables=[table_of(cell, profiles.of(cell.model.name)) for cell in wanted],
         traces={(task.cell.key, task.method): trace for task, trace in zip(tasks, traces, strict=True)},
         methods=arguments.methods,
     )
-    found |= {"grid": {**counts, "noise_log_sd": noise, "seeds": arguments.seeds, "profile": profiles.describe()}}
-    print(json.dumps(found, indent=1) if arguments.json else as_text(found))
+    report |= {"grid": {**counts, "noise_log_sd": noise, "seeds": arguments.seeds, "profile": profiles.describe()}}
+    print(json.dumps(report, indent=1) if arguments.json else as_text(report))
 
 
 def _name(cell: Cell) -> str:

@@ -28,7 +28,7 @@ def summarise(
 ) -> dict[str, Any]:
     """{cells, overall, tests}: figures by cell, over all cells (each cell counts the same), and paired tests."""
     by_cell = [{method: traces[cell.key, method] for method in methods} for cell in cells]
-    described = [_cell(cell, table, found) for cell, table, found in zip(cells, tables, by_cell, strict=True)]
+    described = [_cell(cell, table, by_method) for cell, table, by_method in zip(cells, tables, by_cell, strict=True)]
     close = [cell["second_best_gap"] <= CLOSE_SECOND for cell in described]
     overall = {method: _overall(described, close, method) for method in methods}
     tests = {
@@ -42,7 +42,7 @@ def summarise(
 
 def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) -> dict[str, Any]:
     model, heads, nodes = cell.key
-    runs = {name: np.array([trace.found_at for trace in found]) for name, found in traces.items()}
+    runs = {name: np.array([trace.found_at for trace in members]) for name, members in traces.items()}
     return {
         "model": model,
         "num_key_value_heads": heads,
@@ -53,10 +53,12 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
         "runs": {
             name: {"mean": float(n.mean()), "median": float(np.median(n)), "worst": int(n.max())} for name, n in runs.items()
         },
-        "regret_after": {name: _regret_after(found) for name, found in traces.items()},
-        "regret_after_job": {name: float(np.mean([trace.after_job for trace in found])) for name, found in traces.items()},
-        "gpu_hours": {name: float(np.mean([trace.gpu_seconds for trace in found])) / 3600 for name, found in traces.items()},
-        "beliefs": {name: _beliefs(found) for name, found in traces.items() if name in OURS},
+        "regret_after": {name: _regret_after(members) for name, members in traces.items()},
+        "regret_after_job": {name: float(np.mean([trace.after_job for trace in members])) for name, members in traces.items()},
+        "gpu_hours": {
+            name: float(np.mean([trace.gpu_seconds for trace in members])) / 3600 for name, members in traces.items()
+        },
+        "beliefs": {name: _beliefs(members) for name, members in traces.items() if name in OURS},
         "memory_error_knowing_the_others": memory_floor(cell, table),
         "top1": model_alone(cell, table, top=1),
         "top3": model_alone(cell, table, top=3),
@@ -74,9 +76,9 @@ def _regret_after(traces: list[Trace]) -> dict[str, float]:
 
 
 def _beliefs(traces: list[Trace]) -> dict[str, float]:
-    held = [trace.beliefs for trace in traces if trace.beliefs is not None]
+    known = [trace.beliefs for trace in traces if trace.beliefs is not None]
     names = ("rank_correlation", "throughput_median_error", "memory_median_error", "coverage", "memory_coverage")
-    return {name: float(np.nanmean([getattr(beliefs, name) for beliefs in held])) for name in names} if held else {}
+    return {name: float(np.nanmean([getattr(beliefs, name) for beliefs in known])) for name in names} if known else {}
 
 
 def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str) -> dict[str, Any]:
@@ -93,10 +95,10 @@ def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str
         "gpu_hours": float(np.mean([cell["gpu_hours"][method] for cell in cells])),
     }
     if method in OURS:
-        held = [cell["beliefs"][method] for cell in cells if cell["beliefs"][method]]
-        overall["beliefs"] = {name: float(np.median([beliefs[name] for beliefs in held])) for name in held[0]}
+        known = [cell["beliefs"][method] for cell in cells if cell["beliefs"][method]]
+        overall["beliefs"] = {name: float(np.median([beliefs[name] for beliefs in known])) for name in known[0]}
         for name in ("coverage", "memory_coverage"):
-            overall["beliefs"][name] = float(np.mean([beliefs[name] for beliefs in held]))
+            overall["beliefs"][name] = float(np.mean([beliefs[name] for beliefs in known]))
     return overall
 
 
@@ -108,17 +110,17 @@ def _paired(cells: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str,
     return {"mean_difference_runs": float(difference.mean()), "cells": len(cells), "p_value": p_value}
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any]) -> str:
     """Tables for people."""
-    grid, methods = found["grid"], list(found["overall"])
+    grid, methods = report["grid"], list(report["overall"])
     lines = [
         f"{grid['rows']} rows; {grid['dropped']} dropped, whose sizes do not multiply to the batch; {grid['too_small']} in "
-        f"cells too small; {len(found['cells'])} cells, {grid['seeds']} seeds, noise {grid['noise_log_sd']:.0%}",
+        f"cells too small; {len(report['cells'])} cells, {grid['seeds']} seeds, noise {grid['noise_log_sd']:.0%}",
         grid["profile"],
         "",
         f"{'runs: mean (worst)':28}" + "".join(f"{name:>17}" for name in methods) + "     top1  top3",
     ]
-    for cell in found["cells"]:
+    for cell in report["cells"]:
         name = f"{cell['model']} kv{cell['num_key_value_heads']} {cell['nodes']} nodes ({cell['measured']}/{cell['configs']})"
         runs = "".join(f"{cell['runs'][m]['mean']:10.1f} ({cell['runs'][m]['worst']:3d}) " for m in methods)
         lines.append(f"{name:28}{runs}    {cell['top1']:4.0%}  {cell['top3']:4.0%}")
@@ -126,7 +128,7 @@ def as_text(found: dict[str, Any]) -> str:
     further = (("a job", 7), ("GPU-hours", 11))
     lines += ["", " " * 18 + "".join(f"{title:>{width}}" for title, width in (*titles, *further))]
     for name in methods:
-        overall = found["overall"][name]
+        overall = report["overall"][name]
         regrets = "".join(f"{overall['regret_after'][str(k)]:6.0%}" for k in CHECKPOINTS)
         close = overall["worst_runs_close_second"]
         lines.append(
@@ -136,17 +138,17 @@ def as_text(found: dict[str, Any]) -> str:
         )
     lines.append(f"* in cells whose second best is within {CLOSE_SECOND:.0%} of the best")
     for name in methods:
-        if beliefs := found["overall"][name].get("beliefs"):
+        if beliefs := report["overall"][name].get("beliefs"):
             lines.append(
                 f"{name}, unseen rows after 10 measurements: rank correlation {beliefs['rank_correlation']:.2f}, "
                 f"throughput error {beliefs['throughput_median_error']:.0%}, memory error "
-                f"{beliefs['memory_median_error']:.1%}; {found['confidence']:.0%} intervals hold "
+                f"{beliefs['memory_median_error']:.1%}; {report['confidence']:.0%} intervals hold "
                 f"{beliefs['coverage']:.0%} of step times and {beliefs['memory_coverage']:.0%} of peaks"
             )
-    floor = np.median([cell["memory_error_knowing_the_others"] for cell in found["cells"]])
+    floor = np.median([cell["memory_error_knowing_the_others"] for cell in report["cells"]])
     lines.append(f"memory error of each row where all others of its cell are known: {floor:.1%}")
     lines += [
         f"{pair}: {test['mean_difference_runs']:+.1f} runs, p = {test['p_value']:.2g} (Wilcoxon, {test['cells']} cells)"
-        for pair, test in found["paired_tests"].items()
+        for pair, test in report["paired_tests"].items()
     ]
     return "\n".join(lines)

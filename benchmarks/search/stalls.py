@@ -51,7 +51,7 @@ class Seen:
 def seen_of(grid: Path, **where: Any) -> list[Seen]:
     """The cells, each beside predictions by constants that its model's rows did not fit."""
     profiles = profiles_without(grid=grid, gpu=where["gpu"], framework=where["framework"])
-    found = []
+    cells = []
     for cell in read_grid(grid, shapes={}, **where)[0]:
         table, rows = table_of(cell, profiles.of(cell.model.name)), legal_rows(cell)
         rows = rows[np.isfinite(cell.step_s[rows])]
@@ -59,7 +59,7 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
         nodes = np.full(len(rows), np.log2(cell.cluster.num_nodes))
         foreseen = cell.cluster.num_nodes > profiles.stock.framework.message_stall_nodes
         crosses = features["pipeline_crosses_nodes"] * (not foreseen)
-        found.append(
+        cells.append(
             Seen(
                 model=cell.model.name,
                 usual=float(np.mean(features[STEP_LOG_SD] ** 2) - MOST**2) / (2.0 * regimes.LOG_MEAN**2),
@@ -68,7 +68,7 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
                 stalled=(np.log(cell.step_s[rows] / predicted_s) > STALLED).astype(float),
             )
         )
-    return found
+    return cells
 
 
 def loss(shares: FloatArray, stalled: FloatArray) -> float:
@@ -84,8 +84,8 @@ def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
         shares = np.concatenate([cell.shares(constants) for cell in cells])
         return len(stalled) * loss(shares, stalled) + 0.25 * float(np.sum(constants[1:] ** 2))
 
-    found: FloatArray = minimize(unlikely, start, method="Nelder-Mead", options={"maxiter": 4000}).x
-    return found
+    fitted: FloatArray = minimize(unlikely, start, method="Nelder-Mead", options={"maxiter": 4000}).x
+    return fitted
 
 
 def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:

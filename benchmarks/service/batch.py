@@ -149,16 +149,16 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate(count=arguments.lines)
+    report = evaluate(count=arguments.lines)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    for row in (found["small"], found["long"]):
+    for row in (report["small"], report["long"]):
         print(
             f"{row['lines']:,} lines: {row['answered']:,} answered, {row['errors']} errors, {row['per_second']:,.0f} lines/s "
             f"by the wall clock, {row['per_cpu_second']:,.0f} a second of processor, peak {row['peak_bytes'] / 2**20:.0f} MiB"
         )
-    row = found["stalled"]
+    row = report["stalled"]
     print(
         f"a client that never reads, {row['seconds']:.0f} s: peak {row['peak_bytes'] / 2**20:.0f} MiB; {row['others']} "
         f"estimates for others meanwhile, {1e3 * row['others_median_s']:.0f} ms each, {row['others_errors']} errors"

@@ -41,22 +41,22 @@ def ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -
 
 
 async def _ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
-    found = Asked()
+    tally = Asked()
     begun = time.perf_counter()
-    await asyncio.gather(*(_client(port, requests, begun + seconds, found) for _ in range(clients)))
-    found.wall_s = time.perf_counter() - begun
-    return found
+    await asyncio.gather(*(_client(port, requests, begun + seconds, tally) for _ in range(clients)))
+    tally.wall_s = time.perf_counter() - begun
+    return tally
 
 
-async def _client(port: int, requests: Iterator[bytes], ending: float, found: Asked) -> None:
+async def _client(port: int, requests: Iterator[bytes], ending: float, tally: Asked) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (begun := time.perf_counter()) < ending:
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         await reader.readexactly(length)
-        found.seconds.append(time.perf_counter() - begun)
-        found.errors += not head.startswith(b"HTTP/1.1 200")
+        tally.seconds.append(time.perf_counter() - begun)
+        tally.errors += not head.startswith(b"HTTP/1.1 200")
     writer.close()
 
 

@@ -45,16 +45,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moves", type=int, default=60)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with _server() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.goto(f"{url}/explorer")
-        measured = list(moves(page, number=given.moves))
+        measured = list(moves(page, number=arguments.moves))
         milliseconds, processor = (sorted(times) for times in zip(*measured, strict=True))
         size = len(page.request.get(page.url).body())
         browser.close()
-    found = {
+    report = {
         "moves": len(milliseconds),
         "median_ms": statistics.median(milliseconds),
         "p95_ms": milliseconds[int(0.95 * len(milliseconds))],
@@ -64,13 +64,13 @@ def main() -> None:
         "within_target": sum(each <= TARGET_MS for each in milliseconds) / len(milliseconds),
         "page_bytes": size,
     }
-    if given.json:
-        print(json.dumps(found))
+    if arguments.json:
+        print(json.dumps(report))
         return
     print(
-        f"{found['moves']} moves: median {found['median_ms']:.0f} ms, 95 % within {found['p95_ms']:.0f} ms, slowest "
-        f"{found['slowest_ms']:.0f} ms; {found['within_target']:.0%} within {TARGET_MS:.0f} ms; processor time median "
-        f"{found['processor_median_ms']:.0f} ms, 95 % within {found['processor_p95_ms']:.0f} ms; "
+        f"{report['moves']} moves: median {report['median_ms']:.0f} ms, 95 % within {report['p95_ms']:.0f} ms, slowest "
+        f"{report['slowest_ms']:.0f} ms; {report['within_target']:.0%} within {TARGET_MS:.0f} ms; processor time median "
+        f"{report['processor_median_ms']:.0f} ms, 95 % within {report['processor_p95_ms']:.0f} ms; "
         f"the page has {size / 1e3:.0f} kB"
     )
 

@@ -40,9 +40,13 @@ def main() -> None:
     try:
         for kind in kinds if arguments.database == "both" else (arguments.database,):
             for fault in arguments.fault or FAULTS:
-                asked = {"fault": fault, "kind": kind, "times": arguments.times, "seed": arguments.seed}
+                campaign = {"fault": fault, "kind": kind, "times": arguments.times, "seed": arguments.seed}
                 under_false_clock = fault != CLOCK or false_clock.FILE in os.environ
-                row = own_campaign(**asked, engine=engine) if under_false_clock else clock_campaign(**asked, engine=engine.name)
+                row = (
+                    own_campaign(**campaign, engine=engine)
+                    if under_false_clock
+                    else clock_campaign(**campaign, engine=engine.name)
+                )
                 if row is not None:
                     rows.append(row)
                     sys.stderr.write(as_text(row) + "\n")

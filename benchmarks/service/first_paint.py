@@ -31,22 +31,22 @@ VISITS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, closing(open_store(f"sqlite:///{folder}/hp.sqlite3")) as store:
         app = create_app(Settings(), store=store)
         with TestClient(app, base_url="http://127.0.0.1:8000") as http:
             pages = seeded_pages(store, http, SMALL)
         with served(app) as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-            found = {
+            report = {
                 name: dict(zip(("ms", "processor_ms"), _painted(browser, url + path), strict=True))
                 for name, path in pages.items()
             }
             browser.close()
-    if given.json:
-        print(json.dumps(found))
+    if arguments.json:
+        print(json.dumps(report))
         return
-    for name, each in sorted(found.items(), key=lambda item: -item[1]["ms"]):
+    for name, each in sorted(report.items(), key=lambda item: -item[1]["ms"]):
         print(f"{each['ms']:6.0f} ms, processor {each['processor_ms']:4.0f} ms  {name}")
 
 

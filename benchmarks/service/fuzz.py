@@ -73,7 +73,7 @@ def main() -> None:
         config = SchemathesisConfig.from_path(ROOT / "schemathesis.toml")
         app = create_app(settings, store=store)
         api = schemathesis.openapi.from_asgi("/openapi.json", app, headers=HEADERS, config=config)
-        operations = [found.ok() for found in api.get_all_operations()]
+        operations = [each.ok() for each in api.get_all_operations()]
         modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
         seed = arguments.seed
         while (left := arguments.requests - sum(tally.statuses.values())) > 0:  # few can be sent to what takes little

@@ -164,12 +164,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate(clients=arguments.clients, seconds=arguments.seconds)
+    report = evaluate(clients=arguments.clients, seconds=arguments.seconds)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    print(f"load {found['load']:.1f} on {found['cores']} cores; shares of the ceiling by wall clock and by processor time:")
-    for name, share in found["of_ceiling"].items():
+    print(f"load {report['load']:.1f} on {report['cores']} cores; shares of the ceiling by wall clock and by processor time:")
+    for name, share in report["of_ceiling"].items():
         print(f"  {name:26} {share['wall']:.2f} {share['cpu']:.2f}")
 
 

@@ -126,8 +126,8 @@ def evaluate(*, kind: str, measurements: int, seconds: float) -> dict[str, Any]:
             rows = {}
             with httpx.Client(base_url=service.url, timeout=120.0) as client:
                 for name, path in paths(database).items():
-                    asked = middle(client, path.removeprefix("cursor:")) if path.startswith("cursor:") else path
-                    rows[name] = timed(client, asked, cpu_s=busy)
+                    address = middle(client, path.removeprefix("cursor:")) if path.startswith("cursor:") else path
+                    rows[name] = timed(client, address, cpu_s=busy)
             contention = contend(service=service, seconds=seconds)
         finally:
             service.stop()
@@ -145,24 +145,24 @@ def main() -> None:
     arguments = parser.parse_args()
     preload()
     kinds = ("postgresql", "sqlite") if arguments.database == "both" else (arguments.database,)
-    found = []
+    reports = []
     for kind in kinds:
-        found.append(evaluate(kind=kind, measurements=arguments.measurements, seconds=arguments.seconds))
-        sys.stderr.write(as_text(found[-1]) + "\n")
+        reports.append(evaluate(kind=kind, measurements=arguments.measurements, seconds=arguments.seconds))
+        sys.stderr.write(as_text(reports[-1]) + "\n")
     if arguments.json:
-        print(json.dumps({"databases": found}))
+        print(json.dumps({"databases": reports}))
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any]) -> str:
     """One database's report."""
-    told = ", ".join(f"{count:,} {name}" for name, count in found["rows"].items())
-    lines = [f"{found['database']}: {told}, written in {found['seeded_s']:.0f} s"]
-    for name, row in found["requests"].items():
+    counts = ", ".join(f"{count:,} {name}" for name, count in report["rows"].items())
+    lines = [f"{report['database']}: {counts}, written in {report['seeded_s']:.0f} s"]
+    for name, row in report["requests"].items():
         mark = "" if row["status"] == httpx.codes.OK else f"  STATUS {row['status']}"
         slow = "  above 100 ms" if min(row["best_s"], row["cpu_s"]) > LIMIT_S else ""
         walls = f"best {1e3 * row['best_s']:.1f}, median {1e3 * row['median_s']:.1f}"
         lines.append(f"  {name:48} {1e3 * row['cpu_s']:7.1f} ms of processor; wall {walls}{mark}{slow}")
-    c = found["contention"]
+    c = report["contention"]
     lines.append(
         f"  {c['clients']} clients and {c['workers']} workers at once for {c['seconds']:.0f} s: {c['requests']:,} requests, "
         f"{c['writes']:,} of them writes, {c['errors']} errors, {c['locked']} times locked; {c['searches']} searches ended"

@@ -111,13 +111,13 @@ def _filters(page: Page) -> list[dict[str, Any]]:
         metrics = {metric["name"]: metric["value"] for metric in cdp.send("Performance.getMetrics")["metrics"]}
         return 1e3 * float(metrics["TaskDuration"])
 
-    found = []
+    times = []
     for name, value in page.evaluate(CHOICES):
         for chosen in (value, ""):
             before = cpu_ms()
             ms = page.evaluate(FILTERED, [name, chosen])
-            found.append({"filter": name, "value": chosen or "any", "ms": ms, "cpu_ms": cpu_ms() - before})
-    return found
+            times.append({"filter": name, "value": chosen or "any", "ms": ms, "cpu_ms": cpu_ms() - before})
+    return times
 
 
 def main() -> None:
@@ -125,18 +125,19 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    found = measure(trials=given.trials, repeat=given.repeat)
-    if given.json:
-        print(json.dumps(found, indent=2))
+    arguments = parser.parse_args()
+    report = measure(trials=arguments.trials, repeat=arguments.repeat)
+    if arguments.json:
+        print(json.dumps(report, indent=2))
         return
     print(
-        f"{found['trials']:,} trials: first paint {found['first_paint_ms']:.0f} ms, drawn after {found['all_drawn_ms']:.0f} ms"
+        f"{report['trials']:,} trials: first paint {report['first_paint_ms']:.0f} ms, "
+        f"drawn after {report['all_drawn_ms']:.0f} ms"
     )
     for name, of in (("filter_ms", "wall"), ("filter_cpu_ms", "processor")):
-        print(f"filters: median {found[name]['median']:.0f} ms, slowest {found[name]['worst']:.0f} ms ({of})")
-    print(f"sorts: median {found['sort_ms']['median']:.0f} ms, slowest {found['sort_ms']['worst']:.0f} ms (wall)")
-    for file in sorted(found["weight"], key=lambda each: -each["sent_bytes"]):
+        print(f"filters: median {report[name]['median']:.0f} ms, slowest {report[name]['worst']:.0f} ms ({of})")
+    print(f"sorts: median {report['sort_ms']['median']:.0f} ms, slowest {report['sort_ms']['worst']:.0f} ms (wall)")
+    for file in sorted(report["weight"], key=lambda each: -each["sent_bytes"]):
         print(f"{file['sent_bytes'] / 1e3:10,.0f} kB sent {file['bytes'] / 1e3:10,.0f} kB  {file['file']}")
 
 

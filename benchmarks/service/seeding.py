@@ -21,7 +21,7 @@ from hp_tool.store import tables
 from hp_tool.store.columns import new_id
 from hp_tool.store.engine import create_engine
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.rank import cost_space
+from hp_tool.training.ranking.rank import cost_space
 
 QUERY: dict[str, Any] = {
     "kind": "training",

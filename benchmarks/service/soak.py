@@ -59,12 +59,12 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
 
         looking = threading.Thread(target=look)
         looking.start()
-        told = contend(service=service, seconds=seconds)
+        counts = contend(service=service, seconds=seconds)
         over.set()
         looking.join()
     finally:
         service.stop()
-    return {**told, "processes": {name: _thirds(each) for name, each in samples.items()}}
+    return {**counts, "processes": {name: _thirds(each) for name, each in samples.items()}}
 
 
 def _thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
@@ -83,15 +83,15 @@ def main() -> None:
     preload()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hp-soak-", ignore_cleanup_errors=True) as folder:
-        told = soak(home=Path(folder), seconds=60 * arguments.minutes)
+        report = soak(home=Path(folder), seconds=60 * arguments.minutes)
     if arguments.json:
-        print(json.dumps(told))
+        print(json.dumps(report))
     else:
-        counts = f"{told['requests']} requests, {told['errors']} errors, {told['searches']} searches"
-        print(f"{counts}, {told['statuses']} in {time.monotonic() - began:.0f} s")
-        for name, process in told["processes"].items():
+        counts = f"{report['requests']} requests, {report['errors']} errors, {report['searches']} searches"
+        print(f"{counts}, {report['statuses']} in {time.monotonic() - began:.0f} s")
+        for name, process in report["processes"].items():
             print(f"{name}: MiB {process['mib']}, handles {process['handles']}{'' if process['level'] else ': RISES'}")
-    sys.exit(not all(process["level"] for process in told["processes"].values()) or told["errors"] > 0)
+    sys.exit(not all(process["level"] for process in report["processes"].values()) or report["errors"] > 0)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from benchmarks.speed.workloads import dense_query, mixed_query, moe_query
 
 def evaluate() -> dict[str, Any]:
     """Every measurement, and whether the limits hold."""
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0]},
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "dense": measure.candidates_per_second(dense_query()),
@@ -27,32 +27,32 @@ def evaluate() -> dict[str, Any]:
         "recommend": measure.recommend_process(),
     }
     limits = measure.LIMITS
-    million, ten_million = found["growth"]["rows"][-2:]
-    found["limits"] = {
-        "dense_candidates_per_second": found["dense"]["per_second"] >= limits["candidates_per_second"],
-        "moe_candidates_per_second": found["moe"]["per_second"] >= limits["candidates_per_second"],
-        "estimates_per_second": found["estimates"]["per_second"] >= limits["estimates_per_second"],
+    million, ten_million = report["growth"]["rows"][-2:]
+    report["limits"] = {
+        "dense_candidates_per_second": report["dense"]["per_second"] >= limits["candidates_per_second"],
+        "moe_candidates_per_second": report["moe"]["per_second"] >= limits["candidates_per_second"],
+        "estimates_per_second": report["estimates"]["per_second"] >= limits["estimates_per_second"],
         "million_ranked_s": million["cpu_s"] / million["candidates"] * 1e6 < limits["million_ranked_s"],
         "ten_million_ranked_s": ten_million["cpu_s"] / ten_million["candidates"] * 1e7 < limits["ten_million_ranked_s"],
         "ten_million_peak_bytes": ten_million["peak_bytes"] < limits["ten_million_peak_bytes"],
-        "recommend_call_s": found["recommend"]["call_s"] < limits["recommend_call_s"],
-        "recommend_process_s": found["recommend"]["cpu_best_s"] < limits["recommend_process_s"],
+        "recommend_call_s": report["recommend"]["call_s"] < limits["recommend_call_s"],
+        "recommend_process_s": report["recommend"]["cpu_best_s"] < limits["recommend_process_s"],
     }
-    return found
+    return report
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: dict[str, Any]) -> str:
     """The report."""
-    e, g, r = (found[key] for key in ("estimates", "growth", "recommend"))
+    e, g, r = (report[key] for key in ("estimates", "growth", "recommend"))
     lines = [
-        f"one core of {found['machine']['cores']}, load {found['machine']['load']:.1f}, NumPy {found['versions']['numpy']}; "
+        f"one core of {report['machine']['cores']}, load {report['machine']['load']:.1f}, NumPy {report['versions']['numpy']}; "
         "best of several, by processor time",
         "legal candidates, all memory and time parts of each:",
         *(
             f"  {kind['model']}, {kind['candidates']:,}: {kind['per_second'] / 1e6:.2f} million/s "
             f"(median {kind['per_second_median'] / 1e6:.2f}); one by one {kind['baseline_one_by_one_per_second']:,.0f}/s, "
             f"NumPy additions {kind['baseline_numpy_additions_per_second'] / 1e6:,.0f} million/s"
-            for kind in (found["dense"], found["moe"], found["mixed"])
+            for kind in (report["dense"], report["moe"], report["mixed"])
         ),
         f"single estimates, {e['queries']} different queries:",
         f"  {e['per_second']:8,.0f}/s as a call (median {e['per_second_median']:,.0f})",
@@ -67,7 +67,7 @@ def as_text(found: dict[str, Any]) -> str:
         f"recommend 405B on 2,048 GPUs, {r['space']['legal'] + r['space']['pruned']:,} candidates: {r['call_s']:.2f} s as a "
         f"call; as a process {r['cpu_best_s']:.2f} s of processor time (median {r['cpu_median_s']:.2f}), "
         f"{r['wall_median_s']:.2f} s of wall time ({r['runs']} runs)",
-        "limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in found["limits"].items()),
+        "limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in report["limits"].items()),
     ]
     return "\n".join(lines)
 
@@ -76,8 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate()
-    print(json.dumps(found, indent=2) if arguments.json else as_text(found))
+    report = evaluate()
+    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
 
 
 if __name__ == "__main__":

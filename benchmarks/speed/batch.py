@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     # The smaller one first: the peak is that of all processes so far.
-    found = [batch(lines, jobs=arguments.jobs) for lines in (max(arguments.lines // 10, 1), arguments.lines)]
+    batches = [batch(lines, jobs=arguments.jobs) for lines in (max(arguments.lines // 10, 1), arguments.lines)]
     if arguments.json:
-        print(json.dumps({"batches": found}))
+        print(json.dumps({"batches": batches}))
         return
-    for one in found:
+    for one in batches:
         print(
             f"{one['lines']:,} lines, {one['jobs']} jobs: {one['per_second']:,.0f} lines/s ({one['per_cpu_second']:,.0f} "
             f"a second of processor time), at most {one['peak_bytes'] / 2**20:.0f} MiB a process"

@@ -105,26 +105,26 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     reports = measured(arguments.rows)
-    found: dict[str, Any] = {"load": os.getloadavg()[0], "estimate": as_processes(reports)}
-    found["fits"] = [over_http(reports[: max(arguments.rows // 10, 2)]), over_http(reports)]
-    found["limits"] = {
-        "estimate_ratio": found["estimate"]["ratio"] <= ESTIMATE_RATIO,
-        "first_fit_s": found["fits"][1]["first_fit"]["cpu_s"] < FIT_S,
-        "further_fit_s": found["fits"][1]["further_fit"]["cpu_s"] < FIT_S,
+    result: dict[str, Any] = {"load": os.getloadavg()[0], "estimate": as_processes(reports)}
+    result["fits"] = [over_http(reports[: max(arguments.rows // 10, 2)]), over_http(reports)]
+    result["limits"] = {
+        "estimate_ratio": result["estimate"]["ratio"] <= ESTIMATE_RATIO,
+        "first_fit_s": result["fits"][1]["first_fit"]["cpu_s"] < FIT_S,
+        "further_fit_s": result["fits"][1]["further_fit"]["cpu_s"] < FIT_S,
     }
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(result, indent=2))
         return
-    one = found["estimate"]
+    one = result["estimate"]
     print(
-        f"load {found['load']:.1f}; hp-tool estimate: {one['cpu_s']:.2f} s of processor time calibrated, "
+        f"load {result['load']:.1f}; hp-tool estimate: {one['cpu_s']:.2f} s of processor time calibrated, "
         f"{one['baseline_cpu_s']:.2f} s without: {one['ratio']:.2f} times (wall {one['wall_s']:.2f} and "
         f"{one['baseline_wall_s']:.2f} s: {one['wall_ratio']:.2f} times)"
     )
-    for fit in found["fits"]:
+    for fit in result["fits"]:
         parts = (f"{name} {fit[name]['cpu_s']:.2f} s ({fit[name]['wall_s']:.2f} s wall)" for name in list(fit)[1:])
         print(f"{fit['rows']} rows over HTTP, processor time: {', '.join(parts)}".replace("_", " "))
-    print("limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in found["limits"].items()))
+    print("limits: " + ", ".join(f"{name} {'holds' if holds else 'MISSED'}" for name, holds in result["limits"].items()))
 
 
 if __name__ == "__main__":

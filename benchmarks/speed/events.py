@@ -34,15 +34,17 @@ def problem(engine: str, inputs: int, outputs: int, *, tensor: int) -> tuple[Ser
     """One replica of a 70B model, and its configuration."""
     load = {"input_length": inputs, "output_length": outputs, "concurrency": 1, "precision": "fp8", "engine": engine}
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": tensor}
-    found = resolve_serving(parse_query({"kind": "inference", "model": "llama-3-70b", "cluster": cluster, "inference": load}))
+    resolved = resolve_serving(
+        parse_query({"kind": "inference", "model": "llama-3-70b", "cluster": cluster, "inference": load})
+    )
     config = ServingConfig(tensor_parallel_size=tensor, max_num_seqs=256)
-    return found, ServingCandidates.from_configs([config], concurrency=[1])
+    return resolved, ServingCandidates.from_configs([config], concurrency=[1])
 
 
 def event_seconds() -> dict[str, float]:
     """The slowest of runs of REQUESTS, closed at several concurrencies and open."""
     rng = np.random.default_rng(0)
-    found = {}
+    seconds = {}
     for engine in ENGINES:
         case, one = problem(engine, 2000, 500, tensor=4)
         inputs, outputs = rng.integers(1, 4000, REQUESTS), rng.integers(1, 1000, REQUESTS)
@@ -50,8 +52,8 @@ def event_seconds() -> dict[str, float]:
             start = time.perf_counter()
             table = pass_table(case=case, candidates=one)
             serve(table=table, input_tokens=inputs, output_tokens=outputs, concurrency=concurrency)
-            found[f"{engine}, {concurrency} at once"] = time.perf_counter() - start
-    return found
+            seconds[f"{engine}, {concurrency} at once"] = time.perf_counter() - start
+    return seconds
 
 
 def fluid_seconds() -> float:
@@ -73,7 +75,7 @@ def disagreements() -> dict[str, dict[str, Any]]:
     """{figure: {median, worst, at, loads}}: fluid / events - 1 of every engine, lengths, size and share of the capacity, and
     where it is worst.
     """
-    found: dict[str, dict[str, float]] = {"ttft_s": {}, "tpot_s": {}, "in_flight": {}}
+    ratios: dict[str, dict[str, float]] = {"ttft_s": {}, "tpot_s": {}, "in_flight": {}}
     rng, n = np.random.default_rng(2), 5000
     for engine in ENGINES:
         for inputs, outputs in LENGTHS:
@@ -94,8 +96,8 @@ def disagreements() -> dict[str, dict[str, Any]]:
                              "in_flight": before_end.sum() / arrivals[-1]}  # fmt: skip
                     for name, value in exact.items():
                         load = f"{engine}, {inputs} in, {outputs} out, TP {tensor}, {share:.0%} of capacity"
-                        found[name][load] = float(getattr(fluid, name)[0]) / float(value) - 1.0
-    return {name: _summary(loads) for name, loads in found.items()}
+                        ratios[name][load] = float(getattr(fluid, name)[0]) / float(value) - 1.0
+    return {name: _summary(loads) for name, loads in ratios.items()}
 
 
 def _summary(loads: dict[str, float]) -> dict[str, Any]:
@@ -114,15 +116,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.events", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found = evaluate()
+    report = evaluate()
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    slowest, longest = max(found["events_s"].items(), key=lambda item: item[1])
+    slowest, longest = max(report["events_s"].items(), key=lambda item: item[1])
     print(f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit {LIMITS['events_s']:.0f}")
-    seconds = found["fluid_s"]
+    seconds = report["fluid_s"]
     print(f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit {LIMITS['fluid_s']:.0f}")
-    for name, row in found["disagreement"].items():
+    for name, row in report["disagreement"].items():
         print(f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:+.1%} ({row['at']})")
 
 

@@ -25,7 +25,7 @@ from hp_tool.queries import schema
 from hp_tool.space.enumerate import CHUNK
 from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import keep_heap
+from hp_tool.training.ranking.rank import keep_heap
 
 REPEATS = 7
 LIMITS = {

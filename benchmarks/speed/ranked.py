@@ -26,11 +26,11 @@ def ranked(step: int) -> dict[str, Any]:
     times: list[float] = []
     while len(times) < REPEATS and sum(times) < ENOUGH_S:
         start = time.process_time()
-        found = recommend(query=query)
+        answer = recommend(query=query)
         times.append(time.process_time() - start)
     return {
-        "candidates": found.space.legal,
-        "feasible": found.space.feasible,
+        "candidates": answer.space.legal,
+        "feasible": answer.space.feasible,
         "cpu_s": min(times),
         "peak_bytes": _peak_bytes(),
     }
@@ -38,9 +38,9 @@ def ranked(step: int) -> dict[str, Any]:
 
 def _peak_bytes() -> int:
     """Return the peak of resident memory since this program was started: rusage's figure would begin with its parent's."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 if __name__ == "__main__":

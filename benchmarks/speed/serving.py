@@ -62,8 +62,8 @@ def candidates_per_second() -> dict[str, float]:
     query = parse_query(QUERY)
     problem = resolve_serving(query)
     limits = {"max_num_seqs": [8 * k for k in range(1, 65)], "max_num_batched_tokens": [1024 * k for k in range(1, 17)]}
-    asked = parse_query(QUERY | {"parallel": limits})
-    candidates, _ = serving_space(query=asked.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
+    parsed = parse_query(QUERY | {"parallel": limits})
+    candidates, _ = serving_space(query=parsed.parallel, case=problem, concurrency=tuple(range(8, 257, 8)))
     chunks = [candidates.take(slice(first, first + CHUNK)) for first in range(0, len(candidates), CHUNK)]
     seconds = cpu_seconds(lambda: [problem.costed(chunk) for chunk in chunks])
     n = len(candidates)
@@ -73,7 +73,7 @@ def candidates_per_second() -> dict[str, float]:
 def question() -> dict[str, Any]:
     """The answer to QUESTION, its processor seconds in this process, and those of `hp-tool recommend` as one."""
     query = parse_query(QUESTION)
-    found = cpu_seconds(lambda: recommend_answer(query, top=10))
+    seconds = cpu_seconds(lambda: recommend_answer(query, top=10))
     best = recommend_answer(query, top=1).recommendations[0]
     assert isinstance(best, ServingRecommendation)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -85,8 +85,8 @@ def question() -> dict[str, Any]:
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
     e = best.estimate
     return {
-        "best_s": found["best"],
-        "median_s": found["median"],
+        "best_s": seconds["best"],
+        "median_s": seconds["median"],
         "process_s": end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime,
         "layout": serving_arithmetic(best.parallel, replicas=e.replicas),
         "concurrency": e.concurrency,
@@ -111,13 +111,13 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
+    report: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
     if arguments.peer:
-        found["peer"] = peer_answer(arguments.peer)
+        report["peer"] = peer_answer(arguments.peer)
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    rate, answer = found["candidates"], found["question"]
+    rate, answer = report["candidates"], report["question"]
     print(
         f"{rate['candidates']:,} serving candidates: {rate['per_second'] / 1e6:.2f} million/s on one core (median "
         f"{rate['per_second_median'] / 1e6:.2f}; at least {LIMITS['candidates_per_second'] / 1e6:.0f})"
@@ -128,8 +128,8 @@ def main() -> None:
         f"TPOT {answer['tpot_s'] * 1e3:.1f} ms; {answer['best_s'] * 1e3:.0f} ms of processor time (median "
         f"{answer['median_s'] * 1e3:.0f}; at most 300), as a process {answer['process_s']:.2f} s (at most 1.5)"
     )
-    if "peer" in found:
-        print(f"aiconfigurator: {found['peer']}")
+    if "peer" in report:
+        print(f"aiconfigurator: {report['peer']}")
 
 
 if __name__ == "__main__":

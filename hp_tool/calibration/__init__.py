@@ -1,4 +1,6 @@
-"""Learning from what ran: predicted parts and measured numbers in, corrected predictions with intervals out. Pure."""
+"""Mathematics of learning: fits corrections to arrays of predictions and measurements, and applies them with intervals; it
+reads no store and knows no query.
+"""
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features

@@ -14,7 +14,7 @@ from hp_tool import documents
 from hp_tool.catalog import hardware, library, records
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits
+from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_attention_kernel
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import GpuSpec, Precision
@@ -39,15 +39,19 @@ def efficiency(
     cuda_graphs: bool = False,
     cuda_graph_modules: tuple[str, ...] | None = None,
     narrow: bool = False,
+    attention_kernel: str | None = None,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
     """The profile the cost model wants: constants of the GPU's die, or generic ones, marked `measured: false`.
 
     `cluster`: its name; where `hp-tool calibrate --cluster` measured it, its own constants stand before its GPU's.
 
-    UnsupportedError for a framework without a profile, and for an overlap that nobody measured.
+    UnsupportedError for a framework without a profile, and for an overlap or attention kernel that nobody measured.
     """
     constants = _framework(framework, _die(gpu))
+    if attention_kernel is not None:
+        timed = gpu_efficiency(gpu).attention_kernels
+        constants = with_attention_kernel(constants, name=attention_kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:

@@ -39,7 +39,7 @@ def estimate(
         serving_tables.print_inference_estimate(answer.estimate)
     else:
         tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
-    if not (answer.calibrated_estimate or answer.estimate).feasible:
+    if not answer.known.feasible:
         raise typer.Exit(3)
 
 

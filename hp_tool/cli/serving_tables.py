@@ -177,7 +177,7 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
     """Latencies predicted before the runs, and predicted or measured after them."""
     before = [row.estimate for row in ranked]
-    after = [row.calibrated_estimate or row.estimate for row in ranked]
+    after = [row.known for row in ranked]
     columns = [
         rank_column(ranked),
         *serving_columns(ranked),

@@ -199,7 +199,7 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)]
     calibrated = next((row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None)
-    estimates = [row.calibrated_estimate or row.estimate for row in ranked]
+    estimates = [row.known for row in ranked]
     figures = training_figures(estimates)
     if calibrated is not None:
         unit, size = duration_unit(e.time.step_s for e in estimates if e.time is not None)
@@ -234,9 +234,9 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
     for row in nearest:
         if isinstance(row, Recommendation):
             console.print(f"nearest: {arithmetic(row.parallel)}")
-            print_reasons(console, (row.calibrated_estimate or row.estimate).reasons, prefix="  ")
+            print_reasons(console, row.known.reasons, prefix="  ")
         elif isinstance(row, ServingRecommendation):
-            reasons = "; ".join(reason.message for reason in (row.calibrated_estimate or row.estimate).reasons)
+            reasons = "; ".join(reason.message for reason in row.known.reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
             line = f"nearest: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}"
             bearable = row.estimate.highest_load
@@ -247,7 +247,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
     """The Pareto-optimal configurations, if the answer has them."""
     if not answer.pareto:
         return
-    estimates = [row.calibrated_estimate or row.estimate for row in answer.pareto]
+    estimates = [row.known for row in answer.pareto]
     devices = Column(head="GPUs", cells=tuple(str(e.provenance["num_gpus"]) for e in estimates))
     whole = Column(head="tokens", unit="/s", cells=counts(e.tokens_per_second for e in estimates), drop=3)
     columns = [devices, *configuration_columns([row.parallel for row in answer.pareto]), *training_figures(estimates), whole]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hp_tool.cli import queries
+from hp_tool.cli.server import connect
 from hp_tool.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
     from hp_tool.tuning.plan import PlanAnswer, plan_search
 
     if server:
-        from service.client import Client
-
-        with Client(server=server) as client:
+        with connect(server) as client:
             answer: PlanAnswer = schema.parse(PlanAnswer, client.plan(query=schema.to_dict(query)))
     else:
         from hp_tool.store import database_url, open_store
@@ -139,9 +138,8 @@ def _on_server(
 ) -> TuneResult:
     from hp_tool.queries import schema
     from hp_tool.tuning import TuneResult
-    from service.client import Client
 
-    with Client(server=server) as client:
+    with connect(server) as client:
         search_id = resume
         if query is not None:
             search_id = client.submit_search(query=schema.query_mapping(query), webhook=webhook).id

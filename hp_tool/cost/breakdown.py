@@ -12,7 +12,7 @@ from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts
+from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
@@ -22,6 +22,10 @@ from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
+WAITS = 0.01
+"""Share of a step that a dense model's devices wait for their host below which graphs are not worth a word."""
+BOUND = 1.02
+"""How many times as long as with CUDA graphs a step takes from which on launches are said to bound it."""
 NEEDLESS = (
     "recompute selective frees nothing here and runs the attention core again: flash attention stores no scores, and a core "
     "that is run again keeps the projection's whole output, where its values lie, beside the rotated queries and keys; choose "
@@ -50,6 +54,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     step_s = float(costs.step_s)
     log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
     fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
+    recorded_s = _recorded_s(case, candidate, step_s=step_s, overhead_s=parts["overhead"])
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
     halved = replace(flops, attention=flops.attention - flops.masked)
@@ -72,18 +77,32 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         mfu_causal=rate * halved.model / peak,
         hfu_causal=rate * (halved.model + again_halved) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
-        intervals=intervals(step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked),
+        intervals=intervals(
+            step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked, recorded_s=recorded_s
+        ),
         out_of_memory_probability=fails,
         fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
         provenance=_provenance(case, config)
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
-        | ({"unchecked": list(unchecked)} if unchecked else {}),
+        | ({"unchecked": list(unchecked)} if unchecked else {})
+        | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
     )
     if workload.total_tokens is None:
         return estimate
     return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
+
+
+def _recorded_s(case: TrainingCase, candidate: Candidates, *, step_s: float, overhead_s: float) -> float | None:
+    """Return the step with recorded CUDA graphs where the query leaves these open and the host's launches bound it."""
+    waits_s = overhead_s - case.profile.framework.step_overhead_s * case.profile.release_factor
+    if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
+        return None
+    with_graphs = replace(case, profile=replace(case.profile, framework=case.recorded), recorded=None)
+    # Both anew: the costs may be a calibration's, or of stages and rows that differ.
+    as_launched, as_recorded = (float(training_costs(case=each, candidates=candidate).step_s) for each in (case, with_graphs))
+    return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
 
 
 def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float) -> Estimate:
@@ -200,6 +219,8 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
         "price_per_gpu_hour": cluster.price_per_gpu_hour,
         "assumed": _assumed(case, config),
     }
+    if workload.attention == "flash" and profile.framework.attention_kernel in profile.gpu.attention_kernels:
+        provenance["attention_kernel"] = profile.framework.attention_kernel
     if workload.lora is not None:
         provenance["trained_parameters"] = int(trained_parameters(model, workload.lora, config))
     if workload.framework_version is not None:

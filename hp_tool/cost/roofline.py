@@ -8,8 +8,9 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Roofline
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import FrozenPrecision, TrainingWorkload
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Bytes per element of a matmul input."""
@@ -107,6 +108,38 @@ def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
 
 
+def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None:
+    """The kernel for fused attention that runs; None: the framework's own.
+
+    Biases by distance (ALiBi), which models without positions have, are added to the scores: under FSDP Triton's alone took
+    them.
+    """
+    if workload.attention_kernel not in (None, "auto"):
+        return workload.attention_kernel
+    return "triton" if model.positions == "none" and workload.framework == "torch-fsdp" else None
+
+
+def with_attention_kernel(framework: FrameworkEfficiency, *, name: str, timed: Mapping[str, float]) -> FrameworkEfficiency:
+    """The constants under a named kernel for fused attention: as the framework's runs timed it, else by what it takes against
+    the framework's own, published in `timed` (by name, over the one timed alone).
+
+    Raises UnsupportedError where nobody published the kernel on this die.
+    """
+    if name in framework.attention_kernels:
+        slowdown = framework.attention_kernels[name]
+    elif name == framework.attention_kernel:
+        slowdown = framework.attention_slowdown
+    elif name in timed:
+        slowdown = framework.attention_slowdown * timed[name] / timed.get(framework.attention_kernel or "", 1.0)
+    else:
+        names = ", ".join(dict.fromkeys((*timed, *framework.attention_kernels))) or "none"
+        raise UnsupportedError(
+            f"no figures of attention kernel {name} on this GPU; known: {names}; leave it out for the framework's own",
+            field="training.attention_kernel",
+        )
+    return replace(framework, attention_kernel=name, attention_slowdown=slowdown)
+
+
 def at_sustained_clocks(
     kernels: GpuEfficiency, *, clocks: Clocks, power_w: float, peaks: Mapping[Precision, float], reference: GpuSpec | None
 ) -> GpuEfficiency:
@@ -114,17 +147,17 @@ def at_sustained_clocks(
 
     Power above the idle grows with the cube of the clock, which voltage follows: a card of the same die sustains the FLOP/s of
     the `reference` card, on which `clocks` holds, times the cube root of the ratio of their power limits, and never more than
-    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Without a
+    its own boost clocks give. So cut-down cards, whose arithmetic needs less than their limit, run at boost. Peaks in 16 bits
+    stand for the clocks: a later die's tensor cores may do more of a narrower precision in each (B300's, of nvfp4). Without a
     reference the shares hold as they are.
     """
     matmul = {}
     for precision, roof in kernels.matmul.items():
         narrow = clocks.share.get("fp8") if ELEMENT_BYTES[precision] < 2.0 else None
         share = clocks.share.get(precision) or narrow or clocks.share["bf16"]
-        peak = peaks.get(precision)
-        if reference is not None and peak is not None:
+        if reference is not None and precision in peaks:
             power = (power_w / reference.power_w) ** (1.0 / 3.0)
-            share = min(share * power * reference.peak_flops_per_second[precision] / peak, 1.0)
+            share = min(share * power * reference.peak_flops_per_second["bf16"] / peaks["bf16"], 1.0)
         matmul[precision] = replace(roof, peak_fraction=share * roof.peak_fraction)
     return replace(kernels, matmul=matmul)
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
-from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, MODULES, ONE_F_ONE_B, PER_OP, Candidates
+from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, DUALPIPE, MODULES, ONE_F_ONE_B, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
@@ -21,6 +21,8 @@ CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+LONGEST_TIMED = 16_384
+"""Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
 UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Those that no recipe with experts recomputes."""
 
@@ -28,8 +30,17 @@ _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
 
 
-def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, unchecked: tuple[str, ...]) -> Intervals:
+def intervals(
+    *,
+    step_s: float,
+    memory_total_bytes: float,
+    case: TrainingCase,
+    unchecked: tuple[str, ...],
+    recorded_s: float | None = None,
+) -> Intervals:
     """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
+
+    `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches down to its own.
 
     The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound.
     """
@@ -40,7 +51,7 @@ def intervals(*, step_s: float, memory_total_bytes: float, case: TrainingCase, u
     )
     return Intervals(
         confidence=CONFIDENCE,
-        step_s=(step_s / time, step_s * time),
+        step_s=((step_s if recorded_s is None else min(step_s, recorded_s)) / time, step_s * time),
         memory_total_bytes=(memory_total_bytes / allocated, memory_total_bytes * allocated),
         memory_reserved_bytes=(memory_total_bytes / allocated, memory_total_bytes * reserved),
         source=case.profile.framework.fitted_on,
@@ -135,15 +146,14 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         f"training.framework: {workload.framework}": case.profile.framework.stands_for is not None,
         "cluster.network_oversubscription": cluster.network_oversubscription > 1.0,
         f"training.precision: {workload.precision}": workload.precision not in CHECKED_PRECISIONS,
-        f"training.fp8_recipe: {workload.fp8_recipe}": workload.fp8_recipe == "blockwise",
         f"training.optimizer: {workload.optimizer}": workload.optimizer != "adam",
         "training.expert_precision": workload.expert_precision not in (None, workload.precision),
-        "training.dispatch_precision": workload.dispatch_precision == "fp8",
         "training.offload: optimizer": workload.offload == "optimizer",
         "training.frozen_precision: nf4": workload.frozen_precision == "nf4",
         "training.frozen": bool(workload.frozen),
         "training.sequence_lengths": workload.sequence_lengths is not None,
-        "parallel.pipeline_schedule": c.pipeline_schedule != ONE_F_ONE_B,
+        "training.sequence_length": workload.computed_attention_length > LONGEST_TIMED,
+        "parallel.pipeline_schedule": (c.pipeline_schedule != ONE_F_ONE_B) & (c.pipeline_schedule != DUALPIPE),
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
         "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,

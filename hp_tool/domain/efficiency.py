@@ -56,6 +56,8 @@ class GpuEfficiency(Strict):
     """By input precision; one that is absent falls back on bf16's, scaled by the datasheet."""
     attention: Roofline
     """Fused attention, forward; its arithmetic and memory traffic add up instead of overlapping."""
+    attention_kernels: dict[str, float] = field(default_factory=dict)
+    """By name: seconds of a kernel for fused attention, against those of the one timed."""
     memory_fraction: float
     """Share of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
@@ -106,8 +108,12 @@ class FrameworkEfficiency(Strict):
     narrow_traffic_factor: float | None = None
     """The same where matmuls take less than 16 bits: Transformer Engine's fused modules then stand in for the framework's own.
     None: no different."""
+    attention_kernel: str | None = None
+    """The kernel for fused attention that its runs called; None: unknown, or none of those that a query may name."""
     attention_slowdown: float = 1.0
-    """Fused attention in the framework's kernel against the one timed alone (FlashAttention-2 and later), both passes."""
+    """Fused attention in that kernel against the one timed alone (FlashAttention-2 and later), both passes."""
+    attention_kernels: dict[str, float] = field(default_factory=dict)
+    """The same of other kernels that its runs timed, by name."""
     attention_backward_slowdown: float
     """Fused attention: seconds a FLOP in the backward pass against the forward pass."""
     tensor_parallel_overlap: float

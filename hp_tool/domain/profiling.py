@@ -39,6 +39,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "framework": ENGINES,
     "precision": ("bf16", "fp16", "fp32", "fp8"),
     "cross_entropy": (None, "unfused", "fused", "in_place"),
+    "attention_kernel": (None, "auto"),
     "offload": (None, "none"),
     "offload_fraction": (None, 1.0),
     "cuda_graph_modules": (None,),

@@ -17,10 +17,17 @@ class RecipeRule(Strict):
     """Catalogue names; none: any."""
     experts: bool | None = None
     """Whether the model has experts."""
+    latent_attention: bool | None = None
+    """Whether its keys and values are compressed (multi-head latent attention)."""
     gpus: tuple[str, ...] = ()
     """Catalogue names or dies (b200 is also GB200's); none: any."""
     precisions: tuple[Precision, ...] = ()
     tasks: tuple[Literal["pretrain", "sft", "lora"], ...] = ()
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    min_batch: int | None = None
+    """Sequences of a step."""
+    max_batch: int | None = None
     training: dict[str, Any] = field(default_factory=dict)
     """Values of keys of `training`; null takes an earlier rule's back."""
     parallel: dict[str, Any] = field(default_factory=dict)
@@ -37,12 +44,31 @@ class RecipeRule(Strict):
     def conditions(self) -> str:
         """`model deepseek-v3, gpu h100`; empty: every training."""
         experts = {None: "", True: "models with experts", False: "dense models"}[self.experts]
+        latent = {None: "", True: "with latent attention", False: "without latent attention"}[self.latent_attention]
         lists = (("model", self.models), ("gpu", self.gpus), ("precision", self.precisions), ("task", self.tasks))
-        return ", ".join(filter(None, (experts, *(f"{name} {' or '.join(values)}" for name, values in lists if values))))
+        sizes = (
+            ("at least {} GPUs", self.min_gpus),
+            ("at most {} GPUs", self.max_gpus),
+            ("a batch of at least {}", self.min_batch),
+            ("a batch of at most {}", self.max_batch),
+        )
+        named = (f"{name} {' or '.join(values)}" for name, values in lists if values)
+        bounds = (text.format(size) for text, size in sizes if size is not None)
+        return ", ".join(filter(None, (experts, latent, *named, *bounds)))
 
     def covers(self, other: "RecipeRule") -> bool:
         """Whether this rule holds for every training that the other holds for."""
-        return self.experts in (None, other.experts) and all(
+        return all(
+            mine is None or mine == theirs
+            for mine, theirs in (
+                (self.experts, other.experts),
+                (self.latent_attention, other.latent_attention),
+                (self.min_gpus, other.min_gpus),
+                (self.max_gpus, other.max_gpus),
+                (self.min_batch, other.min_batch),
+                (self.max_batch, other.max_batch),
+            )
+        ) and all(
             not mine or (theirs and set(theirs) <= set(mine))
             for mine, theirs in (
                 (self.models, other.models),
@@ -52,11 +78,15 @@ class RecipeRule(Strict):
             )
         )
 
-    def holds(self, *, model: ModelSpec, gpu: GpuSpec, workload: TrainingWorkload) -> bool:
+    def holds(self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload) -> bool:
         """Whether the rule is about this training."""
+        batch = workload.global_batch_size
         return (
             (not self.models or model.name in self.models)
             and self.experts in (None, bool(model.num_experts))
+            and self.latent_attention in (None, model.kv_lora_rank is not None)
+            and (self.min_gpus or 0) <= num_gpus <= (self.max_gpus or num_gpus)
+            and (self.min_batch or 0) <= batch <= (self.max_batch or batch)
             and (not self.gpus or gpu.name in self.gpus or gpu.silicon in self.gpus)
             and (not self.precisions or workload.precision in self.precisions)
             and (not self.tasks or workload.task in self.tasks)
@@ -70,6 +100,11 @@ class Recipe(Strict):
     name: str
     description: str
     source: str
+    models: tuple[str, ...] = ()
+    """Models of which the source publishes trainings: another one has the settings of one that is like it, or else those of the
+    rules that name none."""
+    gpus: tuple[str, ...] = ()
+    """GPUs of which it does: another one has the settings of the nearest."""
     rules: tuple[RecipeRule, ...]
 
 

@@ -1,13 +1,18 @@
 """What comes back: typed results whose JSON is exactly these fields."""
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.units import duration, gib
+
+Against = Literal["memory", "gpus"]
+"""What a front of trainings sets against step time."""
+Front = Against | Literal["throughput"]
+"""What a Pareto front may set against step time, or for serving against the tokens per second of a user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,15 +223,20 @@ class Recommendation:
     calibrated_estimate: Estimate | None = None
 
     @property
+    def known(self) -> Estimate:
+        """What is known of it: the calibrated estimate, if there is one."""
+        return self.calibrated_estimate or self.estimate
+
+    @property
     def expected_token_s(self) -> float | None:
         """Expected seconds for each token, which compares steps of different batches."""
-        known = self.calibrated_estimate or self.estimate
+        known = self.known
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
         return self.expected_step_s / (known.tokens_per_second * known.time.step_s)
 
     def __repr__(self) -> str:
-        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
+        return f"<Recommendation {self.rank}: {self.parallel!r}, {self.known!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Serving: a configuration of an inference engine, the engine's constants, and what an estimate of it says."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hp_tool.domain.fields import ChosenValues, Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
-from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.result import Reason
 from hp_tool.units import duration
 
@@ -38,6 +38,13 @@ class ServingConfig(Strict):
 
 RunConfig = ParallelConfig | ServingConfig
 """What a run of a search tries: a way to train, or a way to serve."""
+RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {"training": ParallelConfig, "inference": ServingConfig}
+"""The configurations of each kind of query."""
+
+
+def config_query(config: RunConfig) -> ParallelQuery:
+    """Return the `parallel` of a query that describes exactly this configuration."""
+    return ParallelQuery(**{name: getattr(config, name) for name in type(config).__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +229,9 @@ class ServingMend:
     """0.03: 3 % more tokens per second and GPU than what was asked for; None where that has no throughput."""
     remaining: tuple[Reason, ...] = ()
     """Targets that it misses too: the nearest that was found is told where no change meets them."""
+    fit: ClassVar[None] = None
+    """Of trainings alone, as the next."""
+    out_of_memory_probability: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +299,9 @@ class InferenceEstimate:
     """What would make an infeasible configuration feasible; none in batches and recommendations."""
     intervals: ServingIntervals | None = None
     provenance: dict[str, object] = field(default_factory=dict)
+    fit: ClassVar[None] = None
+    """Of trainings alone, as the next."""
+    out_of_memory_probability: ClassVar[None] = None
 
     def __repr__(self) -> str:
         """A line for people; the fields are those of --json."""
@@ -316,8 +329,13 @@ class ServingRecommendation:
     calibrated_estimate: InferenceEstimate | None = None
     """After what was measured on this cluster; a measured configuration's own latencies."""
 
+    @property
+    def known(self) -> InferenceEstimate:
+        """What is known of it: the calibrated estimate, if there is one."""
+        return self.calibrated_estimate or self.estimate
+
     def __repr__(self) -> str:
-        return f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.calibrated_estimate or self.estimate!r}>"
+        return f"<ServingRecommendation {self.rank}: {self.parallel!r}, {self.known!r}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from hp_tool.domain.hardware import Precision
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
+AttentionKernel = Literal["auto", "fa2", "fa3", "cudnn", "triton"]
 FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
@@ -126,6 +127,8 @@ class TrainingWorkload(Strict):
     in NVIDIA's audited LoRA."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
+    attention_kernel: AttentionKernel | None = None
+    """Whose fused attention runs: FlashAttention 2 or 3, cuDNN's, or one in Triton; None, auto: the framework's own choice."""
     dropout: Fraction = 0.0
     """Probability of dropout; above zero the masks are stored, one byte per element."""
     optimizer: Optimizer = "adam"

@@ -1,7 +1,7 @@
 """Results as other tools' configurations; and those as queries, their runs compared with prediction and best alternative."""
 
 from hp_tool.exchange.assessment import Assessment, LoggedRun, assess, search_query
-from hp_tool.exchange.export import Exported, export, export_for, exported, training_setup
+from hp_tool.exchange.export import Exported, export, export_for, exported
 from hp_tool.exchange.reading import read_configuration, read_query
 from hp_tool.formats.detection import detect
 
@@ -17,5 +17,4 @@ __all__ = [
     "read_configuration",
     "read_query",
     "search_query",
-    "training_setup",
 ]

@@ -1,15 +1,14 @@
 """A run compared with its prediction and with the best configuration for the same work."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool import serving, training
 from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Ranking, Recommendation
+from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
@@ -18,6 +17,7 @@ from hp_tool.formats.logs import read_log
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
 from hp_tool.formats.registry import get, usual
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
 from hp_tool.units import LEAST_CHANGE
@@ -77,16 +77,14 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
 
     `reading` says what the query was read from; its tool wrote the log. Raises InputError, UnsupportedError.
     """
-    serves = query.kind == "inference"
+    problem = problem_of(query)
     tool = reading.tool if reading is not None else usual(query.kind).name
-    estimate: Estimate | InferenceEstimate = (serving if serves else training).estimate(query=query)
-    logged = None if log is None or serves else _logged(query, log, tool)
+    estimate, _ = problem.estimate()
     workload = query.training and replace(query.training, overlap=None)
+    logged = None if log is None or workload is None else _logged(query, log, tool)
     search = search_query(query, tool=tool)
     free = replace(search, training=workload, objective=None)
-    recommend: Callable[..., Ranking[Recommendation] | Ranking[ServingRecommendation]]
-    recommend = serving.recommend if serves else training.recommend
-    rows = recommend(query=free, top=1).recommendations
+    rows = problem_of(free).rank(top=1).recommendations
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
     theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
     gain = None if theirs is None or ours is None else theirs / ours - 1.0

@@ -1,26 +1,19 @@
 """Results as other tools' configurations, and the ranking of what a tool can run."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hp_tool import catalog, serving, training
-from hp_tool.catalog.models import checkpoint, stored_checkpoint
+from hp_tool import training
 from hp_tool.configuration import Configuration
 from hp_tool.domain.frameworks import wrapped
-from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelConfig, Strategy, TokenDispatcher
-from hp_tool.domain.pipeline_layout import FIELD as LAYOUT_FIELD
-from hp_tool.domain.pipeline_layout import PipelineLayout, check_layout, ends_are_shorter, parse_layout
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK
 from hp_tool.domain.query import Query
-from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.registry import Format, Kind, formats, get, writable
-from hp_tool.formats.setup import ServingSetup, TrainingSetup
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
-from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.units import LEAST_CHANGE
 
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
@@ -42,7 +35,7 @@ def export(
     _writer(format)
     if "kind" in result:
         query = read(result)
-        ranking = (serving.recommend if query.kind == "inference" else training.recommend)(query=query, top=rank)
+        ranking = problem_of(query).rank(top=rank)
         if (count := len(ranking.recommendations)) < rank:
             raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
         return write(Configuration.of(ranking.recommendations[rank - 1], query=query), format)
@@ -185,7 +178,7 @@ def write(configuration: Configuration, format: str) -> str:
     if format not in known:
         verb, kind = ("trains", "serving") if configuration.query.kind == "inference" else ("serves", "training")
         raise InputError(f"{format} {verb}; a {kind} configuration becomes {', '.join(known)}", field="format")
-    return known[format](_setup(configuration))
+    return known[format](problem_of(configuration.query).setup(configuration))
 
 
 def options(configuration: Configuration, format: str) -> dict[str, str]:
@@ -193,78 +186,4 @@ def options(configuration: Configuration, format: str) -> dict[str, str]:
     tool = get(format)
     if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
-    return tool.options(_setup(configuration))
-
-
-def _setup(configuration: Configuration) -> ServingSetup | TrainingSetup:
-    if isinstance(configuration.parallel, ServingConfig):
-        return serving_setup(configuration)
-    return training_setup(resolve_training(configuration.query), configuration.parallel)
-
-
-def serving_setup(configuration: Configuration) -> ServingSetup:
-    """Return the case of one serving configuration."""
-    query, config = configuration.query, configuration.parallel
-    problem, workload = resolve_serving(query), query.inference
-    assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
-    stored = stored_checkpoint(query.model, precision=workload.precision)
-    return ServingSetup(
-        model=problem.model,
-        model_path=None if stored is None else stored.path,
-        stored_precision=None if stored is None else stored.precision,
-        cluster=problem.cluster,
-        workload=workload,
-        longest=_longest(problem),
-        parallel=config,
-        memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
-        leaves_headroom=1.0 - query.constraints.memory_headroom_fraction < problem.engine.memory_fraction,
-    )
-
-
-def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
-    """alltoall where each rank has all experts, which Megatron Core's flex refuses."""
-    if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
-        return "alltoall"
-    return config.moe_token_dispatcher_type or strategy.moe_token_dispatcher_type
-
-
-def _longest(problem: ServingProblem) -> int:
-    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
-    model knows positions for."""
-    whole = problem.input_length + problem.output_length
-    if problem.trace is not None:
-        whole = int((problem.trace.input_tokens + problem.trace.output_tokens).max())
-    roomy = math.ceil(1.1 * whole / 1024) * 1024
-    return max(min(roomy, problem.model.max_position_embeddings or roomy), whole)
-
-
-def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """Return the case of one training configuration; a reduced run of it takes fewer devices than the problem has."""
-    model_parallel = config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
-    used = model_parallel * config.data_parallel_size
-    at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    layout = _layout(at, config)
-    return TrainingSetup(
-        model=at.model,
-        model_path=checkpoint(at.model.name) if catalog.knows("models", at.model.name) else None,
-        cluster=at.cluster,
-        workload=at.workload,
-        parallel=replace(config, pipeline_layout=None if layout is None else layout.text),
-        strategy=replace(at.strategy, pipeline_layout=layout, moe_token_dispatcher_type=_dispatcher(at.strategy, config)),
-    )
-
-
-def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
-    """The layout that has to be written; None where the framework makes it of the sizes, or with a layer less at the ends."""
-    layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
-    sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
-    usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
-    wanted = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
-    if wanted is not None:
-        check_layout(wanted, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
-        if len(wanted.chunks) != math.prod(sizes.values()):
-            chunks = math.prod(sizes.values())
-            raise InputError(f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD)
-        if usual is None or parse_layout(usual).chunks != wanted.chunks:
-            return wanted
-    return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)
+    return tool.options(problem_of(configuration.query).setup(configuration))

@@ -11,7 +11,7 @@ from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import HpToolError
 from hp_tool.formats import imports
-from hp_tool.formats.reading import MAX_NAMED, ImportRefusedError, Missing, Read, Reading, Setting
+from hp_tool.formats.reading import MAX_NAMED, ImportRefusedError, Missing, Read, Reading, Setting, option
 from hp_tool.formats.source import Source
 from hp_tool.queries import schema
 
@@ -78,7 +78,7 @@ def read_query(text: str, **options: Any) -> dict[str, Any]:
     return read_configuration(text, **options).query
 
 
-def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
+def _complete(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
     """Note what the query still needs, less what was given."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
@@ -87,30 +87,27 @@ def _complete(reading: Reading, given: Mapping[str, Any], text: str) -> None:
         named = cluster if isinstance(cluster, Mapping) else {}
         if "gpu" not in named and "stages" not in named:
             why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
-            reading.lack("cluster.gpu", f"add --gpu {gpu or 'h100-sxm-80gb'} ({why})")
+            reading.lack("cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})")
         if "num_gpus" not in named and "stages" not in named:
             why = reading.hints.get("cluster.num_gpus", "nothing says how many processes it starts")
-            reading.lack("cluster.num_gpus", f"{why}; add --num-gpus")
+            reading.lack("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
     if isinstance(model, str) and not catalog.knows("models", model) and (same := _without_precision(model)):
         reading.read.append(Read(flag="checkpoint", value=model[:200], line=None, field="model"))
         query["model"] = model = same
     if isinstance(model, str) and model and not catalog.knows("models", model):
         near = _near_model(model)
-        reading.lack("model", f"no model is called {model[:200]!r}; add --model {near or 'NAME'}, or its config.json")
+        reading.lack("model", f"no model is called {model[:200]!r}; add", example=near or "NAME", after=", or its config.json")
     if not model:
-        reading.lack(
-            "model", f"a {reading.tool} configuration does not name the model; add --model llama-3-8b, or a config.json"
-        )
+        why = f"a {reading.tool} configuration does not name the model"
+        reading.lack("model", f"{why}; add", example="llama-3-8b", after=", or a config.json")
     if kind == "training" and "sequence_length" not in query.get("training", {}):
-        reading.lack(
-            "training.sequence_length", "nothing says the length of a sequence; add --set training.sequence_length=4096"
-        )
-    covered = {*given, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
+        reading.lack("training.sequence_length", "nothing says the length of a sequence; add", example=4096)
+    covered = {*supplied, *(each.field for each in reading.missing if each.field == "model")}  # a model's name says its shape
     reading.missing = [
         _suggested(each, model, text)
         for each in reading.missing
-        if each.field not in given and not any(each.field.startswith(f"{path}.") for path in covered)
+        if each.field not in supplied and not any(each.field.startswith(f"{path}.") for path in covered)
     ]
 
 
@@ -135,8 +132,8 @@ def _near_model(text: str) -> str:
     bare = {_BARE.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
         for part in (word, word.rpartition(".")[2]):
-            if found := bare.get(_BARE.sub("", part)):
-                return found
+            if near := bare.get(_BARE.sub("", part)):
+                return near
     return ""
 
 
@@ -150,27 +147,28 @@ def _without_precision(checkpoint: str) -> str:
 def _suggested(missing: Missing, shape: Any, text: str) -> Missing:
     """A model's hint names one that the text speaks of; a vocabulary's, the catalogue's model of this shape."""
     if missing.field == "model":
-        return replace(missing, hint=re.sub(r"--model NAME$", f"--model {_near_model(text) or 'NAME'}", missing.hint))
+        nameless = missing.hint.endswith(option("model", "NAME"))
+        return missing.with_example(_near_model(text) or "NAME") if nameless else missing
     if missing.field != "model.vocab_size" or not isinstance(shape, Mapping):
         return missing
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
     for name in catalog.names("models"):
         spec = catalog.model(name)
         same = all(getattr(spec, each) == shape.get(each) for each in names) and spec.num_experts == shape.get("num_experts")
-        if same and spec.ffn_size == shape.get("intermediate_size") and "vocab_size=..." in missing.hint:
-            hint = missing.hint.replace("vocab_size=...", f"vocab_size={spec.vocab_size}")
-            return Missing(field=missing.field, hint=f"{hint} (the shape is that of {name})")
+        if same and spec.ffn_size == shape.get("intermediate_size") and missing.example == "...":
+            suggested = missing.with_example(str(spec.vocab_size))
+            return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
     return missing
 
 
-def _vocabulary(found: Mapping[str, Setting]) -> str:
+def _vocabulary(settings: Mapping[str, Setting]) -> str:
     """What a tokenizer's name tells of its vocabulary: that of the catalogue's model of this name, or GPT-2's."""
-    kind = found.get("tokenizer-type")
+    kind = settings.get("tokenizer-type")
     if kind is not None and kind.values == ("GPT2BPETokenizer",):
         return "50257"
     for key in ("tokenizer-model", "tokenizer-name-or-path", "load-tokenizer-from", "tokenizer-path"):
-        if key in found and found[key].values and not found[key].unknown:
-            whole = found[key].values[0].rstrip("/").lower()
+        if key in settings and settings[key].values and not settings[key].unknown:
+            whole = settings[key].values[0].rstrip("/").lower()
             tail = whole.rpartition("/")[2]
             for name in (whole, tail, tail.removeprefix("meta-")):
                 if catalog.knows("models", name):

@@ -93,7 +93,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
         argument = look_up(name, table(engine))
         if each.unknown and argument is not None and argument.fate == "read":
             field = argument.why
-            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add --set {field}=...")
+            reading.lack(field, f"{each.written} is {untold(each.unknown)}; add", example="...")
     parallel = {field: _number(flags, name) for name, field in _SIZES.items() if name in flags}
     model = model or next((flags[name][0] for name in ("model", "model-path") if flags.get(name)), None)
     groups, t = parallel.get("attention_data_parallel_size", 1), parallel.get("tensor_parallel_size", 1)
@@ -128,7 +128,7 @@ def read(settings: Iterable[Setting], *, engine: str, model: str | None, reading
     reading.num_gpus = reading.num_gpus or devices
     bound = f" (at most {flags['max-model-len'][0]} together)" if flags.get("max-model-len") else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
-        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add --set inference.{name}={example}")
+        reading.lack(f"inference.{name}", f"a command does not say its load{bound}; add", example=example)
     used = flags.get("gpu-memory-utilization") or flags.get("mem-fraction-static")
     if used:
         query["constraints"] = {"memory_headroom_fraction": round(1.0 - fraction(used[0], "memory fraction"), 6)}

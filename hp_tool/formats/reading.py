@@ -4,9 +4,9 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 
@@ -36,13 +36,26 @@ class Ignored:
     line: int | None = None
 
 
+def option(field: str, example: str) -> str:
+    """The option of `hp-tool import` that gives a field, such as `--set model.vocab_size=128256` or `--gpu h200`."""
+    own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
+    return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
     """What the configuration does not say and the query needs."""
 
     field: str
     hint: str
-    """How to give it, with the value that the configuration suggests."""
+    """How to give it on the command line, with the value that the configuration suggests."""
+    example: str | None = None
+    """That value, where the hint names the field's option; empty: the option alone."""
+
+    def with_example(self, example: str) -> Self:
+        """Return it with another example, in its hint too."""
+        hint = self.hint.replace(option(self.field, self.example or ""), option(self.field, example))
+        return replace(self, hint=hint, example=example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +122,13 @@ class Reading:
         """Note a setting that the query does not need."""
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
-    def lack(self, path: str, hint: str) -> None:
-        """Note that a field is missing, once."""
-        if all(each.field != path for each in self.missing):
-            self.missing.append(Missing(field=path, hint=hint))
+    def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
+        """Note that a field is missing, once. The hint is `why`, and with an example the field's option, and `after`."""
+        if any(each.field == path for each in self.missing):
+            return
+        shown = None if example is None else str(example)
+        hint = why if shown is None else f"{why} {option(path, shown)}{after}"
+        self.missing.append(Missing(field=path, hint=hint, example=shown))
 
 
 class ImportRefusedError(UnsupportedError):

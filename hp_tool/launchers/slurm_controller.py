@@ -145,29 +145,33 @@ class Controller:
         since = time.time() if fresh else -float("inf")
         while True:
             with self._lock:
-                due_s = self._asked_at + self._poll_s - time.time()
-                if self._away_since is None and due_s > 0 and self._asked_at >= since:
+                if self._away_since is not None or not 0 < self._due_s <= self._poll_s:
+                    self._ask()
+                if self._asked_at >= since:
                     return self._jobs
-                if self._away_since is not None or not 0 < due_s <= self._poll_s:
-                    return self._ask(since)
-            time.sleep(due_s)
+                due_s = self._due_s
+            time.sleep(min(max(due_s, 0.0), self._poll_s))
 
-    def _ask(self, since: float) -> tuple[Job, ...]:
+    @property
+    def _due_s(self) -> float:
+        """Seconds until the controller may be queried again."""
+        return self._asked_at + self._poll_s - time.time()
+
+    def _ask(self) -> None:
         now = time.monotonic()
         if self._away_since is not None and now - self._tried_at < self._pause_s:
             raise ControllerAway(f"the Slurm controller has not answered for {self.away_s:.0f} s")
         self._tried_at = now
         try:
-            asked_at, text = self._queue(since)
+            asked_at, text = self._queue()
         except LauncherError as error:
             self._away_since = self._away_since if self._away_since is not None else now
             self._pause_s = min(max(2 * self._pause_s, self._poll_s, 0.5), _LONGEST_PAUSE_S)
             raise ControllerAway(error.message) from error
         self._away_since, self._pause_s = None, 0.0
         self._jobs, self._asked_at = parse_queue(text), asked_at
-        return self._jobs
 
-    def _queue(self, since: float) -> tuple[float, str]:
+    def _queue(self) -> tuple[float, str]:
         """When the queue was asked for, and its text: another process's answer if that is recent enough."""
         command = ["squeue", *self._site.option, "--me", "--states=all", "--noheader", f"--format={_FORMAT}"]
         if self._shared is None:
@@ -184,7 +188,7 @@ class Controller:
                 asked_at, text = json.loads(file.read())
             except ValueError:
                 asked_at, text = -float("inf"), ""
-            if asked_at < since or not 0 <= time.time() - asked_at < self._poll_s:
+            if not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
                 with contextlib.suppress(OSError):  # a full disk; unbuffered, so that closing the file cannot fail either
                     os.truncate(file.fileno(), 0)

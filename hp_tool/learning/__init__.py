@@ -1,4 +1,6 @@
-"""From stored measurements to calibrations, and from stored calibrations to corrected predictions."""
+"""Lasting knowledge: stores measurements, fits each cluster's series of calibrations to them, and finds the newest one for a
+problem; `calibration` does the mathematics.
+"""
 
 from hp_tool.learning.make import Follower, MadeCalibration, calibrate, refit
 from hp_tool.learning.reports import MeasurementReport, add_report, add_reports, read_report

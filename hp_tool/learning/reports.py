@@ -96,14 +96,14 @@ def add_report(
         ConflictError: the idempotency key was used with another report.
     """
     report: MeasurementReport = schema.parse(MeasurementReport, data)
-    asked = {"source": source, **schema.parse_mapping(data)}
+    body = {"source": source, **schema.parse_mapping(data)}
     if key is not None:
         expanded = {"source": source, **schema.to_dict(report)}
-        earlier = store.earlier_measurement(request=asked, expanded=expanded, idempotency_key=key)
+        earlier = store.earlier_measurement(request=body, expanded=expanded, idempotency_key=key)
         if earlier is not None:
             return earlier
     measurement = _measurement(report, source=source, resolve=resolve)
-    return store.add_measurement(measurement=measurement, request=asked, idempotency_key=key)
+    return store.add_measurement(measurement=measurement, request=body, idempotency_key=key)
 
 
 def read_report(

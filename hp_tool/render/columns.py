@@ -154,7 +154,7 @@ def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: fl
     return Column(head="interval", unit=f"{confidence:.0%}, {unit}", cells=cells, drop=1)
 
 
-def unchecked(estimate: Estimate) -> list[str]:
+def unchecked(estimate: Estimate | InferenceEstimate) -> list[str]:
     """What of a configuration no published run covers."""
     names = estimate.provenance.get("unchecked", [])
     return [str(name) for name in names] if isinstance(names, list) else []

@@ -69,7 +69,7 @@ def _ranked(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) ->
     if serving:
         return _columns([ranks, *serving_columns(serving), *serving_figures([row.estimate for row in serving])])
     training = [row for row in rows if isinstance(row, Recommendation)]
-    figures = training_figures([row.calibrated_estimate or row.estimate for row in training])
+    figures = training_figures([row.known for row in training])
     layouts = configuration_columns([row.parallel for row in training])
     return _columns([ranks, *layouts, *listed_columns(training), *figures, *choice_columns(training)])
 

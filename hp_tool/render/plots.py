@@ -137,7 +137,7 @@ def _parts(row: Recommendation | ServingRecommendation) -> tuple[dict[str, float
     if isinstance(row, ServingRecommendation):
         memory, seconds = row.estimate.memory, row.estimate.parts_s
     else:
-        estimate = row.calibrated_estimate or row.estimate
+        estimate = row.known
         memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
     assert memory is not None and seconds is not None  # recommended ones have both
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}

@@ -6,14 +6,13 @@ submitted, and goes on from there: finished runs are never repeated, running one
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
-from hp_tool.domain.records import REUSED, JsonObject, Lease, OpenRunsLimit, RunRecord, SearchRecord
+from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, EngineAwayError, InputError, LauncherError, LimitError, RefusedError
 from hp_tool.search.account import Outcome, open_runs, progress_of, with_budget
 from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
@@ -22,6 +21,7 @@ from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
 from hp_tool.search.rivals import Share, shares
 from hp_tool.search.study import StudyProjection
+from hp_tool.search.terms import Site, Timing
 
 FULL_POLL_S = 1.0
 """How often a search looks whether the cluster has room again."""
@@ -50,22 +50,15 @@ class Coordinator:
         lease: Lease,
         problem: Question,
         projection: StudyProjection,
+        site: Site,
+        timing: Timing,
         reusable: Mapping[str, str] | None = None,
-        lease_s: float = 60.0,
-        poll_s: float = 0.25,
         report: Report = lambda kind, payload: None,
         should_release: Callable[[], bool] = lambda: False,
-        limit: OpenRunsLimit | None = None,
-        owner: str = "",
-        avoided: tuple[str, ...] = (),
-        carried_gpu_seconds: float = 0.0,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `should_release`: this
-        process is asked to end; the search goes back to the queue with its job running, for the next one to adopt.
-        `limit`: the runs that the cluster takes at a time, of all searches. `owner`: whose search it is, for the site.
-        `avoided`: nodes that a check found to lag; `carried_gpu_seconds`: what it took."""
+        """`reusable`: ids of stored measurements that stand for runs, by configuration digest. `report` hears of each event.
+        `should_release`: this process is asked to end; the search goes back to the queue with its job running, for the next
+        one to adopt."""
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
         self._planner = Planner(
@@ -74,15 +67,14 @@ class Coordinator:
             available_gpus=launcher.hardware().num_gpus,
             reusable=reusable or {},
         )
-        self._lease_s, self._poll_s = lease_s, poll_s
-        self._report, self._should_release, self._limit, self._owner = report, should_release, limit, owner
-        self._sleep, self._clock = sleep, clock
+        self._site, self._timing = site, timing
+        self._report, self._should_release = report, should_release
         self._renewed_at = -float("inf")
-        self._avoided, self._charges = avoided, Charges(clock=clock, carried_gpu_seconds=carried_gpu_seconds)
+        self._charges = Charges(clock=timing.clock, carried_gpu_seconds=site.check_gpu_seconds)
         self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
-        self._waiting_since, self._full_since = 0.0, clock()
+        self._waiting_since, self._full_since = 0.0, timing.clock()
 
     def run(self) -> Outcome:
         """Work until there is a reason to stop. Raises ConflictError `lease_lost` at once, jobs untouched, where another
@@ -113,7 +105,7 @@ class Coordinator:
             reason = self._next(runs) if room else None
         except LimitError:  # another search was faster
             room, reason = False, None
-        self._full_since = self._clock() if room or unfinished else self._full_since
+        self._full_since = self._timing.clock() if room or unfinished else self._full_since
         if room and reason is None:
             return
         if unfinished:
@@ -121,15 +113,15 @@ class Coordinator:
         elif pausing:
             raise _Stop(Outcome(state="paused", stopped_because="paused"))
         elif not room:  # other searches have all that the cluster gives
-            if self._clock() - self._full_since > FOLDER_PATIENCE_S:
+            if self._timing.clock() - self._full_since > FOLDER_PATIENCE_S:
                 raise _Stop(Outcome(state="released", stopped_because="released"))
-            self._sleep(FULL_POLL_S)
+            self._timing.sleep(FULL_POLL_S)
         else:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError | EngineAwayError) -> None:
         """Wait and report why before the next try: the runs folder is full, read-only or away, or the engine is."""
-        now = self._clock()
+        now = self._timing.clock()
         if self._waiting_for is None:
             what = f"{error.strerror or error}: {error.filename}" if isinstance(error, OSError) else error.message
             self._waiting_for, self._waiting_since = what, now
@@ -140,7 +132,7 @@ class Coordinator:
         waited_s = now - self._waiting_since
         if waited_s > FOLDER_PATIENCE_S:
             raise _Stop(Outcome(state="released", stopped_because="released"))
-        self._sleep(min(max(waited_s, self._poll_s), LONGEST_FOLDER_WAIT_S))
+        self._timing.sleep(min(max(waited_s, self._timing.poll_s), LONGEST_FOLDER_WAIT_S))
 
     def _stop_waiting(self) -> None:
         """Report that the engine and its folder answer again."""
@@ -164,7 +156,7 @@ class Coordinator:
             parallel=decision.parallel,
             fidelity=decision.fidelity,
             predicted=decision.predicted,
-            limit=self._limit,
+            limit=self._site.limit,
         )
         if decision.trial is not None and decision.calibration is not None:
             self._projection.bind(trial=decision.trial, run=run)
@@ -182,7 +174,8 @@ class Coordinator:
 
     def _has_room(self) -> bool:
         """Whether the cluster takes one more run of any search. A check before planning one; `intend_run` decides."""
-        return self._limit is None or self._store.count_open_runs(cluster=self._limit.cluster) < self._limit.runs
+        limit = self._site.limit
+        return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
         """Start what was only intended, wherever an earlier coordinator left it, and wait until one of the jobs has ended."""
@@ -261,8 +254,8 @@ class Coordinator:
         best_s, startup_s = self._planner.best_step_s(run, runs), self._planner.startup_s(runs)
         request = self._problem.request(run, best_step_s=best_s, startup_s=startup_s)
         plan = self._launcher.plan(request, job_name=run.job_name)
-        excluded = tuple(dict.fromkeys((*self._avoided, *failed_hosts(runs))))
-        plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._owner)
+        excluded = tuple(dict.fromkeys((*self._site.avoided_hosts, *failed_hosts(runs))))
+        plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._site.owner)
         handle = self._launcher.submit(plan)
         try:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
@@ -296,14 +289,14 @@ class Coordinator:
             if states:
                 self._stop_waiting()
                 self._enforce_queue_timeout(handles, states)
-            self._heartbeat(every_s=min(self._lease_s / 3, 2.0))
-            self._sleep(self._poll_s)
+            self._heartbeat(every_s=min(self._timing.lease_s / 3, 2.0))
+            self._timing.sleep(self._timing.poll_s)
 
     def _tell_pending(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> None:
         """Show that a job waits for devices, why, and when it is expected to start; or that none waits any more."""
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
-        said = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
-        pending = None if not queued else {"runs": len(queued), **({} if said is None else asdict(said))}
+        waiting = self._launcher.waiting(queued[0]) if queued and isinstance(self._launcher, Queueing) else None
+        pending = None if not queued else {"runs": len(queued), **({} if waiting is None else asdict(waiting))}
         if pending == self._pending:
             return
         reason, before = (None if each is None else each.get("reason") for each in (pending, self._pending))
@@ -367,10 +360,10 @@ class Coordinator:
         """
         if self._should_release():
             raise _Stop(Outcome(state="released", stopped_because="released"))
-        if self._clock() - self._renewed_at < every_s:
+        if self._timing.clock() - self._renewed_at < every_s:
             return None
-        record = self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
-        self._renewed_at = self._clock()
+        record = self._store.renew_lease(lease=self._lease, lease_s=self._timing.lease_s)
+        self._renewed_at = self._timing.clock()
         self._follow_budget(record)
         if record.requested == "cancel":
             self._end_open_jobs(cause="cancelled")

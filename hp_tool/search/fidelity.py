@@ -138,12 +138,12 @@ def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
             times_s.setdefault(run.parallel, []).append(run.objective_s)
-    found: dict[RunConfig, Repeats] = {}
+    repeated: dict[RunConfig, Repeats] = {}
     for parallel, run in standing(runs).items():
         if (step_s := run.objective_s) is not None:
             times = times_s.get(parallel, [step_s])  # a reduced run alone
             low_s, high_s = min(times), max(times)
-            found[parallel] = Repeats(
+            repeated[parallel] = Repeats(
                 run_id=run.id,
                 step_s=step_s,
                 num_runs=len(times),
@@ -151,7 +151,7 @@ def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
                 high_s=high_s,
                 reduced=not run.fidelity.is_whole,
             )
-    return found
+    return repeated
 
 
 def _rank(run: Outcome) -> int:

@@ -237,7 +237,8 @@ def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 
 
 def standard_error_s(measurement: Measurement) -> float:
-    """Of the median step time, from how its steps scattered; of a single step as they do elsewhere. 0 without any."""
+    """Return the standard error of a run's median step time: by how its steps scattered, for one step by how they do elsewhere,
+    and 0 without any."""
     times = measurement.repetitions_s
     if len(times) < 2:
         return SINGLE_STEP_SD * sum(times)

@@ -101,7 +101,7 @@ class Question(ABC):
 
     @property
     def configurations_per_job(self) -> int:
-        """At most."""
+        """How many configurations one job may run, one after another, at most."""
         return 1
 
     def apart(self, row: int) -> frozenset[int]:
@@ -203,7 +203,7 @@ class SearchProblem(Question):
 
     @cached_property
     def _processes(self) -> list[tuple[str | None, int]]:
-        """Of each row what cannot change within a job: CUDA's queues, which are set before its first kernel, and how many."""
+        """Per row what cannot change within a job: CUDA's queues, which are set before its first kernel, and its processes."""
         configs = map(self.candidates.config, range(len(self.candidates)))
         return [(device_connections(workload=self.training, parallel=config), num_gpus(config)) for config in configs]
 

@@ -71,14 +71,14 @@ class CostModelSampler(BaseSampler):
         return self._propose(observations, self._calibrate(observations))
 
     def rivals(self, *, study: Study, count: int, apart: frozenset[int] = frozenset()) -> list[Proposal]:
-        """At most `count` rows to run beside the study's pending trials, each chosen as if those before it had returned what is
+        """Propose up to `count` rows to run beside the study's pending trials, each as if those before it had returned what is
         predicted for them; none of those `apart`."""
-        observations, found = replace(self.observations(study=study), apart=apart), list[Proposal]()
+        observations, proposals = replace(self.observations(study=study), apart=apart), list[Proposal]()
         calibration = self._calibrate(observations)
-        while len(found) < count and (proposal := self._propose(observations, calibration)) is not None:
-            found.append(proposal)
+        while len(proposals) < count and (proposal := self._propose(observations, calibration)) is not None:
+            proposals.append(proposal)
             observations = replace(observations, pending=observations.pending | {proposal.row})
-        return found
+        return proposals
 
     def _propose(self, observations: Observations, calibration: Calibration) -> Proposal | None:
         return propose(

@@ -75,7 +75,7 @@ class ServingSearch(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSearch(ServingSearch):
-    """The same of a server that runs already: a run is the whole load on all of it, so it shows the load's latencies."""
+    """A search on a server that runs already: a run is the whole load on all of it, so it shows the load's latencies."""
 
     in_flight: float
     """Requests of the load, as predicted where it is a rate."""
@@ -91,7 +91,7 @@ class EndpointSearch(ServingSearch):
         return self.in_flight * self.inference.output_length / self.cluster.num_gpus
 
     def request(self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None) -> InferenceRequest:
-        """As many requests a repetition as are in flight, and as targets on quantiles want."""
+        """Ask for as many requests per repetition as are in flight, and as targets on quantiles want."""
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
         by_quantile = any(quantile is not None for _, _, quantile, _ in self.targets.limits())

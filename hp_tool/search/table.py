@@ -1,4 +1,6 @@
-"""The candidates of one search as the sampler sees them: semantic axes, uncalibrated costs, and how they are labelled."""
+"""Candidates of one search as columns: their values by axis, their uncalibrated costs and features, which a calibration that
+others fitted corrects.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _price(rows: CostedRows, row: int) -> dict[str, Any]:
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
-    """Of the passes that decode, each with a pipeline stage's share of the running requests; None without experts."""
+    """Return the imbalance of passes that decode, each with a stage's share of the running requests; None without experts."""
     if rows.problem.model.num_experts is None:
         return None
     one = rows.candidates.take(slice(row, row + 1))
@@ -246,10 +246,10 @@ def quantiles(rows: CostedRows, share: float) -> Quantiles:
 def tails(rows: CostedRows, row: int) -> Tails:
     """p50, p90 and p99 of one configuration, and the quantiles that its targets name."""
     others = asked_quantiles(rows.problem.targets)
-    found = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
+    by_quantile = {name: quantiles(rows, share_of(name)) for name in (*SHARES, *others)}
 
     def tail(latency: str) -> Tail:
-        seconds = {name: float(getattr(values, latency)[row]) for name, values in found.items()}
+        seconds = {name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()}
         return Tail(**{name: seconds[name] for name in SHARES}, others=tuple((name, seconds[name]) for name in others))
 
     return Tails(ttft_s=tail("ttft_s"), tpot_s=tail("tpot_s"), request_latency_s=tail("request_latency_s"))
@@ -261,9 +261,9 @@ def goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
     if not bounds:
         return None
     kept = np.ones(len(PLACES), dtype=bool)
-    found = _requests(rows, row)
+    requests = _requests(rows, row)
     for name, bound in bounds.items():
-        kept &= np.broadcast_to(getattr(found, name) <= bound, kept.shape)
+        kept &= np.broadcast_to(getattr(requests, name) <= bound, kept.shape)
     fraction = float(np.mean(kept))
     rate = float(rows.costs.output_tokens_per_second_per_gpu[row]) / rows.problem.output_length
     return ServingGoodput(fraction=fraction, requests_per_second_per_gpu=fraction * rate)
@@ -332,7 +332,7 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """By how much each row misses the worst of its targets: its value by its limit."""
+    """Return (n,) each row's value over its limit for the target that it misses worst."""
     worst = np.zeros(len(rows.candidates))
     for _, limit, values in bounded_values(rows):
         worst = np.maximum(worst, values / limit)

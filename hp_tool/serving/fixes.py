@@ -59,7 +59,7 @@ class Neighbours(CostedRows):
 
 
 def fixes(*, query: Query, problem: ServingProblem, infeasible: InferenceEstimate) -> tuple[ServingMend, ...]:
-    """At most MAX_FIXES changes after which the infeasible estimate of `query` would be feasible.
+    """Return up to MAX_FIXES changes after which the infeasible estimate of `query` would be feasible.
 
     They change as few axes as possible, highest throughput first; then comes one on more devices. If nothing meets the
     targets, what comes nearest is listed with what it still misses, if it is nearer than the infeasible configuration.

@@ -99,11 +99,11 @@ class ServingProblem(ServingCase):
         """One candidate under one load: requests per second of an unknown rate, else requests in flight."""
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(self, unknown=None, request_rate_per_second=float(load)).costed(candidate)
-        given = dataclasses.replace(self, unknown=None, request_rate_per_second=None, concurrency=int(load))
-        return given.costed(candidate.loaded(np.array([int(load)])))
+        loaded = dataclasses.replace(self, unknown=None, request_rate_per_second=None, concurrency=int(load))
+        return loaded.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """The same load on fewer devices of the same kind."""
+        """Return the problem with fewer devices of the same kind under the load."""
         cluster = self.cluster.with_num_gpus(num_gpus)
         return dataclasses.replace(self, cluster=cluster, chosen={**self.chosen, "cluster.num_gpus": num_gpus})
 
@@ -175,8 +175,8 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
     if workload.output_length:
         trace = dataclasses.replace(trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length))
     if workload.prefix_cache_hit_rate:  # and so does a rate that is given
-        found = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(np.int64)
-        trace = dataclasses.replace(trace, prefix_tokens=found)
+        cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(np.int64)
+        trace = dataclasses.replace(trace, prefix_tokens=cached_tokens)
     if workload.concurrency is None and workload.request_rate_per_second is None:
         if trace.rate_per_second is None:
             raise InputError(
@@ -205,14 +205,14 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
     by_rate = workload.request_rate_per_second is not None
     by_rate |= workload.load is not None and workload.load.arrival == "poisson"
     field = "request_rate_per_second" if by_rate else "concurrency"
-    given = getattr(workload, field)
-    if isinstance(given, ConcurrencyRange | RateRange):
-        if given.min > given.max:
-            raise InputError(f"min {given.min:g} is above max {given.max:g}", field=f"inference.{field}")
-        return Loads(by_rate=by_rate, lowest=given.min, highest=given.max)
-    if isinstance(given, tuple):
-        return Loads(by_rate=by_rate, values=tuple(sorted({float(value) for value in given})))
-    return Loads(by_rate=by_rate) if given is None else None
+    load = getattr(workload, field)
+    if isinstance(load, ConcurrencyRange | RateRange):
+        if load.min > load.max:
+            raise InputError(f"min {load.min:g} is above max {load.max:g}", field=f"inference.{field}")
+        return Loads(by_rate=by_rate, lowest=load.min, highest=load.max)
+    if isinstance(load, tuple):
+        return Loads(by_rate=by_rate, values=tuple(sorted({float(value) for value in load})))
+    return Loads(by_rate=by_rate) if load is None else None
 
 
 def seeks_concurrency(query: Query) -> bool:
@@ -261,11 +261,11 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     """Refuse by name what would otherwise be ignored."""
-    load, given = workload.load, {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)}
-    if load is not None and load.arrival == "offline" and given:
+    load, named = workload.load, {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)}
+    if load is not None and load.arrival == "offline" and named:
         raise InputError(
             "an offline load queues all requests at once (inference.load.num_prompts): leave concurrency and request rate out",
-            field=f"inference.{min(given)}",
+            field=f"inference.{min(named)}",
         )
     if load is not None and load.arrival == "offline" and workload.disaggregated is not None:
         raise UnsupportedError(
@@ -279,8 +279,8 @@ def _refuse_unmodelled(query: Query, workload: InferenceWorkload) -> None:
         "burst": None,
     }
     finite = load is not None and (load.warmup is not None or (load.num_prompts is not None and load.arrival != "offline"))
-    open_ended = load is not None and load.arrival in ("closed", "poisson") and not given
-    if load is not None and ((arrivals[load.arrival] != given and not open_ended) or finite):
+    open_ended = load is not None and load.arrival in ("closed", "poisson") and not named
+    if load is not None and ((arrivals[load.arrival] != named and not open_ended) or finite):
         raise UnsupportedError(
             "inference.load is modelled as arrival closed with a concurrency, as arrival poisson with a request rate, both in "
             "the long run (leave num_prompts and warmup out), either of them also with neither, for the highest load, and as "

@@ -26,7 +26,7 @@ from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import flow_latencies, played
 from hp_tool.space.pareto import undominated
 from hp_tool.space.serving import serving_space
-from hp_tool.training.rank import group_numbers
+from hp_tool.training.ranking.rank import group_numbers
 
 MAX_TOP = 1_000
 NEAREST = 3
@@ -89,7 +89,7 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 
 
 def _played_best(query: Query, problem: ServingProblem, *, top: int, start: float) -> Ranking[ServingRecommendation]:
-    """Of the SCREENED best by means, the PLAYED best by a fluid of the trace's arrivals, ranked by what its requests see."""
+    """Rank the PLAYED best, by a fluid of the trace's arrivals, of the SCREENED best by means: by what its requests see."""
     if query.objective == "min_gpus":
         raise UnsupportedError("min_gpus ranks by means; ask it without the trace", field="objective")
     space = cost_space(query=query, problem=replace(problem, targets=Targets()))
@@ -103,10 +103,10 @@ def _played_best(query: Query, problem: ServingProblem, *, top: int, start: floa
         space.candidates.take(slice(row, row + 1))
         for row in (rows if len(rows) else nearest(space.candidates, problem=problem))
     ]
-    found = [_row(0, one, played(problem.costed(one)), problem) for one in chosen]
-    found.sort(key=lambda row: _played_score(row.estimate, query.objective))
-    kept = [row for row in found if row.estimate.feasible]
-    missed = [row for row in found if not row.estimate.feasible]
+    ranking = [_row(0, one, played(problem.costed(one)), problem) for one in chosen]
+    ranking.sort(key=lambda row: _played_score(row.estimate, query.objective))
+    kept = [row for row in ranking if row.estimate.feasible]
+    missed = [row for row in ranking if not row.estimate.feasible]
     if late := sum(row.estimate.ttft_s is not None for row in missed):
         space.rejections["target_missed"] = late
     ranked, misses = ([replace(row, rank=place + 1) for place, row in enumerate(each)] for each in (kept, missed))
@@ -138,11 +138,11 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
         raise InputError("a front needs an output of two tokens or more", field="inference.output_length")
     steps = np.arange(int(np.log2(most) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
     loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), most}))
-    given = replace(problem, unknown=None, concurrency=most)
-    space = cost_space(query=query, problem=given, concurrency=loads)
+    known = replace(problem, unknown=None, concurrency=most)
+    space = cost_space(query=query, problem=known, concurrency=loads)
     kept = np.flatnonzero(space.acceptable)
     chosen = kept[undominated(space.tpot_s[kept], space.output_tokens_per_second_per_gpu[kept])]
-    rows = recommendations(replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=given)
+    rows = recommendations(replace(space, loads=space.candidates.concurrency.astype(np.float64)), chosen, problem=known)
     loads = space.candidates.concurrency[chosen].tolist()
     return tuple(replace(row, set={**row.set, "inference.concurrency": load}) for row, load in zip(rows, loads, strict=True))
 
@@ -165,13 +165,13 @@ def cost_space(*, query: Query, problem: ServingProblem, concurrency: tuple[int,
     score, tpot, throughput = (np.empty(n) for _ in range(3))
     loads = None if problem.unknown is None else np.empty(n)
     fits, sustained, met = (np.empty(n, dtype=bool) for _ in range(3))
-    for rows, costed, found in costed_chunks(candidates, problem=problem):
+    for rows, costed, bearable in costed_chunks(candidates, problem=problem):
         costs = costed.costs
         fits[rows], sustained[rows], met[rows] = costs.fits, costs.sustained, meets_targets(costed)
         score[rows] = _score(costs, query.objective, problem)
         tpot[rows], throughput[rows] = costs.tpot_s, costs.output_tokens_per_second_per_gpu
-        if loads is not None and found is not None:
-            loads[rows] = found
+        if loads is not None and bearable is not None:
+            loads[rows] = bearable
     reasons = {MEMORY: ~fits, OVERLOADED: fits & ~sustained, "target_missed": fits & sustained & ~met}
     for code, turned_away in reasons.items():
         if count := int(np.count_nonzero(turned_away)):
@@ -254,12 +254,12 @@ def recommendations(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
     """The chosen candidates in full, ranked in their order, each under its own load."""
-    found = []
+    ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
         costed = problem.costed(one) if space.loads is None else problem.costed_under(float(space.loads[row]), one)
-        found.append(_row(place + 1, one, estimate_row(costed, 0), problem))
-    return tuple(found)
+        ranking.append(_row(place + 1, one, estimate_row(costed, 0), problem))
+    return tuple(ranking)
 
 
 def _row(

@@ -87,10 +87,10 @@ def flow_latencies(problem: ServingProblem, candidates: ServingCandidates) -> tu
     arrival = arrivals_s(problem)
     assert arrival is not None
     counts, edges = np.histogram(arrival, bins=STEPS)
-    found = flow(
+    latencies = flow(
         case=_limited(problem), candidates=candidates, arrivals=counts.astype(np.float64), step_s=float(edges[1] - edges[0])
     )
-    return found.ttft_s, found.tpot_s
+    return latencies.ttft_s, latencies.tpot_s
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
@@ -129,11 +129,11 @@ def _serve(rows: CostedRows, *, schedulers: int) -> Served:
 
 def _missed(problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]) -> tuple[Reason, ...]:
     """A reason for each target that the requests miss."""
-    found: list[Reason] = []
+    reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
         value = means[latency] if quantile is None else float(np.quantile(seen[latency], share_of(quantile)))
-        found += missed_target(name, value=value, limit=limit)
-    return tuple(found)
+        reasons += missed_target(name, value=value, limit=limit)
+    return tuple(reasons)
 
 
 def _goodput(problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float) -> ServingGoodput | None:

@@ -143,7 +143,7 @@ def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
 
 
 def scheduled_chunks(chunks: tuple[int, ...], *, schedule: PipelineSchedule | None) -> tuple[int, ...]:
-    """Of these numbers of model chunks per rank, those the schedule runs: interleaving two or more, those of a V two, the
+    """Return those numbers of model chunks per rank that the schedule runs: interleaving two or more, those of a V two, the
     others one; None runs any.
 
     Raises InputError where none is left.

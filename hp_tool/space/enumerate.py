@@ -116,7 +116,7 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
     t, p, c = groups[:, columns.pop("group")]
     d = cluster.num_gpus // np.maximum(t * p * c, 1)
     schedule, v = schedules[:, columns.pop("schedule")]
-    asked, shards = columns["sequence_parallel"], columns["data_parallel_shard_size"]
+    split, shards = columns["sequence_parallel"], columns["data_parallel_shard_size"]
     nothing = np.zeros(len(numbers), dtype=np.int64)
     block = Candidates(
         **columns
@@ -129,7 +129,7 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
             "data_parallel_size": d,
             # A shard group of all replicas is none in particular.
             "data_parallel_shard_size": shards * (shards != d),
-            "sequence_parallel": np.where(asked == 2, 1, asked) * (t > 1),
+            "sequence_parallel": np.where(split == 2, 1, split) * (t > 1),
             "recompute_method": nothing,
             "recompute_num_layers": nothing,
             "recompute_modules": nothing,
@@ -137,7 +137,7 @@ def _block(choices: Columns, groups: IntArray, schedules: IntArray, cluster: Clu
         }
     )
     # Sequence parallelism shards over the tensor group: with one member, on and off are the same.
-    once = (t > 1) | (asked == choices["sequence_parallel"][0])
+    once = (t > 1) | (split == choices["sequence_parallel"][0])
     # Ranks that hold all experts have nothing to dispatch: one of several dispatchers stands for all.
     if len(dispatchers := choices["moe_token_dispatcher_type"]) > 1:
         dispatched = block.expert_parallel_size * block.expert_tensor_parallel_size > 1

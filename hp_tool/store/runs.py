@@ -1,15 +1,13 @@
 """Profile runs of a search: intended, submitted, then finished or abandoned, always under the search's lease."""
 
-from collections.abc import Collection
-from dataclasses import fields, replace
-from datetime import datetime, timedelta
-from functools import lru_cache
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
+from hp_tool.domain.measurement import Fidelity, Measurement, MeasurementStatus
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.records import (
     JsonObject,
@@ -21,93 +19,23 @@ from hp_tool.domain.records import (
     RunFigures,
     RunRecord,
     RunState,
-    SearchState,
 )
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.access import admit_run, open_runs_on
-from hp_tool.store.base import (
-    ENDED,
-    ID,
-    OPEN_RUN,
-    StoreBase,
-    add_event,
-    checked,
-    gpu_seconds_of,
-    leased_search,
-    locked_search,
-    now,
-    read_search,
-    row_by_id,
-    update_search,
-)
-from hp_tool.store.columns import UtcDateTime, decode, decode_configuration, encode, new_id, row_dict, storable
+from hp_tool.store.base import ID, StoreBase, add_event, checked, leased_search, now, read_search, row_by_id
+from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
 from hp_tool.store.paging import Listing
+from hp_tool.store.run_figures import figures_of
 
-RUN, SEARCH = tables.runs, tables.searches
-# The measurement of a run stands in one place, with the measurements; a run reads it from there.
+RUN, MEASURED = tables.runs, tables.measurements
 WITH_MEASUREMENT = sa.select(
-    RUN, tables.measurements.c.id.label("measurement_id"), tables.measurements.c.measurement.label("measurement")
-).outerjoin_from(RUN, tables.measurements, tables.measurements.c.run_id == RUN.c.id)
+    RUN, MEASURED.c.id.label("measurement_id"), MEASURED.c.measurement.label("measurement")
+).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
+"""Rows of `run_record`. A run's measurement stands in one place, with the measurements."""
 ONE_RUN = WITH_MEASUREMENT.where(RUN.c.id == ID)
-OF_SEARCH = WITH_MEASUREMENT.where(RUN.c.search_id == ID).order_by(RUN.c.number)
-LAST_ATTEMPT = (
-    sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt)
-    .where(RUN.c.search_id == ID, RUN.c.digest == sa.bindparam("digest"))
-    .order_by(RUN.c.attempt.desc())
-    .limit(1)
-)
-NUMBER_OF_RUNS = sa.select(sa.func.count()).where(RUN.c.search_id == ID)
-NEW_RUN = sa.insert(RUN)
-CHANGED_RUN = sa.update(RUN).where(RUN.c.id == ID)
-MEASURED = tables.measurements.c
-LATENCIES = tuple(field.name for field in fields(Latencies))
-FIGURES = sa.select(
-    RUN.c.id,
-    RUN.c.number,
-    RUN.c.state,
-    sa.cast(RUN.c.parallel, sa.Text).label("parallel"),
-    sa.cast(RUN.c.fidelity, sa.Text).label("fidelity"),
-    RUN.c.gpu_seconds,
-    RUN.c.finished_at,
-    RUN.c.predicted["step_s"].as_float().label("predicted_step_s"),
-    RUN.c.predicted["calibrated_step_s"].as_float().label("expected_step_s"),
-    RUN.c.predicted[("calibrated_step_s_interval", 0)].as_float().label("low_s"),
-    RUN.c.predicted[("calibrated_step_s_interval", 1)].as_float().label("high_s"),
-    RUN.c.predicted["memory_allocated_bytes"].as_float().label("predicted_memory_bytes"),
-    RUN.c.predicted["chosen_by"].as_string().label("chosen_by"),
-    MEASURED.status,
-    MEASURED.step_s,
-    MEASURED.measurement["extrapolated_step_s"].as_float().label("extrapolated_step_s"),
-    MEASURED.tokens_per_second_per_gpu,
-    MEASURED.peak_memory_bytes,
-    *(MEASURED.measurement[("load", name)].as_float().label(name) for name in (*LATENCIES, "penalised_latency_s")),
-    sa.func.coalesce(RUN.c.cause, MEASURED.measurement["cause"].as_string()).label("cause"),
-).outerjoin_from(RUN, tables.measurements, MEASURED.run_id == RUN.c.id)
-"""Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
-CONVERTED = {"state", "parallel", "fidelity", "expected_step_s_interval", "objective_s", "latencies"}
-FIGURES_AS_STORED = tuple(field.name for field in fields(RunFigures) if field.name not in CONVERTED)
-REMEMBERED = timedelta(days=1)
-"""A worker may sleep as long as this over a submit. What happened before is not looked at again and again."""
-IS_RECENT = RUN.c.finished_at >= sa.bindparam("since", type_=UtcDateTime())
-USED = (
-    sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id)
-    .join(RUN, RUN.c.search_id == SEARCH.c.id)
-    .where(sa.or_(RUN.c.state.in_(OPEN_RUN), IS_RECENT), SEARCH.c.cluster.is_not(None))
-    .distinct()
-)
-WITH_SEARCH = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-UNOWNED = sa.or_(RUN.c.state.not_in(OPEN_RUN), SEARCH.c.state.in_(ENDED))
-ON_CLUSTER = SEARCH.c.cluster == sa.bindparam("cluster")
-GIVEN_UP = sa.and_(MEASURED.status.in_(("crashed", "preempted")), MEASURED.measurement["wall_s"].as_float().is_(None))
-"""The last attempt at a configuration, of which the engine said nothing: it may have run."""
-STRAY = (  # not one with an OR: each has its index
-    WITH_SEARCH.where(RUN.c.job_name.in_(sa.bindparam("job_names", expanding=True)), UNOWNED),
-    WITH_SEARCH.where(sa.or_(RUN.c.state == RunState.ABANDONED, GIVEN_UP), IS_RECENT, ON_CLUSTER),
-    WITH_SEARCH.where(RUN.c.state.in_(OPEN_RUN), SEARCH.c.state.in_(ENDED), ON_CLUSTER),
-)
 
 
 class Runs(StoreBase):
@@ -129,12 +57,12 @@ class Runs(StoreBase):
         search_id = lease.search_id
         with self._writing() as connection:
             leased_search(connection, lease)
-            last = connection.execute(LAST_ATTEMPT, {ID.key: search_id, "digest": digest}).one_or_none()
+            last = _last_attempt(connection, search_id, digest)
             if last is not None and last.state != RunState.ABANDONED:
                 return read_run(connection, last.id)
             if limit is not None:
                 admit_run(connection, limit)
-            number = connection.execute(NUMBER_OF_RUNS, {ID.key: search_id}).scalar_one()
+            number = connection.execute(sa.select(sa.func.count()).where(RUN.c.search_id == search_id)).scalar_one()
             at = now(connection)
             run_id = new_id()
             new = {
@@ -148,7 +76,7 @@ class Runs(StoreBase):
                 "state": RunState.INTENDED,
                 "created_at": at,
             }
-            connection.execute(NEW_RUN, {**new, **values})
+            connection.execute(sa.insert(RUN), {**new, **values})
             return _with_event(connection, read_run(connection, run_id), at=at)
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord:
@@ -192,7 +120,7 @@ class Runs(StoreBase):
             if run.state is RunState.ABANDONED:
                 raise ConflictError(f"run {run_id} was abandoned: {run.cause}")
             at = now(connection)
-            owner = connection.execute(sa.select(SEARCH.c.owner).where(SEARCH.c.id == run.search_id))
+            owner = connection.execute(sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id))
             measurement = replace(measurement, owner=owner.scalar_one())  # the search's, not the worker's
             insert_measurement(connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at)
             run = read_run(connection, run_id)  # with the measurement as it is stored
@@ -201,10 +129,10 @@ class Runs(StoreBase):
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:
-            rows = connection.execute(OF_SEARCH, {ID.key: search_id}).all()
+            rows = connection.execute(WITH_MEASUREMENT.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
             if not rows:
                 read_search(connection, search_id)  # none yet is one thing, no such search another
-            return [_run_record(row) for row in rows]
+            return [run_record(row) for row in rows]
 
     def list_runs(
         self,
@@ -215,10 +143,10 @@ class Runs(StoreBase):
         limit: int = 100,
         **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
-        filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.status: status}
+        filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.c.status: status}
         listing = Listing(table=RUN, filters=filters, paging={"oldest_first": True, **paging})
         with self._reading() as connection:
-            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=_run_record)
+            page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=run_record)
             if not page.items:
                 read_search(connection, search_id)  # none of this kind is one thing, no such search another
             return page
@@ -229,74 +157,27 @@ class Runs(StoreBase):
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         with self._reading() as connection:
-            rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number)).all()
-            if not rows:
+            figures = figures_of(connection, search_id)
+            if not figures:
                 read_search(connection, search_id)
-            return [_run_figures(row) for row in rows]
+            return figures
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
         with self._reading() as connection:
             return _run_of(connection, search_id, run_id)
 
 
-class Strays(StoreBase):
-    """Jobs that no live search owns: which runs they were started for, and what they turn out to have cost."""
-
-    def engines_in_use(self) -> dict[str, JsonObject]:
-        with self._reading() as connection:
-            rows = connection.execute(USED, {"since": now(connection) - REMEMBERED}).all()
-            newest = {row.cluster: row.id for row in sorted(rows, key=lambda row: row.created_at)}
-            return {cluster: read_search(connection, search_id).query for cluster, search_id in newest.items()}
-
-    def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        with self._reading() as connection:
-            where = {"job_names": list(job_names), "since": now(connection) - REMEMBERED, "cluster": cluster}
-            runs = [_run_record(row) for each in STRAY for row in connection.execute(each, where)]
-            return list({run.id: run for run in runs}.values())
-
-    def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
-        with self._writing() as connection:
-            search = locked_search(connection, read_run(connection, run_id).search_id)
-            run = read_run(connection, run_id)  # as it is now that nobody changes it
-            if not run.state.ended and not SearchState(search.state).ended:
-                return  # taken up again meanwhile
-            if run.state.ended and gpu_seconds <= (run.gpu_seconds or 0.0):
-                return
-            at = now(connection)
-            given_up = {"state": RunState.ABANDONED, "cause": f"its search has {search.state}", "finished_at": at}
-            cost = max(gpu_seconds, run.gpu_seconds or 0.0)
-            change_run(connection, run, at=at, gpu_seconds=cost, **({} if run.state.ended else given_up))
-            spent = gpu_seconds_of(connection, search.id)
-            changes = {"progress": {**search.progress, "gpu_seconds": spent}}
-            if search.result is not None:
-                changes["result"] = {**search.result, "search": {**search.result["search"], "gpu_seconds": spent}}
-            update_search(connection, search.id, at=at, **changes)
+def _last_attempt(connection: sa.Connection, search_id: str, digest: str) -> sa.Row[Any, Any, Any] | None:
+    """(id, state, attempt) of the newest run with this digest, or None."""
+    attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(RUN.c.search_id == search_id, RUN.c.digest == digest)
+    return connection.execute(attempts.order_by(RUN.c.attempt.desc()).limit(1)).one_or_none()
 
 
 def _stored(account: RunAccount | None) -> JsonObject | None:
     return None if account is None else encode(dict(account), field="account")
 
 
-def _run_figures(row: sa.Row[Any]) -> RunFigures:
-    fidelity = _fidelity(row.fidelity)
-    return RunFigures(
-        **{name: getattr(row, name) for name in FIGURES_AS_STORED},
-        state=RunState(row.state),
-        parallel=decode_configuration(row.parallel),
-        fidelity=fidelity,
-        expected_step_s_interval=None if row.low_s is None or row.high_s is None else (row.low_s, row.high_s),
-        objective_s=row.penalised_latency_s or (row.step_s if fidelity.is_whole else row.extrapolated_step_s),
-        latencies=None if row.ttft_s is None else Latencies(**{name: getattr(row, name) for name in LATENCIES}),
-    )
-
-
-@lru_cache(maxsize=256)
-def _fidelity(text: str) -> Fidelity:
-    """Runs of a search have few different ones."""
-    return decode(Fidelity, text)
-
-
-def _run_record(row: sa.Row[Any]) -> RunRecord:
+def run_record(row: sa.Row[Any]) -> RunRecord:
     """A row of WITH_MEASUREMENT as a record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
@@ -309,7 +190,7 @@ def _run_record(row: sa.Row[Any]) -> RunRecord:
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
     """One run, or NotFoundError."""
-    return _run_record(row_by_id(connection, ONE_RUN, run_id, kind="run"))
+    return run_record(row_by_id(connection, ONE_RUN, run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
@@ -327,7 +208,7 @@ def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord
 
 def change_run(connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any) -> RunRecord:
     """Change a run of a locked search and append its event; the run as it is now."""
-    connection.execute(CHANGED_RUN, {ID.key: run.id, **checked(RUN, values)})
+    connection.execute(sa.update(RUN).where(RUN.c.id == run.id), checked(RUN, values))
     return _with_event(connection, replace(run, **values), at=at)
 
 

@@ -10,8 +10,9 @@ from hp_tool.store.engine import create_engine, masked
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
 from hp_tool.store.retention import Forgetting
-from hp_tool.store.runs import Runs, Strays
+from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
+from hp_tool.store.strays import Strays
 from hp_tool.store.webhooks import Deliveries
 from hp_tool.store.workers import Workers
 

@@ -1,4 +1,4 @@
-"""Predictions corrected by what was measured on a cluster: the same costs and estimates with calibrated numbers."""
+"""Corrected costs and estimates of a training problem, by a calibration that others fitted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,13 +52,13 @@ class CalibratedPredictor:
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
         """(n,) how many runs of each candidate crashed where none succeeded; 0: it was not seen to fail."""
-        found: IntArray = np.zeros(candidates.shape, dtype=np.int64)
+        runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
         if self.crashed:
-            asked = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
-            for each in self.crashed.get(asked, ()):
+            digest = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
+            for each in self.crashed.get(digest, ()):
                 same = reduce(np.logical_and, (getattr(candidates, name) == value for name, value in each["columns"].items()))
-                found = np.where(same, each["runs"], found)
-        return found.ravel()
+                runs = np.where(same, each["runs"], runs)
+        return runs.ravel()
 
     def costs(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem, residuals: bool = False
@@ -140,8 +140,8 @@ class CalibratedPredictor:
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
         scale both.
         """
-        asked = problem.as_release(problem.workload.framework_version or self.release)
-        features = residual_features(case=asked, candidates=candidates) if residuals else None
+        released = problem.as_release(problem.workload.framework_version or self.release)
+        features = residual_features(case=released, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)
         times, fit = self.calibration.step_time, self.calibration.memory
         if known is None:

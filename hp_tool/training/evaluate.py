@@ -14,7 +14,6 @@ from hp_tool.domain.parallel import OF_THE_FRAMEWORK, OF_THE_QUERY, ParallelConf
 from hp_tool.domain.pipeline_layout import parse_layout
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import InputError
 from hp_tool.space import scheduled_chunks
 from hp_tool.training.calibrated import Calibrations
@@ -150,8 +149,3 @@ def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any
         if value is not None:
             values[name] = value
     return values
-
-
-def config_query(config: RunConfig) -> ParallelQuery:
-    """Return the `parallel` of a query that describes exactly this configuration."""
-    return ParallelQuery(**{name: getattr(config, name) for name in type(config).__slots__})

@@ -73,7 +73,7 @@ class Neighbours:
 
 
 def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Mend, ...]:
-    """At most MAX_FIXES smallest changes after which the infeasible estimate of `query` would be feasible.
+    """Return up to MAX_FIXES smallest changes after which the infeasible estimate of `query` would be feasible.
 
     Fastest first; of changes to the same axes in the same directions only the fastest is listed, or the nearest if the
     configuration is illegal. What keeps the layout but narrows gradients or frozen weights comes next, more devices last. If no
@@ -115,21 +115,21 @@ def _narrower_states(workload: TrainingWorkload) -> tuple[str, str, tuple[str, .
 
 def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Estimate, *, room: int) -> list[Mend]:
     illegal, num_gpus = infeasible.memory is None, problem.cluster.num_gpus
-    found: list[Mend] = []
+    mends: list[Mend] = []
     fitting: list[Mend] = []
     for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
-        enough = len(found) == room or (found and illegal)
+        enough = len(mends) == room or (mends and illegal)
         if enough or (changes == MAX_CHANGES and fitting):
             break
         near = _neighbours(query, problem, infeasible, changes=changes)
         if near is None:
             continue
-        limit_s = min((WORTHWHILE * fix.step_s for fix in found), default=math.inf)
-        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(found)]
-        found += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
+        limit_s = min((WORTHWHILE * fix.step_s for fix in mends), default=math.inf)
+        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(mends)]
+        mends += [_fix(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
         if len(fits := np.flatnonzero(near.costs.feasible)):  # whatever max_days and max_cost say
             fitting.append(_fix(near, int(fits[np.argmin(near.costs.step_s[fits])]), infeasible, num_gpus=num_gpus))
-    return sorted(found, key=lambda fix: fix.step_s) if found else _too_slow(fitting, infeasible)
+    return sorted(mends, key=lambda fix: fix.step_s) if mends else _too_slow(fitting, infeasible)
 
 
 def _too_slow(fitting: list[Mend], infeasible: Estimate) -> list[Mend]:

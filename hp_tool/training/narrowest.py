@@ -24,8 +24,8 @@ def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem
     release = _narrowing(problem or resolve_training(query))
     if release is None:
         return estimate
-    said = replace(query, training=replace(query.training, framework_version=release))
-    narrowed = resolve_configuration(said).estimate(with_fixes=False).intervals
+    named = replace(query, training=replace(query.training, framework_version=release))
+    narrowed = resolve_configuration(named).estimate(with_fixes=False).intervals
     if narrowed is None or _width(estimate.intervals.step_s) <= LEAST * _width(narrowed.step_s):
         return estimate
     return replace(estimate, narrowest=Narrowest(set={RELEASE: release}, step_s=narrowed.step_s))

@@ -24,7 +24,7 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import QUANTIZED_BYTES, peak_flops
+from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -39,16 +39,14 @@ from hp_tool.domain.pipeline_layout import (
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import CHOICES, GraphModule, TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import CHOICES, TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.training.graphs import recorded, recorded_modules
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
-ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
-"""Releases since which recipes record whole iterations although no token is dropped."""
-ALL_BUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
 """How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
 
@@ -104,17 +102,17 @@ class TrainingProblem(TrainingCase):
         return dataclasses.replace(config, pipeline_layout=layout)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:
-        """The same on fewer devices of the same kind."""
+        """Return the problem on fewer devices of the same kind."""
         if num_gpus == self.cluster.num_gpus:
             return self
         return dataclasses.replace(self, cluster=self.cluster.with_num_gpus(num_gpus)).choosing({"cluster.num_gpus": num_gpus})
 
     def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
-        """The same problem, whose answers name these values of the query, by path."""
+        """Return the problem whose answers name these values of the query, by path."""
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
-        """The same with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
+        """Return the problem with these values of `parallel`, which its answers name and `provenance.assumed` does not."""
         parallel = dataclasses.replace(self.parallel, **values)
         return dataclasses.replace(
             self,
@@ -124,7 +122,7 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """The same asked of a release of the framework, its constants as they were."""
+        """Return the problem under a release of the framework, its constants as they were."""
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, framework_version=release))
 
     @property
@@ -184,7 +182,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     model = named_model(query.model)
     query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
-    asked, query = query, with_recipe(query, model=model, gpu=cluster.gpu)
+    original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
     peak_flops(cluster.gpu, precision=query.training.precision)
@@ -194,7 +192,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
     strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
-    open_knobs = assumed(asked, resolved=query, model=model, strategy=strategy)
+    open_knobs = assumed(original, resolved=query, model=model, gpu=cluster.gpu, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,
@@ -206,11 +204,13 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
         for kind in cluster.kinds or (cluster,)
     ]
+    profile = max((case.profile for case in cases), key=lambda one: (not one.gpu.measured, one.framework.time_log_sd))
     return TrainingProblem(
         model=model,
         cluster=cluster,
         workload=workload,
-        profile=max((case.profile for case in cases), key=lambda one: (not one.gpu.measured, one.framework.time_log_sd)),
+        profile=profile,
+        recorded=recorded(original, cluster=cluster, model=model, workload=workload, profile=profile),
         strategy=strategy,
         assumed=open_knobs,
         constraints=query.constraints,
@@ -250,16 +250,6 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
     """flex from the releases of FLEX_IS_USUAL on; alltoall, which runs everywhere, before them and for unknown releases."""
     return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
-
-
-def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[GraphModule, ...] | None:
-    """What CUDA graphs hold where a query names no modules: the whole iteration (None), but before ITERATIONS_SINCE not the
-    kernels of experts that keep every token, whose shapes follow the tokens.
-    """
-    named = workload.cuda_graph_modules
-    if named or not workload.cuda_graphs or not model.num_experts or workload.expert_capacity_factor is not None:
-        return named
-    return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
@@ -339,6 +329,7 @@ def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorklo
         cuda_graphs=bool(workload.cuda_graphs),
         cuda_graph_modules=recorded_modules(workload, model),
         narrow=workload.precision in QUANTIZED_BYTES,
+        attention_kernel=attention_kernel(workload, model),
         cluster=name,
     )
     factor = release_factor(profile.framework, workload.framework_version)

@@ -16,17 +16,20 @@ from hp_tool.domain.recipe import Recipe, RecipeRule
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
+from hp_tool.training.nearest import like_gpu, like_model, stands_in
 
 TRAINING_KNOBS = (
     "framework_version", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
     "exp_avg_sq_precision", "master_precision", "cross_entropy", "cuda_graphs", "cuda_graph_modules", "overlap",
     "frozen_precision", "lora", "activation_func_fp8_input_store", "expert_capacity_factor", "expert_precision",
-    "dispatch_precision", "offload", "offload_fraction",
+    "dispatch_precision", "offload", "offload_fraction", "attention_kernel", "gradient_reduction",
 )  # fmt: skip
 """Keys of `training` that a recipe may set beside the framework."""
 PARALLEL_KNOBS = (
     "moe_token_dispatcher_type", "expert_tensor_parallel_size", "recompute", "zero_stage", "context_parallel_communication"
 )  # fmt: skip
+LISTED = ("models", "gpus")
+"""Fields of a recipe that one which extends it has where it says nothing."""
 OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
 S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
@@ -41,24 +44,35 @@ def recipes() -> list[Recipe]:
     return [_recipe(entry) for entry in library.entries("recipes")]
 
 
-def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
+def settings(
+    recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
+) -> dict[str, dict[str, Any]]:
+    """Return what the recipe sets for a training: values of keys of `training` and of `parallel`."""
+    values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
+    model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
+    for rule in recipe.rules:
+        if rule.holds(model=model, gpu=gpu, num_gpus=num_gpus, workload=workload):
+            values["training"] |= rule.training
+            values["parallel"] |= rule.parallel
+    return values
+
+
+def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) -> Query:
     """The query with what its recipe sets where the query says nothing; what it writes stays. A recipe of another framework
     brings it.
     """
     workload, parallel = query.training, query.parallel
     assert workload is not None
     if workload.recipe is not None:
-        values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
-        for rule in recipe(workload.recipe).rules:
-            if rule.holds(model=model, gpu=gpu, workload=workload):
-                values["training"] |= rule.training
-                values["parallel"] |= rule.parallel
-        training, knobs = _typed(values)
+        named = recipe(workload.recipe)
+        training, knobs = _typed(settings(named, model=model, gpu=gpu, num_gpus=num_gpus, workload=workload))
         framework = training.framework if workload.framework == TrainingWorkload.framework else workload.framework
         if workload.offload is not None:  # the fraction belongs to what is offloaded
             training = replace(training, offload_fraction=None)
         if workload.cuda_graphs is not None:  # as what is recorded to the graphs
             training = replace(training, cuda_graph_modules=None)
+        if parallel.zero_stage is not None:  # and when gradients are reduced to the stage
+            training = replace(training, gradient_reduction=None)
         workload = replace(_filled(workload, training, TRAINING_KNOBS), framework=framework, recipe=None)
         if training.overlap is not None:  # each kind on its own
             kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
@@ -72,17 +86,19 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec) -> Query:
     return query if same else replace(query, training=workload, parallel=parallel)
 
 
-def assumed(asked: Query, *, resolved: Query, model: ModelSpec, strategy: Strategy) -> dict[str, object]:
+def assumed(query: Query, *, resolved: Query, model: ModelSpec, gpu: GpuSpec, strategy: Strategy) -> dict[str, object]:
     """The value of each knob by its key, where the query as asked left it open and it matters to this training."""
-    before, after = asked.training, resolved.training
+    before, after = query.training, resolved.training
     assert before is not None and after is not None
     set_by_recipe = {name: schema.to_dict(value) for name in TRAINING_KNOBS if (value := getattr(after, name)) is not None}
     knobs = set_by_recipe | dict(_training_values(after, model))
     values: dict[str, object] = {f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None}
+    if before.recipe is not None and (words := stands_in(recipe(before.recipe), model=model, gpu=gpu)):
+        values["training.recipe"] = words
     if after.framework != before.framework:
         values["training.framework"] = after.framework
     for name in PARALLEL_KNOBS:
-        if getattr(asked.parallel, name) is not None:
+        if getattr(query.parallel, name) is not None:
             continue
         if (value := _parallel_value(name, resolved.parallel, model, strategy)) is not None:
             values[f"parallel.{name}"] = value
@@ -101,8 +117,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
     yield "cross_entropy", workload.cross_entropy or "unfused"
     yield "cuda_graphs", bool(workload.cuda_graphs)
     overlap = workload.overlap or OverlapSpec()
-    said = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
-    yield "overlap", said or "as in the framework's measured runs"
+    settings = {name: value for name in OVERLAPS if (value := getattr(overlap, name)) is not None}
+    yield "overlap", settings or "as in the framework's measured runs"
     if model.num_experts:
         yield "expert_capacity_factor", workload.expert_capacity_factor or "none: no token is dropped"
 
@@ -134,17 +150,18 @@ def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, P
 @functools.lru_cache(maxsize=256)
 def _recipe(entry: library.Entry) -> Recipe:
     content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
-    content.pop("extends", None)
+    if (base := content.pop("extends", None)) is not None:
+        content = {name: getattr(recipe(base), name) for name in LISTED} | content
     try:
-        found: Recipe = schema.parse(Recipe, content)
-        for rule in found.rules:
+        named: Recipe = schema.parse(Recipe, content)
+        for rule in named.rules:
             for section, known in (("training", ("framework", *TRAINING_KNOBS)), ("parallel", PARALLEL_KNOBS)):
                 if foreign := sorted(getattr(rule, section).keys() - set(known)):
                     raise InputError(f"{section}.{foreign[0]} is no knob of a recipe; knobs: {', '.join(known)}")
             _typed({"training": rule.training, "parallel": rule.parallel})
     except InputError as error:
         raise InputError(f"{entry.path}: recipe {entry.name}: {error.message}", field="training.recipe") from None
-    return replace(found, rules=_without_overruled(found.rules))
+    return replace(named, rules=_without_overruled(named.rules))
 
 
 def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:

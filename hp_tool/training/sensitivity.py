@@ -10,11 +10,11 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.query import Query
 from hp_tool.domain.sensitivity import Influence, ScalingPoint, Sensitivity
 from hp_tool.errors import UnsupportedError
-from hp_tool.training.best import best_of
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
-from hp_tool.training.choice import recommendations_of
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.recommend import device_counts
+from hp_tool.training.ranking.best import best_of
+from hp_tool.training.ranking.choice import recommendations_of
+from hp_tool.training.ranking.recommend import device_counts
 
 NEAR_CHEAPEST = 1.05
 FASTER, LARGER = 2.0, 1.5
@@ -77,7 +77,7 @@ def _point(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> S
     if not len(best.layout):
         return None
     row = recommendations_of(best.take(np.arange(1)))[0]
-    estimate = row.calibrated_estimate or row.estimate
+    estimate = row.known
     assert estimate.time is not None and estimate.tokens_per_second_per_gpu is not None  # legal rows
     return ScalingPoint(
         num_gpus=problem.cluster.num_gpus,
@@ -105,14 +105,14 @@ def _better(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
     """The cluster with each of its limits raised, as far as it has it."""
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER * gpu.memory_bytes)))
-    found = [(f"{LARGER:g} x memory", memory)]
+    clusters = [(f"{LARGER:g} x memory", memory)]
     if cluster.num_gpus > cluster.gpus_per_node:
         network = FASTER * cluster.inter_node_bandwidth_bytes_per_second
-        found.append((f"{FASTER:g} x network", replace(cluster, inter_node_bandwidth_bytes_per_second=network)))
+        clusters.append((f"{FASTER:g} x network", replace(cluster, inter_node_bandwidth_bytes_per_second=network)))
     if gpu.nvlink_bandwidth_bytes_per_second:
         links = replace(gpu, nvlink_bandwidth_bytes_per_second=FASTER * gpu.nvlink_bandwidth_bytes_per_second)
-        found.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
-    return found
+        clusters.append((f"{FASTER:g} x NVLink", replace(cluster, gpu=links)))
+    return clusters
 
 
 def _influence(change: str, step_s: float | None, before_s: float | None) -> Influence:

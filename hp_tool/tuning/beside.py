@@ -8,10 +8,10 @@ from typing import Any
 from hp_tool.configuration import with_value
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
-from hp_tool.training.best import Best, best_of
-from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.recommend import offloaded
+from hp_tool.training.ranking.best import Best, best_of
+from hp_tool.training.ranking.choice import choose
+from hp_tool.training.ranking.recommend import offloaded
 
 OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
 SHOWN = 32

@@ -10,19 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
 
-from hp_tool.calibration import Calibration, fit_calibration
+from hp_tool.calibration import Calibration
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.records import Lease, RunRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, StoreError
-from hp_tool.learning.make import accuracy_of, calibrate_series, predicted_unseen, save
 from hp_tool.queries.schema import to_dict
 from hp_tool.search.account import Outcome, open_runs, progress_of
 from hp_tool.search.charges import end_run
-from hp_tool.tuning.evidence import LatencyCalibration, earlier_evidence, serving_evidence
-from hp_tool.tuning.problem import TuningProblem
-from hp_tool.tuning.result import Account, TuneResult, make_result
-from hp_tool.tuning.serving import ServingTuning
-from hp_tool.tuning.serving_result import make_serving_result
+from hp_tool.tuning.result import Account, TuneResult
+from hp_tool.tuning.searched import Searched
 
 LEASE_S = 30.0
 """A coordinator that died keeps its search from others this long; a living one renews far more often."""
@@ -96,7 +92,7 @@ def outcome_stored(store: Store, lease: Lease, *, launcher: Callable[[], Launche
 def conclude(
     store: Store,
     lease: Lease,
-    problem: TuningProblem | ServingTuning,
+    problem: Searched,
     outcome: Outcome,
     *,
     calibration: Calibration,
@@ -105,20 +101,9 @@ def conclude(
 ) -> TuneResult:
     """Keep what was learnt, and end or let go of the search with its result. `owner`: the search's, whose own doubted runs
     count for its result alone."""
-    # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
-    if isinstance(problem, TuningProblem):
-        calibrate_series(store=store, series=problem.series)
-    elif len(evidence := earlier_evidence(store, problem)):
-        accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=problem.prior))
-        lasting = fit_calibration(evidence=evidence, prior=problem.prior)
-        save(store, series=problem.series, calibration=lasting, accuracy=accuracy, facts={})
+    problem.keep(store)
     account = account_of(store.runs(search_id=lease.search_id), outcome, search_id=lease.search_id, seconds=seconds)
-    if isinstance(problem, ServingTuning):
-        evidence_of_latencies = serving_evidence(store=store, series=replace(problem.series, owner=owner))
-        latencies = LatencyCalibration.fitted(evidence_of_latencies, prior=problem.prior)
-        result = make_serving_result(tuning=problem, calibration=latencies, account=account)
-    else:
-        result = make_result(problem=problem, calibration=calibration, account=account)
+    result = problem.result(store, calibration=calibration, account=account, owner=owner)
     budget = problem.query.search.budget_runs
     progress = progress_of(account.runs, budget_runs=budget, expected_gain=outcome.expected_gain_fraction)
     answer = result.answer and {

@@ -13,8 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import Offer, WorkerRecord
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.tuning.clusters import LOCAL, cluster_launcher, launcher_name
-from hp_tool.tuning.problem import build_problem
-from hp_tool.tuning.serving import build_serving
+from hp_tool.tuning.run import build_search
 
 LOOKED_S = 300.0
 """This host's devices are looked for anew: a driver may come up after its worker."""
@@ -82,10 +81,7 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
     most = max(offer.num_gpus for offer in matching)
     if most < cluster.num_gpus:  # smaller runs may stand for the whole: the search's own rules know
         hardware = Hardware(gpu=cluster.gpu.name, num_gpus=most)
-        if query.kind == "inference":
-            build_serving(query=query, query_json={}, hardware=hardware)
-        else:
-            build_problem(query=query, query_json={}, hardware=hardware)
+        build_search(query=query, query_json={}, hardware=hardware)
 
 
 def offers_in_words(workers: Sequence[WorkerRecord]) -> str:

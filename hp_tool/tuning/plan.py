@@ -19,7 +19,7 @@ from hp_tool.search.fidelity import WHOLE, num_gpus
 from hp_tool.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.search.rivals import rivals_of
 from hp_tool.training.problem import self_contained
-from hp_tool.training.rank import CostedSpace
+from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
 from hp_tool.tuning.evidence import earlier_evidence, known_startup_s
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search

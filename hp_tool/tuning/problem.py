@@ -1,5 +1,4 @@
-"""From a query to the table a search works on: the fastest candidates by prior, and the best of each kind;
-and the cheapest runs that can stand for them."""
+"""From a training query to the table a search works on: the fastest candidates by prior, and the best of each kind."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,35 +10,38 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.calibration import Prior, layer_passes, prior_for, residual_features
+from hp_tool.calibration import Calibration, Evidence, prior_for
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
-from hp_tool.cost.legality import legality
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
-from hp_tool.domain.measurement import Fidelity, Hardware
+from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.profiling import unprofiled, unprofiled_layout, unprofiled_sizes
 from hp_tool.domain.query import Query, Reducible, TrainerCommand
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
-from hp_tool.learning.evidence import reduced_problem
+from hp_tool.learning.evidence import stored_evidence
+from hp_tool.learning.make import calibrate_series
 from hp_tool.learning.series import Series, series_of
 from hp_tool.queries.schema import lay
 from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
-from hp_tool.search.fidelity import Reduction, micro_batches_kept, num_gpus, num_micro_batches, replicas_kept
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, writes
-from hp_tool.training.best import Best, best_of
 from hp_tool.training.calibrated import Calibrations
-from hp_tool.training.choice import choose
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedRows, CostedSpace, cost_space
-from hp_tool.training.recommend import fewest_devices
-from hp_tool.tuning.answer import baseline_config
+from hp_tool.training.ranking.best import Best, best_of
+from hp_tool.training.ranking.choice import choose
+from hp_tool.training.ranking.rank import CostedRows, CostedSpace, cost_space
+from hp_tool.training.ranking.recommend import fewest_devices
 from hp_tool.tuning.beside import EXCHANGE, OFFLOAD, SHOWN, chosen_beside, resolved_with
-from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
+from hp_tool.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name, trained_by
+from hp_tool.tuning.reductions import Reducer, fewest_gpus
+from hp_tool.tuning.result import Account, TuneResult, make_result
+from hp_tool.tuning.searched import Searched
+from hp_tool.tuning.training_result import baseline_config, ranked_trainings
 
 MAX_ROWS = 4096
 """Candidates the residual mathematics sees; a larger space is represented by its fastest and the best of each kind."""
@@ -48,16 +50,31 @@ _MEMORY_DOUBT = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningProblem:
-    """A search's question at both levels: what the cost model takes, and what the search works on."""
+class TuningProblem(Searched):
+    """A training search at both levels."""
 
-    query: Query
+    search: SearchProblem
     training: TrainingProblem
     space: CostedSpace
-    search: SearchProblem
-    prior: Prior
-    series: Series
-    """Whose calibration the search takes up and leaves behind."""
+
+    @property
+    def legal(self) -> int:
+        return len(self.space.candidates)
+
+    def launched(self, launcher: Launcher) -> Launcher:
+        return trained_by(self.query, launcher, problem=self.training)
+
+    def evidence(self, store: Store, *, series: Series, without_search: str | None = None) -> Evidence:
+        release = self.training.workload.framework_version
+        return stored_evidence(store=store, series=series, release=release, without_search=without_search)
+
+    def keep(self, store: Store) -> None:
+        # Not the search's own: that one saw reduced runs as what they imply, here they stand for what they are.
+        calibrate_series(store=store, series=self.series)
+
+    def result(self, store: Store, *, calibration: Calibration, account: Account, owner: str) -> TuneResult:
+        ranked = ranked_trainings(self, calibration=calibration, runs=account.runs)
+        return make_result(ranked, query=self.query, table=self.search.table, account=account)
 
 
 def resolve_training_search(query: Query) -> TrainingProblem:
@@ -222,7 +239,7 @@ def _runnable(space: CostedSpace, problem: TrainingProblem, *, query: Query, har
     needed = np.full(len(space.candidates), problem.cluster.num_gpus)
     if "replicas" in _reducible(query):
         available_gpus = _reduced_gpus(query, problem.cluster, hardware)
-        needed = _fewest_gpus(space.candidates, problem=problem)
+        needed = fewest_gpus(space.candidates, problem=problem)
     if needed.min() > available_gpus:
         raise InputError(
             f"the launcher can give one job {available_gpus} x {problem.cluster.gpu.name}, the query needs at least "
@@ -289,78 +306,3 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
     kinds = np.stack([getattr(space.candidates, name)[order] for name in columns], axis=1)
     _, first = np.unique(kinds, axis=0, return_index=True)  # the first of each kind in order of speed
     return np.unique(np.concatenate([order[:MAX_ROWS], order[first]]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reducer:
-    """Reductions of one problem's configurations on a launcher that can give one job `available_gpus`."""
-
-    problem: TrainingProblem
-    available_gpus: int
-    cores: float = math.inf
-    """Of a host whose processes are the devices: more of them than cores share these. GPUs are not shared."""
-    kinds: tuple[Reducible, ...] = get_args(Reducible)
-    """What may be left out."""
-
-    def __call__(self, parallel: ParallelConfig) -> Reduction | None:
-        """The first of the cheapest reductions that the frameworks accept and that fits; None where only the whole will do."""
-        for fidelity in self._fidelities(parallel):
-            reduction = self._reduction(parallel, fidelity)
-            if reduction is not None:
-                return reduction
-        return None
-
-    def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
-        """From the cheapest up: all layers first, then fewer, on as few replicas as keep the pattern; then more replicas."""
-        d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
-        whole_m = num_micro_batches(self.problem.workload, parallel)
-        m = micro_batches_kept(self.problem.workload, parallel) if "micro_batches" in self.kinds else whole_m
-        one = Candidates.from_configs([parallel])
-        fewest = int(_fewest_replicas(one, problem=self.problem)[0]) if "replicas" in self.kinds else d
-        fewer = (layers // 2, layers // 4) if "layers" in self.kinds else ()
-        chunks = parallel.pipeline_parallel_size * parallel.virtual_pipeline_parallel_size
-        for replicas in (k for k in range(fewest, d + 1) if d % k == 0):
-            for kept in (layers, *(k for k in fewer if k and k % chunks == 0)):
-                fidelity = Fidelity(
-                    num_hidden_layers=kept if kept < layers else None,
-                    data_parallel_size=replicas if replicas < d else None,
-                    num_micro_batches=m if m < whole_m else None,
-                )
-                if not fidelity.is_whole:
-                    yield fidelity
-
-    def _reduction(self, parallel: ParallelConfig, fidelity: Fidelity) -> Reduction | None:
-        devices = num_gpus(parallel, fidelity)
-        if devices > self.available_gpus:
-            return None
-        problem, config = reduced_problem(self.problem, parallel=parallel, fidelity=fidelity)
-        one = Candidates.from_configs([config])
-        code = legality(case=problem, candidates=one)
-        if code[0]:
-            return None
-        costs = problem.costs(one)
-        if not costs.feasible[0]:
-            return None
-        crowding = max(1.0, num_gpus(parallel) / self.cores) / max(1.0, devices / self.cores)
-        return Reduction(
-            fidelity=fidelity,
-            num_gpus=devices,
-            parts_s=costs.parts,
-            layer_passes=layer_passes(case=problem, candidates=one),
-            features=residual_features(case=problem, candidates=one),
-            crowding=crowding,
-        )
-
-
-def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """(n,) replicas of the smallest run that can stand for each candidate; all of them where ZeRO shards over a part."""
-    d = candidates.data_parallel_size
-    kept = replicas_kept(candidates, data_parallel_size=d, gpus_per_node=problem.cluster.gpus_per_node)
-    return np.where(candidates.data_parallel_shard_size > 0, d, kept)
-
-
-def _fewest_gpus(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """(n,) devices of that run."""
-    c = candidates
-    ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
-    return np.asarray(ranks * _fewest_replicas(c, problem=problem))

@@ -1,15 +1,12 @@
-"""The result of a training search: candidates ranked by one estimate each, of calibration and own runs."""
+"""The result of a search: its candidates ranked by one estimate each, of calibration and own runs."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
-from hp_tool.cost.breakdown import estimate_row
 from hp_tool.domain.answer import Answer, ServingAnswer
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import Query
@@ -17,19 +14,14 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
-from hp_tool.search.account import run_gpu_seconds, spent_by, startup_s
+from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.problem import Question
-from hp_tool.space.pareto import undominated
-from hp_tool.training.calibrated import CalibratedPredictor
-from hp_tool.training.choice import simplest
-from hp_tool.training.exact import NEAR
-from hp_tool.training.misses import NEAREST, nearest, nearest_recommendations
+from hp_tool.search.table import CandidateTable
 from hp_tool.training.problem import TrainingProblem
-from hp_tool.training.rank import CostedSpace
-from hp_tool.tuning.answer import answer_of, baseline_of, effect_of_axes
-from hp_tool.tuning.known import KnownRows, as_good, known_rows
-from hp_tool.tuning.problem import TuningProblem
+from hp_tool.training.ranking.misses import NEAREST, nearest, nearest_recommendations
+from hp_tool.training.ranking.rank import CostedSpace
+from hp_tool.tuning.answer import effect_of_axes
 
 TOP = 10
 """Recommendations in a result; measured configurations beyond it are added."""
@@ -110,72 +102,47 @@ class Account:
         )
 
 
-def make_result(*, problem: TuningProblem, calibration: Calibration, account: Account) -> TuneResult:
-    """Rank and describe. A result can be made at any moment of a search.
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """The candidates of a search as its runs leave them, by row, and how they are shown."""
 
-    Candidates whose known step misses max_days or max_cost are not recommended.
-    """
-    table = problem.search.table
-    outcomes = outcome_of_rows(problem.search, account.runs)
-    measured = {row: outcome for row, outcome in outcomes.items() if outcome.status == "ok"}
-    failed = outcomes.keys() - measured.keys()
-    known = known_rows(search=problem.search, calibration=calibration, runs=account.runs)
-    step_s, limit_s = known.step.median_s, problem.training.longest_step_s
-    fits = known.memory.fit_probability(table.usable_bytes) >= 0.5
-    predictor = CalibratedPredictor(calibration=calibration)
-    baseline = baseline_of(
-        problem.query,
-        problem=problem.training,
-        search=problem.search,
-        predictor=predictor,
-        known=known,
-        runs=account.runs,
-    )
-    rows = [row for row in np.flatnonzero(step_s <= limit_s).tolist() if row in measured or (fits[row] and row not in failed)]
-    whole = {row: float(step_s[row]) for row in rows if known.ran[row]}
-    rows = rank(median_s=step_s, log_sd=known.step.log_sd, eligible=rows, measured_s=whole)
-    rows = simplest_first(
-        rows,
-        problem=problem,
-        known_s=step_s,
-        known_bytes=known.memory.median_bytes,
-        fails=known.fails,
-        measured=whole,
-        baseline_s=baseline.step_s if baseline else None,
-    )
-    front = [rows[place] for place in undominated(step_s[rows], -known.memory.median_bytes[rows])]
-    shown = [row for place, row in enumerate(rows) if place < TOP or row in measured]
-    near = []
-    if not shown:  # what fits by its time, then the rest by its size; not what failed to run
-        order = np.lexsort((np.where(fits, step_s, table.memory_bytes), ~fits)).tolist()
-        near = [row for row in order if row not in failed][:NEAREST]
-    grid_gpu_seconds = _grid_gpu_seconds(problem, account.runs, median_s=step_s[fits]) if measured else None
-    describe = partial(_describe, problem, predictor=predictor, known=known, measured=measured)
-    recommendations = describe(shown)
-    answer = None
-    if shown:
-        best = shown[0]
-        answer = answer_of(
-            recommendations[0],
-            row=best,
-            known=known,
-            baseline=baseline,
-            runs=account.runs,
-            as_good=as_good(rows, step=known.step),
-            free_memory_bytes=float(table.device_bytes[best] - known.memory.median_bytes[best]),
-        )
+    order: list[int]
+    """Acceptable ones, the one to try first."""
+    near: list[int]
+    """Others, those that lack least first."""
+    front: list[int]
+    """What no other beats in two objectives, where this kind of search shows it."""
+    measured: Mapping[int, Measurement]
+    """Of runs that worked."""
+    seconds: FloatArray
+    """(n,) known of a step or a request."""
+    legal: int
+    feasible: int
+    rejections: dict[str, int]
+    grid_gpu_seconds: float | None
+    """Devices x seconds that running every candidate would have cost; None where nothing tells it."""
+    describe: Callable[[Sequence[int]], tuple[Any, ...]]
+    """The recommendations of some rows, ranked in their order."""
+    answer: Callable[[Any], Answer | ServingAnswer]
+    """The first row in figures, from its recommendation."""
+
+
+def make_result(ranked: Ranked, *, query: Query, table: CandidateTable, account: Account) -> TuneResult:
+    """Describe the first rows, and all that ran; where nothing is acceptable, what comes nearest."""
+    shown = [row for place, row in enumerate(ranked.order) if place < TOP or row in ranked.measured]
+    recommendations = ranked.describe(shown)
     return TuneResult(
-        id=problem.query.id,
+        id=query.id,
         status="error" if account.error else "ok",
         error=account.error.as_dict() if account.error else None,
         recommendations=recommendations,
-        answer=answer,
-        axes=effect_of_axes(table.axes, rows, step_s),
-        space=SpaceSummary(legal=problem.space.legal, feasible=problem.space.feasible, seconds=account.seconds),
-        rejections=problem.space.rejections,
-        nearest_misses=describe(near),
-        pareto=describe(front),
-        search=account.summary(grid_gpu_seconds=grid_gpu_seconds),
+        answer=ranked.answer(recommendations[0]) if shown else None,
+        axes=effect_of_axes(table.axes, ranked.order, ranked.seconds),
+        space=SpaceSummary(legal=ranked.legal, feasible=ranked.feasible, seconds=account.seconds),
+        rejections=ranked.rejections,
+        nearest_misses=() if shown else ranked.describe(ranked.near[:NEAREST]),
+        pareto=ranked.describe(ranked.front),
+        search=account.summary(grid_gpu_seconds=ranked.grid_gpu_seconds),
     )
 
 
@@ -219,76 +186,7 @@ def rank(
     return order
 
 
-def simplest_first(
-    rows: list[int],
-    *,
-    problem: TuningProblem,
-    known_s: FloatArray,
-    known_bytes: FloatArray,
-    fails: FloatArray,
-    measured: Container[int],
-    baseline_s: float | None = None,
-) -> list[int]:
-    """The rows with the one to try first, as `training.choice` finds it: of those that take at most NEAR times as long as the
-    first and no longer than the baseline, and were measured if that was.
-    """
-    longest_s = min(NEAR * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
-    near = [row for row in rows if known_s[row] <= longest_s and (row in measured or rows[0] not in measured)]
-    if len(near) < 2:
-        return rows
-    place = simplest(
-        problem.search.candidates.take(np.array(near)),
-        problem=problem.training,
-        total_bytes=known_bytes[near],
-        fails=fails[near],
-        value_s=known_s[near],
-    )
-    return [near[place], *(row for row in rows if row != near[place])]
-
-
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
     """What was measured of each of the search's rows, by the run that counts."""
     counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
     return {row: measurement for row, measurement in counted if row is not None and measurement is not None}
-
-
-def _describe(
-    problem: TuningProblem,
-    rows: Sequence[int],
-    *,
-    predictor: CalibratedPredictor,
-    known: KnownRows,
-    measured: Mapping[int, Measurement],
-) -> tuple[Recommendation, ...]:
-    if not rows:
-        return ()
-    training = problem.training
-    candidates = problem.search.candidates.take(np.array(rows, dtype=np.intp))
-    costs = training.costs(candidates)
-    return tuple(
-        Recommendation(
-            rank=place + 1,
-            parallel=candidates.config(place),  # as it ran, so that pages find its run
-            set=dict(training.chosen),
-            estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
-            measurement=measured.get(row),
-            calibrated_estimate=predictor.estimate(
-                place, costs=costs, candidates=candidates, problem=training, known=known.row(row)
-            ),
-        )
-        for place, row in enumerate(rows)
-    )
-
-
-def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, median_s: np.ndarray) -> float | None:
-    """Every feasible candidate once, as a whole: start-up as these runs had it, and all steps."""
-    if median_s.size == 0:
-        return None
-    settings = problem.query.search
-    one_run = run_gpu_seconds(
-        num_gpus=problem.training.cluster.num_gpus,
-        step_s=float(np.mean(median_s)),
-        startup_s=startup_s(runs, settings=settings, assumed_s=problem.search.assumed_startup_s),
-        settings=settings,
-    )
-    return one_run * float(problem.space.feasible)

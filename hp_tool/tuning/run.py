@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject, Lease, SearchState
@@ -18,16 +19,19 @@ from hp_tool.queries.edition import edition
 from hp_tool.queries.schema import parse, parse_query, query_mapping
 from hp_tool.search.account import spent_by
 from hp_tool.search.coordinator import Coordinator
+from hp_tool.search.terms import Site, Timing
 from hp_tool.serving.problem import ServingProblem
+from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, self_contained
-from hp_tool.training.rank import CostedSpace
-from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, trained_by, within_limits
+from hp_tool.training.ranking.rank import CostedSpace
+from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
 from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.tuning.preflight import Preflight, preflight
-from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
+from hp_tool.tuning.problem import build_problem, resolve_training_search
 from hp_tool.tuning.result import TuneResult, nothing_feasible
-from hp_tool.tuning.serving import ServingTuning, build_serving, resolve_serving_search
+from hp_tool.tuning.searched import Searched
+from hp_tool.tuning.serving import build_serving, resolve_serving_search
 from hp_tool.tuning.study import projection_of, study_storage
 
 if TYPE_CHECKING:
@@ -39,6 +43,20 @@ OnEvent = Callable[[str, JsonObject], None]
 def resolve_search(query: Query) -> TrainingProblem | ServingProblem:
     """The query's problem, if real runs can search it at all; else InputError or UnsupportedError says what they cannot."""
     return resolve_serving_search(query) if query.kind == "inference" else resolve_training_search(query)
+
+
+def build_search(
+    *,
+    query: Query,
+    query_json: JsonObject,
+    hardware: Hardware,
+    calibrations: Calibrations | None = None,
+    chosen: Mapping[str, Any] | None = None,
+) -> Searched | CostedSpace:
+    """Resolve, enumerate and cost, as `build_problem` says; only the space where nothing in it could fit."""
+    if query.kind == "inference":
+        return build_serving(query=query, query_json=query_json, hardware=hardware)
+    return build_problem(query=query, query_json=query_json, hardware=hardware, calibrations=calibrations, chosen=chosen)
 
 
 def run_search(
@@ -69,18 +87,14 @@ def run_search(
         hardware = launcher.hardware()
         # Calibrations from before the search: a search that is resumed solves the same problem.
         calibrations = StoredCalibrations(store=store, before=record.created_at, hardware=hardware, owner=record.owner or "")
-        problem: TuningProblem | ServingTuning | CostedSpace
-        if query.kind == "inference":
-            problem = build_serving(query=query, query_json=record.query, hardware=hardware)
-        else:
-            ran = store.runs(search_id=lease.search_id)
-            problem = build_problem(
-                query=query,
-                query_json=record.query,
-                hardware=hardware,
-                calibrations=calibrations,
-                chosen=ran[0].set if ran else None,
-            )
+        ran = store.runs(search_id=lease.search_id)
+        problem = build_search(
+            query=query,
+            query_json=record.query,
+            hardware=hardware,
+            calibrations=calibrations,
+            chosen=ran[0].set if ran else None,
+        )
         seconds = time.perf_counter() - started
         if isinstance(problem, CostedSpace):
             training = resolve_training_search(query)
@@ -97,11 +111,9 @@ def run_search(
                 should_release=should_stop,
                 on_event=on_event,
             )
-        if isinstance(problem, TuningProblem):
-            launcher = trained_by(query, launcher, problem=problem.training)
+        launcher = problem.launched(launcher)
         earlier = spent_by(store.runs(search_id=lease.search_id)).profile_runs
-        legal = problem.search.candidates if isinstance(problem, ServingTuning) else problem.space.candidates
-        size = {"candidates": len(problem.search.table), "legal": len(legal), "budget_runs": query.search.budget_runs}
+        size = {"candidates": len(problem.search.table), "legal": problem.legal, "budget_runs": query.search.budget_runs}
         on_event("started", {"search_id": lease.search_id, "profile_runs": earlier, **size})
         reusable = reusable_measurements(store=store, problem=problem.search) if query.search.reuse else {}
         projection = projection_of(
@@ -120,13 +132,15 @@ def run_search(
             problem=replace(problem.search, assumed_startup_s=startup_s),
             projection=projection,
             reusable=reusable,
-            lease_s=lease_s,
+            site=Site(
+                limit=runs_limit(query),
+                owner=record.owner or os.environ.get("USER", ""),
+                avoided_hosts=checked.hosts,
+                check_gpu_seconds=checked.gpu_seconds,
+            ),
+            timing=Timing(lease_s=lease_s),
             report=on_event,
             should_release=should_stop,
-            limit=runs_limit(query),
-            avoided=checked.hosts,
-            carried_gpu_seconds=checked.gpu_seconds,
-            owner=record.owner or os.environ.get("USER", ""),
         ).run()
         if outcome.state == "released":
             store.release_search(lease=lease)

@@ -1,18 +1,17 @@
 """From an inference query to the table a search works on: replicas of each size with each batch they may serve at once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
-from hp_tool.calibration import Prior, prior_for
-from hp_tool.cost.arrays import FloatArray
+from hp_tool.calibration import Calibration, Evidence, fit_calibration, prior_for
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.measurement import Hardware, Runner
+from hp_tool.domain.ports import Store
 from hp_tool.domain.profiling import unserved, unserved_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
@@ -20,15 +19,19 @@ from hp_tool.domain.serving import InferenceEstimate, ServingConfig
 from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
+from hp_tool.learning.make import accuracy_of, predicted_unseen, save
 from hp_tool.learning.series import Series, cluster_key, model_family
-from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch, penalty
-from hp_tool.search.table import CandidateTable
-from hp_tool.serving.estimates import SHARES, bounded_values, estimate_row
+from hp_tool.search.serving import TARGETS, EndpointSearch, ServingSearch
+from hp_tool.serving.estimates import SHARES, estimate_row
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import arrivals_s, played
 from hp_tool.tuning.clusters import ENDPOINT, check_profiled, launcher_name
+from hp_tool.tuning.latencies import LatencyCalibration, serving_evidence
 from hp_tool.tuning.problem import assumed_startup_s, check_gpu
-from hp_tool.tuning.serving_answer import baseline_config
+from hp_tool.tuning.result import Account, TuneResult, make_result
+from hp_tool.tuning.searched import Searched
+from hp_tool.tuning.serving_result import baseline_config, ranked_deployments
+from hp_tool.tuning.serving_table import in_flight_of, serving_candidates, serving_table
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
 """What the shortest round of a closed load on given devices serves; the others are recommended, not searched."""
@@ -45,22 +48,40 @@ _AXES: dict[Runner, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingTuning:
-    """A serving search's question at both levels: what the cost model takes, and what the search works on."""
+class ServingTuning(Searched):
+    """A serving search at both levels."""
 
-    query: Query
-    problem: ServingProblem
     search: ServingSearch
+    problem: ServingProblem
     costs: ServingCosts
     """Row by row those of the table."""
-    prior: Prior
-    series: Series
     rejections: dict[str, int]
+
+    @property
+    def legal(self) -> int:
+        return len(self.search.candidates)
 
     def estimate(self, row: int) -> InferenceEstimate:
         """What the cost model says of a row; under a trace what its requests would see."""
         costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else played(costed)
+
+    def evidence(self, store: Store, *, series: Series, without_search: str | None = None) -> Evidence:
+        return serving_evidence(store=store, series=series, without_search=without_search).objective
+
+    def keep(self, store: Store) -> None:
+        evidence = self.evidence(store, series=self.series)
+        if len(evidence):
+            accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=self.prior))
+            calibration = fit_calibration(evidence=evidence, prior=self.prior)
+            save(store, series=self.series, calibration=calibration, accuracy=accuracy, facts={})
+
+    def result(self, store: Store, *, calibration: Calibration, account: Account, owner: str) -> TuneResult:
+        """Rank by both latencies, which `calibration` has as one penalised latency."""
+        evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
+        latencies = LatencyCalibration.fitted(evidence, prior=self.prior)
+        ranked = ranked_deployments(self, calibration=latencies, runs=account.runs)
+        return make_result(ranked, query=self.query, table=self.search.table, account=account)
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:
@@ -151,7 +172,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         "runner": runner,
     }
     if runner == ENDPOINT:
-        search: ServingSearch = EndpointSearch(**common, in_flight=float(_in_flight(rows).max()), trace=_sent(problem))
+        search: ServingSearch = EndpointSearch(**common, in_flight=float(in_flight_of(rows).max()), trace=_sent(problem))
     else:
         search = ServingSearch(**common)
     series = Series(cluster_key=search.cluster_key, framework=search.framework, model_family=model_family(problem.model))
@@ -186,29 +207,6 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
             field="inference.request_rate_per_second",
             code="overloaded",
         )
-
-
-def serving_table(rows: CostedRows) -> CandidateTable:
-    """What the cost model says of deployments: seconds of the penalised latency by part, and memory."""
-    problem, candidates, costs = rows.problem, rows.candidates, rows.costs
-    parts = {**costs.parts, "beyond_targets": costs.request_latency_s * penalty(bounded_values(rows))}
-    memory = costs.bytes
-    per_replica = np.maximum(_in_flight(rows) / candidates.schedulers, 1.0)
-    passes = problem.output_length + np.ceil(costs.running * problem.input_length / candidates.max_num_batched_tokens)
-    occupied = memory.capacity - memory.kv_capacity
-    occupied = occupied + costs.running * (problem.input_length + problem.output_length) * memory.kv_per_token
-    return CandidateTable(
-        axes={
-            "tensor_parallel_size": tuple(candidates.tensor_parallel_size.tolist()),
-            "max_num_seqs": tuple(candidates.max_num_seqs.tolist()),
-        },
-        parts_s=parts,
-        layer_passes=per_replica / costs.running * passes * problem.model.num_hidden_layers,
-        memory_bytes=occupied - memory.overhead,
-        usable_bytes=memory.capacity - memory.overhead,
-        device_bytes=problem.cluster.gpu.memory_bytes - memory.overhead,
-        features=_features(problem, candidates),
-    )
 
 
 def _candidates(query: Query, problem: ServingProblem, *, available_gpus: int) -> tuple[ServingCandidates, dict[str, int]]:
@@ -263,28 +261,6 @@ def _of_endpoint(query: Query, problem: ServingProblem) -> tuple[ServingCandidat
     if rejections := rejection_counts(codes):
         raise InputError(f"this is not how {problem.model.name} runs on {num_gpus} devices: {rejections}", field="parallel")
     return candidates, {}
-
-
-def _in_flight(rows: CostedRows) -> FloatArray:
-    """(n,) requests over all devices: those of a closed load, or by Little's law those of a rate."""
-    return rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
-
-
-def serving_candidates(problem: ServingProblem, configs: Sequence[ServingConfig]) -> ServingCandidates:
-    """Deployments under the problem's load."""
-    return ServingCandidates.from_configs(configs, concurrency=[problem.concurrency or 1] * len(configs))
-
-
-def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
-    """What the residual model sees; names and scales are those of training where they mean the same."""
-    same = np.ones(len(candidates))
-    return {
-        "tensor_parallel": np.log2(candidates.tensor_parallel_size),
-        "micro_batch": np.log2(candidates.max_num_seqs),
-        "devices": same * np.log2(problem.cluster.num_gpus),
-        "hidden_size": same * np.log2(problem.model.hidden_size),
-        "layers": same * np.log2(problem.model.num_hidden_layers),
-    }
 
 
 def _values(value: int | tuple[int, ...] | None) -> tuple[int, ...] | None:

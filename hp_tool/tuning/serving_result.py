@@ -1,31 +1,52 @@
-"""The result of a serving search: configurations ranked by one estimate of each, of calibration and own runs."""
+"""The deployments of a serving search after its runs: their order, the answer, and how they compare with the baseline."""
+
+from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.calibration.posterior import ratio, step_posterior
+from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
+from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.answer import ServingAnswer, ServingBaseline
 from hp_tool.domain.measurement import Latencies, Measurement, Tail, Tails
+from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
-from hp_tool.domain.result import SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
+from hp_tool.search.fidelity import repeats
 from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
-from hp_tool.training.misses import NEAREST
-from hp_tool.training.rank import group_numbers
-from hp_tool.tuning.answer import SOURCES, effect_of_axes
-from hp_tool.tuning.evidence import LatencyCalibration
+from hp_tool.serving.evaluate import resolve_config
+from hp_tool.serving.problem import ServingProblem
+from hp_tool.training.ranking.rank import group_numbers
+from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, saved_parts
 from hp_tool.tuning.known import own_runs, spread_of
-from hp_tool.tuning.result import TOP, Account, TuneResult, outcome_of_rows, rank
-from hp_tool.tuning.serving import ServingTuning, serving_candidates, serving_table
-from hp_tool.tuning.serving_answer import KnownDeployment, baseline_config, serving_answer
+from hp_tool.tuning.latencies import LatencyCalibration
+from hp_tool.tuning.result import Ranked, outcome_of_rows, rank
+from hp_tool.tuning.serving_table import serving_candidates, serving_table
+
+if TYPE_CHECKING:
+    from hp_tool.tuning.serving import ServingTuning
+
+
+def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | None:
+    """The deployment that `search.baseline` describes; None where the query has none. Raises InputError if it is illegal."""
+
+    def reasons(config: ServingConfig) -> str:
+        one = ServingCandidates.from_configs([config], concurrency=[problem.concurrency or 1])
+        codes = legality(model=problem.model, num_gpus=problem.cluster.num_gpus, candidates=one)
+        return ", ".join(rejection_counts(codes)).replace("_", " ")
+
+    return described_baseline(query, resolve=partial(resolve_config, problem=problem), reasons=reasons)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +79,10 @@ class RowLatencies:
         return bool(low <= 1.0 <= high)
 
 
-def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibration, account: Account) -> TuneResult:
-    """Rank and describe. Configurations whose known latencies miss a target are not recommended."""
-    latencies = _latencies(tuning, account.runs, calibration)
-    rows, targets = range(len(tuning.search.table)), tuning.problem.targets
-    output = tuning.problem.output_length
+def ranked_deployments(tuning: ServingTuning, *, calibration: LatencyCalibration, runs: Sequence[RunRecord]) -> Ranked:
+    """The candidates of a serving search. Those whose known latencies miss a target are not acceptable."""
+    latencies = _latencies(tuning, runs, calibration)
+    rows, targets, output = range(len(tuning.search.table)), tuning.problem.targets, tuning.problem.output_length
     seen = {
         row: latencies.row(row, output_length=output)
         for row in rows
@@ -76,31 +96,19 @@ def make_serving_result(*, tuning: ServingTuning, calibration: LatencyCalibratio
         eligible=[row for row in good if row not in latencies.measured],
         measured_s={row: float(latency_s[row]) for row in good if row in latencies.measured},
     )
-    shown = [row for place, row in enumerate(order) if place < TOP or row in latencies.measured]
-    recommendations = _describe(tuning, shown, latencies)
-    answer = None
-    if recommendations:
-        answer = serving_answer(
-            recommendations[0],
-            known=latencies.known(order[0], output_length=output),
-            runs=account.runs,
-            as_good=sum(latencies.alike(row, order[0], output_length=output) for row in order[1:]),
-            baseline=_baseline(tuning, account.runs, calibration),
-        )
-    near = [] if shown else sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets))[:NEAREST]
-    spent = spent_by(account.runs)
-    grid_gpu_seconds = spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None
-    return TuneResult(
-        id=tuning.query.id,
-        status="error" if account.error else "ok",
-        error=account.error.as_dict() if account.error else None,
-        recommendations=recommendations,
-        answer=answer,
-        axes=effect_of_axes(tuning.search.table.axes, order, latency_s),
-        space=SpaceSummary(legal=len(rows), feasible=len(good), seconds=account.seconds),
+    spent = spent_by(runs)
+    return Ranked(
+        order=order,
+        near=sorted(seen, key=lambda row: penalised_latency_s(seen[row], targets=targets)),
+        front=[],
+        measured=latencies.measured,
+        seconds=latency_s,
+        legal=len(rows),
+        feasible=len(good),
         rejections=tuning.rejections,
-        nearest_misses=_describe(tuning, near, latencies),
-        search=account.summary(grid_gpu_seconds=grid_gpu_seconds),
+        grid_gpu_seconds=spent.gpu_seconds / spent.profile_runs * len(rows) if spent.profile_runs else None,
+        describe=partial(_describe, tuning, latencies=latencies),
+        answer=partial(_answer, tuning, order=order, latencies=latencies, calibration=calibration, runs=runs),
     )
 
 
@@ -163,7 +171,9 @@ def _tails(tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[i
     return {row: seen.get(row) or predicted(row) for row in range(len(costed.candidates))}
 
 
-def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
+def _describe(tuning: ServingTuning, rows: Sequence[int], *, latencies: RowLatencies) -> tuple[ServingRecommendation, ...]:
+    if not rows:
+        return ()
     candidates = tuning.search.candidates
     predicted = tuning.problem.costed(candidates)
     costs = _corrected(tuning, latencies)
@@ -187,23 +197,71 @@ def _describe(tuning: ServingTuning, rows: Sequence[int], latencies: RowLatencie
     )
 
 
-def _baseline(tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration) -> KnownDeployment | None:
+def _answer(
+    tuning: ServingTuning,
+    best: ServingRecommendation,
+    *,
+    order: Sequence[int],
+    latencies: RowLatencies,
+    calibration: LatencyCalibration,
+    runs: Sequence[RunRecord],
+) -> ServingAnswer:
+    known, baseline = best.known, _baseline(tuning, runs, calibration)
+    assert known.ttft_s is not None and known.tpot_s is not None and known.request_latency_s is not None
+    assert known.output_tokens_per_second_per_gpu is not None
+    (first, *others), output = order, tuning.problem.output_length
+    succeeded = sum(run.status == "ok" for run in runs)
+    gain = None if baseline is None else baseline.gain(best.parallel, latencies.known(first, output_length=output))
+    return ServingAnswer(
+        parallel=best.parallel,
+        ttft_s=known.ttft_s,
+        ttft_s_interval=known.intervals.ttft_s if known.intervals else None,
+        tpot_s=known.tpot_s,
+        tpot_s_interval=known.intervals.tpot_s if known.intervals else None,
+        request_latency_s=known.request_latency_s,
+        output_tokens_per_second_per_gpu=known.output_tokens_per_second_per_gpu,
+        users=known.users,
+        cost_per_million_output_tokens=known.cost_per_million_output_tokens,
+        source="measured" if best.measurement else "calibrated" if succeeded else "predicted",
+        known_from_runs=succeeded,
+        measured=repeats(runs).get(best.parallel) if best.measurement else None,
+        as_good=sum(latencies.alike(row, first, output_length=output) for row in others),
+        baseline=None if baseline is None else _saved(known, baseline),
+        gain=gain,
+        clearly_better=None if gain is None else gain.clear,
+    )
+
+
+def _baseline(
+    tuning: ServingTuning, runs: Sequence[RunRecord], calibration: LatencyCalibration
+) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
     """What the answer is compared with, described like a recommendation; it need not be one that runs vary."""
-    problem, config = tuning.problem, baseline_config(tuning.query, tuning.problem)
-    source = SOURCES[config is None]
-    if config is None:
-        config = next((run.parallel for run in runs if run.status == "ok" and isinstance(run.parallel, ServingConfig)), None)
-    if config is None:
+    problem = tuning.problem
+    config, source = compared_with(baseline_config(tuning.query, problem), runs)
+    if not isinstance(config, ServingConfig):
         return None
     one = serving_candidates(problem, [config])
     rows = problem.costed(one)
     search = replace(tuning.search, candidates=one, table=serving_table(rows))
     alone = replace(tuning, search=search, costs=rows.costs)
     latencies = _latencies(alone, runs, calibration)
-    return KnownDeployment(
-        row=_describe(alone, [0], latencies)[0],
-        source=source,
-        known=latencies.known(0, output_length=problem.output_length),
+    (row,) = _describe(alone, [0], latencies=latencies)
+    known = latencies.known(0, output_length=problem.output_length)
+    return KnownBaseline(parallel=config, source=source, estimate=row.known, known=known)
+
+
+def _saved(best: InferenceEstimate, baseline: KnownBaseline[ServingConfig, InferenceEstimate]) -> ServingBaseline:
+    known = baseline.estimate
+    rate, best_rate = known.output_tokens_per_second_per_gpu, best.output_tokens_per_second_per_gpu
+    assert rate is not None and best_rate is not None
+    cost, best_cost = known.cost_per_million_output_tokens, best.cost_per_million_output_tokens
+    return ServingBaseline(
+        parallel=baseline.parallel,
+        source=baseline.source,
+        output_tokens_per_second_per_gpu=rate,
+        speedup=best_rate / rate,
+        saved_cost_per_million_output_tokens=None if cost is None or best_cost is None else cost - best_cost,
+        saved_parts_s=saved_parts(known.parts_s or {}, best.parts_s or {}),
     )
 
 

@@ -11,8 +11,7 @@ from hp_tool.errors import InputError, NotFoundError, StoreError
 from hp_tool.search.account import coverage_runs
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.study import StudyProjection
-from hp_tool.tuning.problem import TuningProblem
-from hp_tool.tuning.serving import ServingTuning
+from hp_tool.tuning.searched import Searched
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -41,7 +40,7 @@ def study_storage(database_url: str | None) -> BaseStorage:
 
 
 def projection_of(
-    problem: TuningProblem | ServingTuning,
+    problem: Searched,
     *,
     evidence: Evidence | None,
     search_id: str,

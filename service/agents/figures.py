@@ -87,9 +87,9 @@ def estimate(answer: Answer) -> dict[str, Any]:
 
 def recommendation(row: Answer) -> dict[str, Any]:
     """One row of a ranking; a measured one has what its run measured."""
-    told = estimate(predicted(row))
+    whole = estimate(predicted(row))
     keep = ("feasible", "reasons", "parallel", "replicas", "load", "fit", "figures", "extrapolated_because")
-    chosen = {name: told[name] for name in keep if name in told and (name != "feasible" or not told[name])}
+    chosen = {name: whole[name] for name in keep if name in whole and (name != "feasible" or not whole[name])}
     places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability", "set") if row.get(name) is not None}
     return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})
 
@@ -129,8 +129,8 @@ def run(trial: Answer) -> dict[str, Any]:
 
 def choice(row: Answer) -> dict[str, Any]:
     """A value by a published rule; what other rules give stands beside it."""
-    given = [*(row.get("alternatives") or {}).values(), row["value"]]
-    spread = [min(given), max(given)] if len(given) > 1 and all(map(_number, given)) else None
+    values = [*(row.get("alternatives") or {}).values(), row["value"]]
+    spread = [min(values), max(values)] if len(values) > 1 and all(map(_number, values)) else None
     basis: Basis = "extrapolated" if row["extrapolated"] else "fitted"
     value = figure(row["value"], spread, basis) if _number(row["value"]) else {"value": row["value"], "basis": basis}
     return {"name": row["name"], "unit": row["unit"], **value, "rule": row["rule"], "source": row["source"]}

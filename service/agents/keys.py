@@ -13,14 +13,14 @@ def keys_of(section: Section) -> dict[str, Any]:
     """Types and meanings of a section's keys, by name."""
     adapter = schema.described(SizingQuery if section == "sizing" else Query)
     path = () if section in ("top", "sizing") else (section,)
-    found: dict[str, Any] = {}
+    meanings: dict[str, Any] = {}
     for node in schema.declarations(adapter, path):
         for option in schema.branches(adapter, node):
             for name, declared in option.get("properties", {}).items():
-                found.setdefault(
+                meanings.setdefault(
                     name, _in_words(declared, [kind for each in schema.branches(adapter, declared) for kind in _types(each)])
                 )
-    return found
+    return meanings
 
 
 def _types(option: dict[str, Any]) -> list[str]:

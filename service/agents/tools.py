@@ -17,6 +17,7 @@ from pydantic import Field
 from hp_tool.configuration import Configuration
 from hp_tool.documents import read_text
 from hp_tool.errors import HpToolError
+from hp_tool.formats.reading import option
 from hp_tool.queries import schema
 from service.agents import figures
 from service.agents.arguments import ImportArgument, QueryArgument
@@ -37,7 +38,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 Text = Annotated[str, Field(max_length=200_000)]
 
 
-def told(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
+def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
     """The tool, whose answers an agent reads as JSON without spaces, and whose errors with their code and field."""
 
     @functools.wraps(tool)
@@ -50,24 +51,30 @@ def told(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallTool
             return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
         except HpToolError as error:
             where = f", field {error.field}" if error.field else ""
-            raise ToolError(f"{in_arguments(error.message)} (code {error.code}{where})") from error
+            raise ToolError(f"{in_arguments(error)} (code {error.code}{where})") from error
 
     return answered
 
 
-_OF_THE_SHELL = (
-    (r"--set ([\w.]+)=(\S+?)(?=[.;,)]?(?:\s|$))", r'overrides {"\1": \2}'), (r"--num-gpus\b", "num_gpus"), (r"--gpu\b", "gpu"),
-    (r"--model (\S+?)(?=,?\s|$)", r'overrides {"model": "\1"}'), (r"--file\b", "files"), (r"--ignore NAME", "ignore"),
-    (r"--var (\S+)=\.\.\.", r'variables {"\1": "..."}'),
-)  # fmt: skip
-"""Options of `hp-tool import` in its messages, and the arguments of the tool."""
+ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--var": "variables"}
+"""Options of `hp-tool import` and the arguments of import_config that do the same."""
 
 
-def in_arguments(message: str) -> str:
-    """The message with options of the command line as arguments of the tool."""
-    for option, argument in _OF_THE_SHELL:
-        message = re.sub(option, argument, message)
-    return message
+def in_arguments(error: HpToolError) -> str:
+    """The error's message with arguments of import_config in place of the command line's options."""
+    message = error.message
+    for missing in error.details.get("missing", ()):
+        field, example = missing["field"], missing.get("example")
+        if example is not None:
+            message = message.replace(option(field, example), _argument(field, example))
+    return re.sub(rf"({'|'.join(ARGUMENTS)})(?![\w-])", lambda option: ARGUMENTS[option[0]], message)
+
+
+def _argument(field: str, example: str) -> str:
+    """The argument of import_config that gives a field, such as `overrides {"model": "llama-3-8b"}` or `gpu h200`."""
+    own = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
+    value = json.dumps(example) if field == "model" else example
+    return f"overrides {{{json.dumps(field)}: {value}}}" if own is None else f"{own} {example}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,68 +88,67 @@ class Tools:
     run: Callable[[str], None] = lambda search_id: None
     """Begin to work on a queued search, where no worker does."""
 
-    def asked(self, query: QueryArgument) -> Answer:
+    def request(self, query: QueryArgument) -> Answer:
         """The query as the service takes it, with one's own files in place of their names."""
         mapping = query.mapping()
         return schema.query_mapping(schema.parse_own_query(mapping)) if self.own_files else mapping
 
-    def text(self, given: str) -> str:
-        """The text, or the content of the file that it names."""
-        named = self.own_files and "\n" not in given and len(given) < 4096 and Path(given).is_file()
-        return read_text(Path(given)) if named else given
+    def text(self, argument: str) -> str:
+        """The argument, or the content of the file that it names."""
+        named = self.own_files and "\n" not in argument and len(argument) < 4096 and Path(argument).is_file()
+        return read_text(Path(argument)) if named else argument
 
-    @told
+    @answering
     async def estimate(self, context: Context, query: QueryArgument) -> Answer:
         """Memory, step time, MFU, days and cost of one training configuration (`query.parallel`), or latencies and throughput
         of one serving configuration. Each figure has its 90 % interval and its basis: fitted (constants come from runs like
         it) or extrapolated (`extrapolated_because` says what no run covers). An infeasible one has `reasons` and `fixes`; ask
         why_not for what they cost."""
         async with self.connect(context) as client:
-            answer = await client.estimate(query=self.asked(query))
-        told = figures.predicted(answer)
-        fixes = [each["change"] for each in told.get("mends", ())]
-        return figures.estimate(told) | ({"fixes": fixes} if fixes else {}) | {"query": answer["query"]}
+            answer = await client.estimate(query=self.request(query))
+        estimate = figures.predicted(answer)
+        fixes = [each["change"] for each in estimate.get("mends", ())]
+        return figures.estimate(estimate) | ({"fixes": fixes} if fixes else {}) | {"query": answer["query"]}
 
-    @told
+    @answering
     async def recommend(self, context: Context, query: QueryArgument, top: Rows = 5) -> Answer:
         """The best of all legal configurations that fit, ranked by the cost model in about a second, no GPU needed. Rows of
         the same `group` cannot be told apart by the predictions: rank 1 is the one to try, a search with real runs decides.
         Axes that `query.parallel` leaves out vary. Give `query` and `recommendations` to export_config. If nothing fits,
         `nearest_misses` and `rejections` say why."""
         async with self.connect(context) as client:
-            answer = await client.recommend(query=self.asked(query), top=top)
-        told = {
+            answer = await client.recommend(query=self.request(query), top=top)
+        ranking = {
             "recommendations": [figures.recommendation(row) for row in answer["recommendations"]],
             "nearest_misses": [figures.recommendation(row) for row in answer["nearest_misses"][:3]],
             "pools": (answer.get("disaggregated") or [])[:top],
             "space": {name: answer["space"][name] for name in ("legal", "feasible")},
             "rejections": answer["rejections"],
         }
-        return {name: value for name, value in told.items() if value} | {"query": answer["query"]}
+        return {name: value for name, value in ranking.items() if value} | {"query": answer["query"]}
 
-    @told
+    @answering
     async def why_not(self, context: Context, query: QueryArgument) -> Answer:
         """Why not this configuration? If it is illegal, does not fit or misses a target: each reason, and the smallest
         changes that fix it, each with its figures and its whole `parallel` for the next query. If it is feasible: how much
         slower it is than the best, and which parts of the step cost the difference."""
-        asked = self.asked(query)
         async with self.connect(context) as client:
-            answer = await client.estimate(query=asked)
-            told = figures.predicted(answer)
-            if not told["feasible"]:
-                fixes = [await self._fixed(client, answer["query"], fix) for fix in told.get("mends", ())]
-                return figures.estimate(told) | {"fixes": fixes}
+            answer = await client.estimate(query=self.request(query))
+            estimate = figures.predicted(answer)
+            if not estimate["feasible"]:
+                fixes = [await self._fixed(client, answer["query"], fix) for fix in estimate.get("mends", ())]
+                return figures.estimate(estimate) | {"fixes": fixes}
             free = {name: part for name, part in answer["query"].items() if name != "parallel"}
             rows = (await client.recommend(query=free, top=1))["recommendations"]
         if not rows:
-            return figures.estimate(told)
+            return figures.estimate(estimate)
         best = figures.predicted(rows[0])
-        ours, theirs = ((each.get("time") or each).get("parts_s") or {} for each in (told, best))
+        ours, theirs = ((each.get("time") or each).get("parts_s") or {} for each in (estimate, best))
         lost = {name: seconds - theirs.get(name, 0.0) for name, seconds in ours.items()}
         lost = {
             name: float(f"{seconds:.4g}") for name, seconds in sorted(lost.items(), key=lambda each: -abs(each[1])) if seconds
         }
-        return figures.estimate(told) | {"best": figures.recommendation(rows[0]), "seconds_more_than_best_by_part": lost}
+        return figures.estimate(estimate) | {"best": figures.recommendation(rows[0]), "seconds_more_than_best_by_part": lost}
 
     @staticmethod
     async def _fixed(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
@@ -151,14 +157,14 @@ class Tools:
         estimate = figures.predicted(await client.estimate(query=fixed.mapping()))
         kept = {name: fix[name] for name in ("change", "num_gpus", "set") if fix.get(name)}
         left = [each["message"] for each in fix.get("remaining", ())]
-        told = figures.estimate(estimate)
+        shown = figures.estimate(estimate)
         return (
             kept
-            | {name: told[name] for name in ("parallel", "figures") if name in told}
+            | {name: shown[name] for name in ("parallel", "figures") if name in shown}
             | ({"remaining": left} if left else {})
         )
 
-    @told
+    @answering
     async def import_config(self, context: Context, run: ImportArgument) -> Answer:
         """Script in, better flags out: read a training or serving script of another tool as a query, predict it, compare with
         its log, and say which flags to change for the best configuration of the same work (`changes`: flag, from, to). What
@@ -169,7 +175,7 @@ class Tools:
         async with self.connect(context) as client:
             answer = await client.import_configuration(command=self.text(run.command), **options)
         better = answer.get("better")
-        told = {
+        reading = {
             "format": answer["format"],
             "running": figures.estimate(answer["estimate"]),
             "logged": _logged(answer.get("logged") or {}, answer.get("step_gap_fraction")),
@@ -180,9 +186,9 @@ class Tools:
             "read": figures.bounded(f"{each['flag']} {each['value']} -> {each['field']}" for each in answer["read"]),
             "ignored": figures.bounded(f"{each['flag']}: {each['reason']}" for each in answer["ignored"]),
         }
-        return {name: value for name, value in told.items() if value not in (None, {}, [])} | {"query": answer["query"]}
+        return {name: value for name, value in reading.items() if value not in (None, {}, [])} | {"query": answer["query"]}
 
-    @told
+    @answering
     async def export_config(
         self,
         context: Context,
@@ -201,12 +207,12 @@ class Tools:
         writes that configuration, else the recommendation of this rank. What is left to fill in stands in a list at its
         top."""
         async with self.connect(context) as client:
-            answer = await client.export(result=self.asked(query), format=format, rank=rank, rerank=rerank)
+            answer = await client.export(result=self.request(query), format=format, rank=rank, rerank=rerank)
         if len(answer["text"]) > MAX_EXPORT:
             raise ToolError(f"the text has {len(answer['text']):,} characters, more than {MAX_EXPORT:,}; use hp-tool export")
         return {name: value for name, value in answer.items() if value not in (None, [])}
 
-    @told
+    @answering
     async def size(
         self,
         context: Context,
@@ -224,7 +230,7 @@ class Tools:
         async with self.connect(context) as client:
             return figures.sizing((await client.size(query=query))["sizing"])
 
-    @told
+    @answering
     async def start_search(
         self,
         context: Context,
@@ -235,14 +241,14 @@ class Tools:
         """Spend GPU time: run a few real profiling jobs on the cluster that query.search.launcher names (local, slurm, ray,
         kubernetes) and rank by what they measure. Ask recommend first; search where its first group has several rows, or
         figures are extrapolated. Answers the search's id at once; then follow_search."""
-        spent = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
-        asked = schema.lay(self.asked(query), {f"search.{name}": value for name, value in spent.items() if value is not None})
+        budget = {"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds}
+        limits = {f"search.{name}": value for name, value in budget.items() if value is not None}
         async with self.connect(context) as client:
-            search = await client.submit_search(query=asked)
+            search = await client.submit_search(query=schema.lay(self.request(query), limits))
         self.run(search.id)
         return {"search_id": search.id, "state": search.state}
 
-    @told
+    @answering
     async def follow_search(self, context: Context, search_id: str, wait_s: WaitS = 20.0) -> Answer:
         """State of a search after at most `wait_s` seconds, sooner if it ends: what it spent, what it waits for, and its last
         runs with prediction and measurement. Call it until `ended`, then search_result."""
@@ -251,10 +257,10 @@ class Tools:
             search = await client.search(search_id=search_id)
             trials = (await client.trials(search_id=search_id, limit=FOLLOWED_RUNS, order="newest")).trials
         runs = [figures.run(schema.to_dict(each)) for each in reversed(trials)]
-        told = {"error": search.error, "stopped_because": search.stopped_because, "runs": runs, "progress": search.progress}
-        return {"state": search.state, "ended": ended} | {name: value for name, value in told.items() if value}
+        details = {"error": search.error, "stopped_because": search.stopped_because, "runs": runs, "progress": search.progress}
+        return {"state": search.state, "ended": ended} | {name: value for name, value in details.items() if value}
 
-    @told
+    @answering
     async def search_result(self, context: Context, search_id: str, top: Rows = 5) -> Answer:
         """The ranked answer of a search that has ended: measured rows with what ran, the others by predictions that its runs
         corrected, and what the search cost. Before the end: its state."""
@@ -267,14 +273,14 @@ class Tools:
         rows = [figures.recommendation(row) for row in result["recommendations"][:top]]
         return {"ended": True, "search": result["search"], "recommendations": rows, "query": result.get("query")}
 
-    @told
+    @answering
     async def cancel_search(self, context: Context, search_id: str) -> Answer:
         """End a search and its running jobs; what was measured stays."""
         async with self.connect(context) as client:
             search = await client.cancel(search_id=search_id)
         return {"search_id": search.id, "state": search.state, "requested": search.requested}
 
-    @told
+    @answering
     async def catalogue(
         self,
         context: Context,
@@ -289,12 +295,12 @@ class Tools:
             items = (await client.catalog(kind=kind))["items"]
         if name is None:
             return {kind: figures.bounded((each["name"] for each in items if contains.lower() in each["name"]), most=300)}
-        found = next((each for each in items if each["name"] == name.lower()), None)
-        if found is None:
+        entry = next((each for each in items if each["name"] == name.lower()), None)
+        if entry is None:
             raise ToolError(f"no {kind.removesuffix('s')} is called {name}; call catalogue with contains to find its name")
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in entry.items() if value is not None}
 
-    @told
+    @answering
     async def query_keys(self, context: Context, section: Section) -> Answer:
         """Every key of one section of a query, with its type, its choices and what it means: what `query` of the other tools
         takes beyond the common keys. `top` is the query itself, `sizing` the query of size."""
@@ -304,6 +310,6 @@ class Tools:
 def _logged(logged: Answer, gap: float | None) -> Answer:
     """What a log printed, and by how much it differs from the prediction."""
     names = ("step_s", "tokens_per_second_per_gpu", "allocated_bytes", "reserved_bytes")
-    told = {name: figures.figure(logged[name], None, "measured") for name in names if logged.get(name) is not None}
+    measured = {name: figures.figure(logged[name], None, "measured") for name in names if logged.get(name) is not None}
     more = {"steps": logged.get("steps"), "out_of_memory": logged.get("out_of_memory"), "step_gap_fraction": gap}
-    return told | {name: value for name, value in more.items() if value}
+    return measured | {name: value for name, value in more.items() if value}

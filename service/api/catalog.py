@@ -67,7 +67,7 @@ class Listing(Generic[T]):
 
     items: list[T]
     registered: tuple[RegistrationView, ...] = ()
-    """Of these entries, those that users registered: the caller's own, and everybody's."""
+    """The entries that users registered: the caller's own, and everybody's."""
     next_cursor: str | None = None
     """Send it as `cursor` to get the next page; null on the last one."""
 

@@ -21,9 +21,9 @@ from hp_tool.learning import StoredCalibrations
 from hp_tool.queries.registered import Find
 from hp_tool.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.training.problem import TrainingProblem
-from service.answer_cache import Learnt, applied
+from service.http.answer_cache import Learnt, applied
+from service.http.ownership import PrincipalStore
 from service.keys import Principal
-from service.ownership import PrincipalStore
 from service.settings import Settings
 
 
@@ -32,7 +32,7 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """Whose request it is, by the key that the gate checked."""
+    """The principal of a request, by the key that the gate checked."""
     return cast(Principal, request.state.principal)
 
 
@@ -85,7 +85,7 @@ class Recorded:
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
-    """The same, recording which ones the answer used, so that the cache can tell when it is out of date."""
+    """The newest stored calibrations, recording which ones the answer used: the cache tells by them when it is out of date."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -124,7 +124,7 @@ def _parameters(dependant: Dependant) -> set[str]:
 
 
 def in_utc(instant: datetime) -> datetime:
-    """The same instant in UTC, in which the database compares. ValueError where the year 1 or 9999 does not hold it there."""
+    """The instant in UTC, in which the database compares. ValueError where UTC has no such year (before 1, after 9999)."""
     try:
         return instant.astimezone(UTC)
     except OverflowError:

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from starlette.concurrency import run_in_threadpool
 
 from hp_tool import bounds
-from hp_tool.answers import EstimateAnswer, Front, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
+from hp_tool.answers import EstimateAnswer, RecommendAnswer, Task, answer_lines, estimate_answer, recommend_answer
 from hp_tool.budgets import parse_sizing, size_answer
 from hp_tool.domain import query as domain
+from hp_tool.domain.result import Front
 from hp_tool.domain.sizing import SizingAnswer, SizingQuery
 from hp_tool.exchange import Assessment, Exported, assess, export_for, exported, read_configuration
 from hp_tool.queries import schema
@@ -143,7 +144,7 @@ class ImportRequest(BaseModel):
     """A launch script, a configuration file, or a log that begins with Megatron's arguments. Nothing in it is executed."""
     format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
-    """Where the configuration does not say."""
+    """Number of devices, where the configuration does not say it."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
     """What it cannot say, by dotted path: cluster.gpu, model, model.vocab_size."""
     variables: Annotated[dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)] = {}

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from hp_tool.queries import schema
 from service.api.problems import MEDIA_TYPE, Problem
 from service.api.views import NDJSON
-from service.routes import OPEN_PATHS
+from service.http.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}

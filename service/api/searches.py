@@ -31,8 +31,8 @@ from service.api.bodies import QueryBody, SentBody, json_body, json_response, re
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
+from service.api.watch import Watch
 from service.keys import Keyring
-from service.watch import Watch
 from service.webhooks.policy import LONGEST_URL
 
 router = versioned("/searches", tag="searches")
@@ -89,7 +89,12 @@ def submit(
             fix = "its operator sets HP_WEBHOOK_SECRET for the API and its workers"
             raise InputError(f"this service sends no webhooks; {fix}", field="webhook", code="webhooks_disabled")
         settings.webhooks.check(webhook)
-    sent: dict[str, Any] = {"request": body.mapping, "priority": priority, "idempotency_key": idempotency_key, "webhook": webhook}
+    sent: dict[str, Any] = {
+        "request": body.mapping,
+        "priority": priority,
+        "idempotency_key": idempotency_key,
+        "webhook": webhook,
+    }
     if idempotency_key is not None:
         earlier = store.earlier_search(expanded=schema.to_dict(body.query), **sent)
         if earlier is not None:
@@ -173,7 +178,7 @@ def get_trials(
     status: Annotated[MeasurementStatus | None, Query(description="Of what was measured")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> TrialsView:
-    """Its profile runs: predicted before, predicted after calibration, measured. Those that match all filters."""
+    """A search's profile runs that match all filters: predicted before, predicted after calibration, measured."""
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
     calibrated = calibrated_predictions(record)  # the result's, so they appear when the search has ended

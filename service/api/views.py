@@ -250,8 +250,8 @@ class CalibrationView(View):
     @staticmethod
     def computed(record: CalibrationRecord) -> dict[str, Any]:
         empty: dict[str, Any] = {"measurement_ids": [], "summary": {}, "models": {}, "accuracy": {}}
-        told = {name: record.payload.get(name, default) for name, default in empty.items()}
-        return told | {"summary": told["summary"] | record.applied}
+        fit = {name: record.payload.get(name, default) for name, default in empty.items()}
+        return fit | {"summary": fit["summary"] | record.applied}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

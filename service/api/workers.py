@@ -23,7 +23,7 @@ class WorkerView(View):
     offers: tuple[Offer, ...]
     """Devices on which it can run a search."""
     searches: tuple[str, ...]
-    """Those of the caller's searches that it runs."""
+    """The caller's searches that this worker runs."""
     started_at: datetime
     seen_at: datetime
 
@@ -41,8 +41,8 @@ def searches_in(store: Store, state: SearchState) -> Sequence[SearchRecord]:
 
 def workers(store: Store, *, running: Sequence[SearchRecord]) -> list[WorkerView]:
     """Live workers, and which of the `running` searches each has."""
-    held = [(record.lease.holder, record.id) for record in running if record.lease is not None]
+    leases = [(record.lease.holder, record.id) for record in running if record.lease is not None]
     return [
-        WorkerView.of(worker, searches=tuple(each for holder, each in held if holder == worker.holder))
+        WorkerView.of(worker, searches=tuple(each for holder, each in leases if holder == worker.holder))
         for worker in store.live_workers()
     ]

@@ -56,9 +56,9 @@ class Best:
     """By the calibrated cost model."""
     predicted_memory_bytes: float | None = None
     latencies: tuple[Latency, ...] = ()
-    """Of a serving configuration under the full load."""
+    """Latencies of a serving configuration under the full load."""
     predicted_tokens_per_second_per_gpu: float | None = None
-    """Of a serving configuration."""
+    """Throughput of a serving configuration."""
     misses: tuple[str, ...] = ()
     """Targets that its measurement misses."""
     step_s_interval: tuple[float, float] | None = None
@@ -117,7 +117,7 @@ def _with_details(best: Best, record: SearchRecord) -> Best:
 
 
 def _trained(row: Recommendation, answer: Answer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    predicted, known, measurement = row.estimate, row.known, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
     arithmetic, details = trials.words(row.parallel)
     return Best(
@@ -203,7 +203,7 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
-    predicted, known, measurement = row.estimate, row.calibrated_estimate or row.estimate, row.measurement
+    predicted, known, measurement = row.estimate, row.known, row.measurement
     arithmetic, details = trials.words(row.parallel)
     return Best(
         parallel=row.parallel,

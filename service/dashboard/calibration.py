@@ -123,7 +123,7 @@ class SeriesPage(Page):
     """Its runs served requests; otherwise they were training steps."""
     newest: VersionRow
     models: tuple[str, ...]
-    """Whose runs it learnt from."""
+    """Models whose runs it learnt from."""
     versions: tuple[VersionRow, ...]
     factors: tuple[Factor, ...]
     lessons: tuple[ResidualRow, ...]

@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from fastapi import Query as QueryParameter
 from pydantic import Field
 
-from hp_tool import training
 from hp_tool.configuration import NO_PART, Configuration
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
 from hp_tool.render.words import LABELS
@@ -34,7 +34,7 @@ EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
 NAMES = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
-"""Of the configurations that are compared, at most so many."""
+"""Names of the compared configurations; no more are compared."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
@@ -88,7 +88,7 @@ class ComparePage(Page):
 
     views: tuple[ConfigurationView, ...] = ()
     names: tuple[str, ...] = ()
-    """Of the views."""
+    """Names of the views."""
     runs: tuple[ComparedRun, ...] = ()
     """A run of each configuration, if runs of a search are compared."""
     search_href: str | None = None
@@ -172,7 +172,7 @@ def _compared(
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
     """The query with the configuration that ranks first if all are allowed; itself if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
-    best = training.recommend(query=free, top=1, calibrations=calibrations).recommendations
+    best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
 
 

@@ -18,6 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Mend, Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.errors import HpToolError
+from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
 from hp_tool.render.fit import chance, narrower, needs
@@ -93,19 +94,19 @@ class ConfigurationView(View):
     mends: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
-    """Of the metrics' ranges."""
+    """Confidence of the metrics' ranges."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
     evidence: str
     """Which measurements are behind its figures."""
     evidence_href: str | None
-    """Where they are shown; None without any."""
+    """Page of the measurements behind its figures; None without any."""
     memory: Stack | None
     """By pipeline stage."""
     shown_stages: int
     num_stages: int
     time: Stack | None
-    """Of a training step or a served request."""
+    """Parts of a training step or a served request."""
     provenance: tuple[Fact, ...]
     query_text: str
     href: str
@@ -155,7 +156,7 @@ def configuration_page(
     known: Estimate | InferenceEstimate | None = None,
 ) -> ConfigurationPage:
     """Context of the page of the query's one configuration; `known`: what a search knows of it. Raises HpToolError."""
-    configuration = None if query.kind == "inference" else resolve_configuration(query)
+    configuration = problem_of(query).configuration
     view, estimate = configuration_view(query, configuration=configuration, calibrations=calibrations, known=known)
     form_href = address("/searches/new", to_values(schema.query_mapping(query)))
     page = ConfigurationPage(title=f"{view.heading}, {view.subject}", json_href=json_href, view=view, form_href=form_href)
@@ -193,8 +194,7 @@ def configuration_view(
     `configuration`: the training query's, if it was resolved earlier; `known`: what a search knows of it, in place of what the
     newest calibration says.
     """
-    if configuration is None and query.kind == "training":
-        configuration = resolve_configuration(query)
+    configuration = configuration or problem_of(query).configuration
     answer = estimate_answer(query, configuration=configuration, with_fixes=with_fixes, calibrations=calibrations)
     if isinstance(known, InferenceEstimate):
         answer = replace(answer, estimate=known)
@@ -240,7 +240,7 @@ def _view(
         verdict=verdict,
         verdict_note=verdict_note,
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
-        unchecked=() if isinstance(known, InferenceEstimate) else tuple(unchecked(known)),
+        unchecked=tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
         reasons=known.reasons,
@@ -281,7 +281,7 @@ def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
     """Whether it fits, in the estimate's own word, with the chance and the interval behind it where there is doubt."""
     known = calibrated or estimate
     fits = known.memory is None or known.memory.total_bytes <= known.memory.capacity_bytes
-    word = (known.fit if isinstance(known, Estimate) else None) or ("fits" if fits else "does not fit")
+    word = known.fit or ("fits" if fits else "does not fit")
     note = f"{chance(known)}; {needs(known)}" if isinstance(known, Estimate) and word != "fits" else ""
     if known.feasible or not fits:
         return word, TONE_OF_FIT.get(word, "bad"), note
@@ -302,8 +302,8 @@ def _fix_row(
         change=fix.change,
         href=configuration_href(fixed),
         compare_href=compare_href(this, fixed),
-        fit=fix.fit if isinstance(fix, Mend) else None,
-        out_of_memory_probability=fix.out_of_memory_probability if isinstance(fix, Mend) else None,
+        fit=fix.fit,
+        out_of_memory_probability=fix.out_of_memory_probability,
         figures=fix_metrics(fix),
         remaining=tuple(reason.message for reason in fix.remaining),
     )

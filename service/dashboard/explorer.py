@@ -199,7 +199,7 @@ def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
 
 
 def _row(row: Recommendation, configuration: Configuration, settings: Settings, shown: Configuration) -> FastRow:
-    estimate = row.calibrated_estimate or row.estimate
+    estimate = row.known
     return FastRow.of(
         row,
         estimate,
@@ -233,7 +233,7 @@ def _effects(
             answer = estimate_answer(variant.query, with_fixes=False, with_query=False, calibrations=calibrations)
         except HpToolError:
             continue  # not in this framework, or not with what else the query says
-        estimate = answer.calibrated_estimate or answer.estimate
+        estimate = answer.known
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
         href = settings.at(replace(this, parallel=changed)).href

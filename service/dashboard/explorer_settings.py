@@ -95,6 +95,7 @@ def groups() -> tuple[Section, ...]:
             "framework",
             "framework_version",
             "cross_entropy",
+            "attention_kernel",
             "gradient_reduction",
             "cuda_graphs",
             "kernel_fusion",

@@ -70,7 +70,7 @@ class BarSpec:
     note: str = ""
     limit: float | None = None
     interval: tuple[float, float] | None = None
-    """Of the whole bar."""
+    """Interval of the whole bar."""
     href: str | None = None
 
 

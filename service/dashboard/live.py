@@ -21,7 +21,7 @@ class Running:
     submitted_at: datetime | None
     expected_step_s: float | None
     seconds: float | None
-    """Since it was submitted."""
+    """Seconds since the job was submitted."""
     usual_s: float | None
     """Median seconds from submission to end of the search's earlier runs; None for the first."""
 

@@ -21,8 +21,8 @@ from hp_tool.domain.fit import Fit
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.records import WorkerRecord
-from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
@@ -274,36 +274,29 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
 
 
 def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
-    estimate: Estimate | InferenceEstimate
-    this = Configuration.of(row, query=query)
+    this, estimate = Configuration.of(row, query=query), row.known
     if isinstance(row, ServingRecommendation):
-        estimate, config, step_s = row.estimate, row.parallel, None
-        heading = serving_arithmetic(config, replicas=row.estimate.replicas)
-        rate = row.estimate.output_tokens_per_second_per_gpu
+        heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
+        step_s, rate = None, row.known.output_tokens_per_second_per_gpu
     else:
-        estimate = known = _estimate(row)
-        heading = arithmetic(row.parallel)
-        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
+        heading, time = arithmetic(row.parallel), row.known.time
+        step_s, rate = time.step_s if time else None, row.known.tokens_per_second_per_gpu
     memory = estimate.memory
     return PreviewRow.of(
         row,
         estimate,
         arithmetic=heading,
         details=configuration_details(this),
-        unchecked=() if isinstance(row, ServingRecommendation) else tuple(unchecked(_estimate(row))),
+        unchecked=tuple(unchecked(estimate)),
         href=configuration_href(this),
         step_s=step_s,
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
         capacity_bytes=memory.capacity_bytes if memory else None,
-        out_of_memory_probability=estimate.out_of_memory_probability if isinstance(estimate, Estimate) else None,
-        fit=estimate.fit if isinstance(estimate, Estimate) else None,
+        out_of_memory_probability=estimate.out_of_memory_probability,
+        fit=estimate.fit,
         reasons=tuple(reason.message for reason in estimate.reasons),
     )
-
-
-def _estimate(row: Recommendation) -> Estimate:
-    return row.calibrated_estimate or row.estimate
 
 
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
@@ -330,7 +323,7 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     """Throughput against memory, with the Pareto front and the device's memory."""
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
-    limit = max((e.memory.capacity_bytes for e in map(_estimate, rows) if e.memory), default=0.0) / GIB
+    limit = max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0) / GIB
     vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
     return {
         "data": [
@@ -354,7 +347,7 @@ def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, 
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
-    estimate = _estimate(row)
+    estimate = row.known
     return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
 
 

@@ -73,7 +73,7 @@ Spec = tuple[str, str] | tuple[str, str, str]
 RECIPE = "training.recipe"
 RECOMPUTE = "parallel.recompute"
 MAX_DIGITS = 10
-"""Of a number of layers."""
+"""Digits of a number of layers."""
 WORK: tuple[Spec, ...] = (("model", "Model", "llama-3-70b"),)
 CLUSTER: tuple[Spec, ...] = (
     ("cluster.gpu", "GPU", "h100-sxm-80gb"),
@@ -90,6 +90,7 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.parameter_precision", "Parameter precision", "framework's own"),
     ("training.gradient_precision", "Gradient precision", "framework's own"),
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
+    ("training.attention_kernel", "Attention kernel", "recipe's or framework's own"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
     ("training.gradient_reduction", "ZeRO 2 reduces after each", "micro_batch"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),

@@ -38,7 +38,7 @@ NOTICES: dict[str, str] = {
 }
 """What a page confirms after a form was sent, by the address's `done`."""
 MAX_FIELDS = 100
-"""Of a form."""
+"""Fields of one form."""
 MAX_QUERY = 20_000
 """Characters of a query in an address."""
 STATIC = Path(__file__).parent / "static"

@@ -85,14 +85,14 @@ class SearchPage(Page, View):
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
     schedule: Schedule | None
-    """Of the answer to a training search, if it has a pipeline; None until the search has ended."""
+    """The answer's pipeline schedule, of a training search that has one; None until the search has ended."""
     bubble_fraction: float | None
     """Share of the bubble in its whole step."""
     health: Health
     running: tuple[Running, ...]
     """Runs that the engine has now."""
     ahead: int | None
-    """Of a queued search: queued searches that are claimed before it, as far as the caller sees them."""
+    """Queued searches that are claimed before this queued one, as far as the caller sees them."""
     profile_runs: int
     budget_runs: int
     seconds_left: float | None

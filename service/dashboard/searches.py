@@ -62,9 +62,9 @@ class SearchFilters:
     state: Annotated[SearchState | None, BLANK_IS_NONE] = None
     kind: Annotated[Kind | None, BLANK_IS_NONE] = None
     model: Name = None
-    """Its whole name: a search for parts of names would read every row."""
+    """The model's whole name: a search for parts of names would read every row."""
     words: Name = None
-    """Of its name, tags or note; all of them."""
+    """Words that a search's name, tags or note hold, all of them."""
     owner: Name = None
     """For callers who may see others' searches."""
     since: Annotated[Day | None, Query(description="Created on this day (UTC) or later, as 2026-01-31"), BLANK_IS_NONE] = None

@@ -18,7 +18,7 @@ from hp_tool.search.fidelity import repeats, standing
 from hp_tool.search.serving import TARGETS, bounded
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
-from hp_tool.tuning.serving import serving_candidates
+from hp_tool.tuning.serving_table import serving_candidates
 from service.api.searches import calibrated_predictions
 from service.dashboard import formats
 from service.dashboard.page import Tone

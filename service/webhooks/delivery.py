@@ -246,18 +246,18 @@ def left_s(deadline: float) -> float:
 
 def _resolved(host: str, port: int, *, limit_s: float) -> list[Address]:
     """The addresses of a name. The system's look-up knows no time limit, so it runs in a thread that may be left behind."""
-    found: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.put(list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers)))
+            outcome.put(list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers)))
         except (OSError, ValueError):  # UnicodeError, of names that are none, is a ValueError
-            found.put(None)
+            outcome.put(None)
 
     threading.Thread(target=look_up, name="webhook-name", daemon=True).start()
     try:
-        addresses = found.get(timeout=limit_s)
+        addresses = outcome.get(timeout=limit_s)
     except queue.Empty:
         raise httpcore.ConnectTimeout("the name was not found in time") from None
     if addresses is None:

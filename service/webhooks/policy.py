@@ -10,7 +10,7 @@ from hp_tool.errors import InputError
 
 LONGEST_URL = 2000
 SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23")))
-"""Of IANA's registries of special purposes, which Python follows in part, release by release."""
+"""Networks of IANA's registries of special purposes, which Python follows in part, release by release."""
 ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
 """The two among them that are global."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -27,7 +27,7 @@ class WebhookSettings:
     """The operator's settings for webhooks."""
 
     key: bytes = field(repr=False)
-    """Of the HMAC."""
+    """The HMAC's key."""
     networks: tuple[Network, ...] = ()
     """Networks that are not public but allowed as targets."""
 

@@ -14,7 +14,7 @@ from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space.enumerate import CHUNK
 from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.rank import cost_space
+from hp_tool.training.ranking.rank import cost_space
 
 EVERY_RECOMPUTATION = [
     "none",

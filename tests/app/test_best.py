@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hp_tool.cost.candidates import CORE_ATTN, FULL_BLOCK, FULL_UNIFORM, Candidates
 from hp_tool.queries.schema import parse_query
 from hp_tool.space import default_axes, legal_chunks
-from hp_tool.training.best import best_of
-from hp_tool.training.exact import BestSearch
-from hp_tool.training.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import CostedRows, judged
+from hp_tool.training.ranking.best import best_of
+from hp_tool.training.ranking.exact import BestSearch
+from hp_tool.training.ranking.free import every_chunk_count, group_stages, more_module_sets, more_shards, more_zero_stages
+from hp_tool.training.ranking.rank import CostedRows, judged
 
 DENSE = {
     "hidden_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 32000,

@@ -12,8 +12,8 @@ from hp_tool import answers, training
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.rank import cost_space
-from hp_tool.training.recommend import device_counts
+from hp_tool.training.ranking.rank import cost_space
+from hp_tool.training.ranking.recommend import device_counts
 
 NUM_GPUS = 48
 

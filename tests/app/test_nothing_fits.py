@@ -11,7 +11,7 @@ from hp_tool.domain.query import Query
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.rank import cost_space
+from hp_tool.training.ranking.rank import cost_space
 
 
 def query(*, model: str, num_gpus: int, training: dict[str, Any] | None = None, **change: Any) -> Query:

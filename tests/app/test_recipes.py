@@ -107,6 +107,32 @@ def test_a_recipe_of_another_framework_brings_it() -> None:
     assert assumed(query)["training.framework"] == "torch-fsdp"
 
 
+def test_a_recipe_by_its_date() -> None:
+    query = {**mixture({"recipe": "trl-1.6", "precision": "bf16"}), "model": "llama-3-8b", "parallel": {}}
+    assert resolved(query).workload.loss == "unfused"
+    assert recipe("trl") == recipe("trl-1.7")
+
+
+def test_deepseek_s_recipe_keeps_its_model_in_memory() -> None:
+    layout = {"pipeline_parallel_size": 16, "expert_parallel_size": 64, "pipeline_schedule": "dualpipe", "micro_batch_size": 1}
+    training = {"sequence_length": 4096, "global_batch_size": 15360, "precision": "fp8"}
+    query = {
+        "kind": "training", "model": "deepseek-v3", "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": 2048},
+        "training": {**training, "recipe": "deepseek-v3"}, "parallel": layout,
+    }  # fmt: skip
+    named, bare = (estimate(query=parse_query({**query, "training": each})) for each in (query["training"], training))
+    assert named.feasible and named.memory is not None and bare.memory is not None
+    saved = {part: bare.memory.parts_bytes[part] - size for part, size in named.memory.parts_bytes.items()}
+    assert saved["activations"] > 50 * 2**30 and saved["optimizer"] > 2**30
+    assert "unchecked" not in named.provenance
+
+
+def test_when_gradients_are_reduced_belongs_to_the_sharding() -> None:
+    query = {**mixture({"recipe": "llama-3-405b", "precision": "bf16"}), "model": "llama-3-8b", "parallel": {}}
+    assert resolved(query).workload.gradient_reduction == "run" and resolved(query).parallel.zero_stage == 2
+    assert resolved({**query, "parallel": {"zero_stage": 1}}).workload.gradient_reduction is None
+
+
 def test_a_written_default_is_the_same_measurement_as_one_left_out() -> None:
     plain = resolved(mixture()).workload
     assert resolved(mixture({"cross_entropy": "unfused", "cuda_graphs": False})).workload == plain
@@ -136,7 +162,7 @@ def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:
         task = {"task": "lora", "lora": {"rank": 16}} if name.startswith("mlperf") else {}
         query = {**mixture({"recipe": name, **task}), "model": "llama-3-8b", "parallel": {}}
         assert resolved(query).workload != resolved({**query, "training": {**query["training"], "recipe": None}}).workload
-    assert recipe("megatron-bridge") == recipe(names[[name.startswith("megatron") for name in names].index(False) - 1])
+    assert recipe("megatron-bridge") == recipe([name for name in names if name.startswith("megatron")][-1])
 
 
 def test_what_a_recipe_sets_is_exported() -> None:

@@ -13,8 +13,8 @@ from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
 from hp_tool.render import plots
-from hp_tool.training.best import best_of
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.ranking.best import best_of
 
 ASKED = {
     "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},

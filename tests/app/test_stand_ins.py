@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
-ROOT = Path(__file__).parents[2]
+from tests.command_line import hp_tool
+
 FRAMEWORKS = (
     "deepspeed", "hf-trainer", "llama-factory", "axolotl", "colossalai", "litgpt", "ms-swift", "openrlhf", "verl",
     "verl-fsdp", "gpt-neox", "megatron-deepspeed",
 )  # fmt: skip
-
-
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run((*COMMAND, *arguments), input=stdin, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def query(framework: str, **parallel: Any) -> dict[str, Any]:
@@ -39,7 +33,7 @@ def width(interval: list[float]) -> float:
 
 def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
     lines = [query(name) for name in (*FRAMEWORKS, "megatron-core", "torch-fsdp")]
-    done = run("batch", "-", stdin="\n".join(map(json.dumps, lines)))
+    done = hp_tool("batch", "-", stdin="\n".join(map(json.dumps, lines)))
     found = [json.loads(line)["estimate"] for line in done.stdout.splitlines()]
     of_stand_in = dict(zip(("megatron-core", "torch-fsdp"), found[-2:], strict=True))
     for name, estimate in zip(FRAMEWORKS, found, strict=False):
@@ -55,7 +49,7 @@ def test_each_is_answered_by_its_stand_in_with_doubt() -> None:
 @pytest.mark.parametrize(("framework", "lender"), [("axolotl", "megatron-core"), ("verl-fsdp", "torch-fsdp")])
 @pytest.mark.parametrize("command", ["estimate", "recommend"])
 def test_people_see_the_star_and_whose_constants_they_are(command: str, framework: str, lender: str) -> None:
-    shown = " ".join(run(command, "-", stdin=json.dumps(query(framework))).stdout.split())
+    shown = " ".join(hp_tool(command, "-", stdin=json.dumps(query(framework))).stdout.split())
     assert "* unchecked" in shown
     assert f"training.framework: {framework} (predicted with {lender}'s constants)" in shown
 
@@ -65,7 +59,7 @@ def test_rankings_offer_what_the_framework_can_run(framework: str) -> None:
     asked = query(framework)
     asked["parallel"] = {}
     asked["training"] |= {"task": "lora", "lora": {"rank": 16}}
-    rows = json.loads(run("recommend", "-", "--json", stdin=json.dumps(asked)).stdout)["recommendations"]
+    rows = json.loads(hp_tool("recommend", "-", "--json", stdin=json.dumps(asked)).stdout)["recommendations"]
     assert rows
     for row in rows:
         sizes = ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size")
@@ -74,12 +68,12 @@ def test_rankings_offer_what_the_framework_can_run(framework: str) -> None:
 
 @pytest.mark.parametrize("axis", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_what_it_cannot_run_is_refused_by_name(axis: str) -> None:
-    done = run("estimate", "-", stdin=json.dumps(query("hf-trainer", **{axis: 2})))
+    done = hp_tool("estimate", "-", stdin=json.dumps(query("hf-trainer", **{axis: 2})))
     assert done.returncode == 2 and f"hf-trainer has no {axis}" in done.stderr
 
 
 def test_an_unknown_framework_is_told_all_names() -> None:
-    done = run("estimate", "-", stdin=json.dumps(query("fairscale")))
+    done = hp_tool("estimate", "-", stdin=json.dumps(query("fairscale")))
     assert done.returncode == 2 and all(name in done.stderr for name in (*FRAMEWORKS, "megatron-core"))
 
 
@@ -95,7 +89,7 @@ SCRIPT = """accelerate launch {launch} sft.py --model_name_or_path meta-llama/Me
 def test_imported_scripts_name_their_framework(tmp_path: Path, launch: str, framework: str) -> None:
     path = tmp_path / "run.sh"
     path.write_text(SCRIPT.format(launch=launch))
-    done = run("import", str(path), "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--json")
+    done = hp_tool("import", str(path), "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["query"]["training"]["framework"] == framework
 
@@ -141,11 +135,11 @@ deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-si
 def test_imports_of_forks_and_wrappers_carry_the_star(tmp_path: Path, name: str, text: str, framework: str) -> None:
     (tmp_path / name).write_text(text)
     gpus = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
-    done = run("import", str(tmp_path / name), *gpus, "--json")
+    done = hp_tool("import", str(tmp_path / name), *gpus, "--json")
     assert done.returncode in (0, 3), done.stderr
     answer = json.loads(done.stdout)
     assert answer["query"]["training"]["framework"] == framework
     provenance = answer["estimate"]["provenance"]
     assert f"training.framework: {framework}" in provenance["unchecked"]
     assert provenance["framework_efficiency_measured"] is False
-    assert "* unchecked" in run("import", str(tmp_path / name), *gpus).stdout
+    assert "* unchecked" in hp_tool("import", str(tmp_path / name), *gpus).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -94,6 +95,16 @@ def test_the_cost_models_own_times_give_its_constants_back():
     assert found.nvlink.bandwidth_fraction < stock.nvlink.bandwidth_fraction  # without a ramp, the mean over sizes
     assert found.memory_fraction == stock.memory_fraction  # nothing of it was timed
     assert found.fitted_on == "made"
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "h100-sxm-80gb"])
+def test_small_and_large_operations_of_each_kind_are_timed(gpu):
+    """Eight times the elements at least: overheads are told from rates by both ends."""
+    sizes = defaultdict(list)
+    for each in plan_operations(cluster(ClusterQuery(gpu=gpu, num_gpus=2)), precisions=("fp32",)):
+        sizes[each.name].append(math.prod(each.shape))
+    assert {"matmul", "attention", "add", "activation", "norm", "loss", "all_reduce"} <= sizes.keys()
+    assert min(max(each) / min(each) for each in sizes.values()) >= 8
 
 
 def test_every_operation_counts_what_it_computes_moves_and_sends():

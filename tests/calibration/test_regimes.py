@@ -121,6 +121,19 @@ def test_pipelines_over_many_nodes_risk_most_and_those_held_up_already_no_more_t
     assert held_up[0] == held_up[1] == many[0]
 
 
+def test_releases_lie_apart_by_the_years_between_them():
+    machine, alone = cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=1)), Candidates.from_configs([ParallelConfig()])
+
+    def year(release):
+        workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, framework_version=release)
+        profile = efficiency(gpu=machine.gpu, framework="megatron-core")
+        case = TrainingCase(model=model("llama-3-8b"), cluster=machine, workload=workload, profile=profile)
+        return float(residual_features(case=case, candidates=alone)["release"][0])
+
+    assert year("25.01") - year("24.07") == pytest.approx(0.5)
+    assert year("25.01") - year("24.12") == pytest.approx(1 / 12)
+
+
 def test_a_machine_that_is_slower_throughout_does_not_stall():
     seen = features(12)
     calibration = fit_calibration(evidence=evidence(seen, 1.7 * noise(12)), prior=GPU_PRIOR)

@@ -1,29 +1,19 @@
-"""The command line as its users have it: arguments and streams in, streams and an exit code out."""
+"""The command line in an empty folder, as a process and within this one."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hp_tool.cli.main import main
-
-
-@dataclass(frozen=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
-
+from tests import command_line
+from tests.command_line import COMMAND, Ended
 
 Run = Callable[..., Ended]
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
 
 
 @pytest.fixture
@@ -42,25 +32,11 @@ def hp_tool(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the same entry point in this process: the many small cases need not start an interpreter each."""
-    for name in os.environ:
-        if name.startswith("HP_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-    def run(*arguments: str, stdin: str = "") -> Ended:
-        monkeypatch.setattr(sys, "argv", ["hp-tool", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert isinstance(ended.value.code, int)
-        streams = capsys.readouterr()
-        return Ended(ended.value.code, streams.out, streams.err)
-
-    return run
+    for name in [name for name in os.environ if name.startswith("HP_")]:
+        monkeypatch.delenv(name)
+    return partial(command_line.hp_tool, folder=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
 
 
 @pytest.fixture

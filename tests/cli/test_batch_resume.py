@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.command_line import COMMAND
 
 Run = Callable[..., Any]
 QUERY = {

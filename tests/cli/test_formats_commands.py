@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.command_line import hp_tool
 
 SCRIPT = """#!/bin/bash
 GPUS_PER_NODE=8
@@ -23,11 +23,6 @@ torchrun --nproc-per-node $GPUS_PER_NODE --nnodes 4 pretrain_gpt.py ${MODEL[@]} 
 LOG = "".join(f" iteration {i}/ 100 | elapsed time per iteration (ms): {5200 + i}.0 |\n" for i in range(1, 9))
 
 
-def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *args]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.sh"
@@ -38,7 +33,7 @@ def script(tmp_path: Path) -> Path:
 def test_is_what_i_run_any_good(script: Path, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(LOG)
-    ran = run("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb", "--json")
+    ran = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb", "--json")
     assert ran.returncode == 0, ran.stderr
     answer = json.loads(ran.stdout)
     assert answer["query"]["cluster"]["num_gpus"] == 32
@@ -47,23 +42,23 @@ def test_is_what_i_run_any_good(script: Path, tmp_path: Path) -> None:
     assert answer["switched_on"] == ["data_parallel"]
     ours, best = answer["estimate"]["time"]["step_s"], answer["better"]["estimate"]["time"]["step_s"]
     assert sum(answer["parts_gained_s"].values()) == pytest.approx(ours - best)
-    talk = run("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
+    talk = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
     assert "in the log" in talk
     assert "where the gain comes from" in talk
 
 
 def test_the_query_of_a_command_is_valid_input(script: Path, tmp_path: Path) -> None:
-    ran = run("import", str(script), "--gpu", "h100-sxm-80gb", "--query")
+    ran = hp_tool("import", str(script), "--gpu", "h100-sxm-80gb", "--query")
     assert yaml.safe_load(ran.stdout)["parallel"]["recompute"] == "full"
     path = tmp_path / "query.yaml"
     path.write_text(ran.stdout)
-    assert run("estimate", str(path)).returncode == 0
-    search = yaml.safe_load(run("import", str(script), "--gpu", "h100-sxm-80gb", "--search").stdout)
+    assert hp_tool("estimate", str(path)).returncode == 0
+    search = yaml.safe_load(hp_tool("import", str(script), "--gpu", "h100-sxm-80gb", "--search").stdout)
     assert search["search"]["baseline"] == yaml.safe_load(ran.stdout)["parallel"] and "parallel" not in search
 
 
 def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:
-    ran = run("import", str(script))
+    ran = hp_tool("import", str(script))
     assert ran.returncode == 2
     assert "cluster.gpu; add --gpu" in ran.stderr
 
@@ -71,16 +66,16 @@ def test_what_the_command_does_not_say_is_asked_for(script: Path) -> None:
 def test_a_recommendation_is_exported_and_read_back(tmp_path: Path) -> None:
     flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "32", "--sequence-length", "8192",
              "--global-batch-size", "128", "--top", "3", "--json")  # fmt: skip
-    ranked = run("recommend", *flags)
-    exported = run("export", "-", "--format", "megatron-lm", "--rank", "2", stdin=ranked.stdout)
+    ranked = hp_tool("recommend", *flags)
+    exported = hp_tool("export", "-", "--format", "megatron-lm", "--rank", "2", stdin=ranked.stdout)
     assert exported.returncode == 0, exported.stderr
-    again = run("import", "-", "--gpu", "h100-sxm-80gb", "--query", stdin=exported.stdout)
+    again = hp_tool("import", "-", "--gpu", "h100-sxm-80gb", "--query", stdin=exported.stdout)
     wanted = json.loads(ranked.stdout)["recommendations"][1]["parallel"]
     found = yaml.safe_load(again.stdout)["parallel"]
     assert all(wanted[name] == value for name, value in found.items())
 
 
 def test_an_unknown_format_names_the_known() -> None:
-    ran = run("export", "-", "--format", "word", stdin="{}")
+    ran = hp_tool("export", "-", "--format", "word", stdin="{}")
     assert ran.returncode == 2
     assert "choose one of megatron-lm" in ran.stderr

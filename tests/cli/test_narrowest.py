@@ -60,9 +60,9 @@ def test_nothing_is_named_where_nothing_unsaid_widens(entry_point: Run, query: t
     assert estimated(entry_point, *query)["narrowest"] is None
 
 
-def test_people_are_told(hp_tool: Run) -> None:
-    release = estimated(hp_tool, *MIXTURE, PIPELINE)["narrowest"]["set"]["training.framework_version"]
-    shown = " ".join(hp_tool("estimate", *MIXTURE, PIPELINE).stdout.split())
+def test_people_are_told(entry_point: Run) -> None:
+    release = estimated(entry_point, *MIXTURE, PIPELINE)["narrowest"]["set"]["training.framework_version"]
+    shown = " ".join(entry_point("estimate", *MIXTURE, PIPELINE).stdout.split())
     assert f"name the release (training.framework_version: {release}): " in shown
     assert " instead of " in shown
 

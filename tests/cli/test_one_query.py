@@ -124,8 +124,8 @@ def test_no_query_is_bad_input(entry_point: Run, arguments: tuple[str, ...]) -> 
     assert result.stderr.startswith("hp-tool: ")
 
 
-def test_recommend_ranks_what_fits(hp_tool: Run) -> None:
-    result = hp_tool("recommend", *FLAGS, "--top=5", "--json")
+def test_recommend_ranks_what_fits(entry_point: Run) -> None:
+    result = entry_point("recommend", *FLAGS, "--top=5", "--json")
     assert (result.returncode, result.stderr) == (0, "")
     answer = json.loads(result.stdout)
     rows = answer["recommendations"]
@@ -169,14 +169,14 @@ def test_our_own_fault_exits_1(entry_point: Run, monkeypatch: pytest.MonkeyPatch
     assert (result.returncode, result.stdout, result.stderr) == (1, "", "hp-tool: the database does not answer\n")
 
 
-def test_help_and_version_name_everything(hp_tool: Run) -> None:
-    assert hp_tool("--version").stdout.strip().count(".") == 2
-    shown = hp_tool("--help").stdout
+def test_help_and_version_name_everything(entry_point: Run) -> None:
+    assert entry_point("--version").stdout.strip().count(".") == 2
+    shown = entry_point("--help").stdout
     for command in ("estimate", "recommend", "tune", "batch", "models", "gpus", "clusters", "recipes", "db", "serve", "worker"):
         assert command in shown
 
 
-def test_a_config_json_is_shown_with_its_parameters(hp_tool: Run, tmp_path: Path) -> None:
+def test_a_config_json_is_shown_with_its_parameters(entry_point: Run, tmp_path: Path) -> None:
     config = {
         "model_type": "qwen2_moe", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
         "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 60,
@@ -184,25 +184,25 @@ def test_a_config_json_is_shown_with_its_parameters(hp_tool: Run, tmp_path: Path
     }  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    shown = {" ".join(line.split()) for line in hp_tool("models", str(path)).stdout.splitlines()}
+    shown = {" ".join(line.split()) for line in entry_point("models", str(path)).stdout.splitlines()}
     assert {"parameters 14,315,784,192", "active parameters 2,689,173,504", "shared_expert_gate True"} <= shown
     path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
-    refused = hp_tool("models", str(path))
+    refused = entry_point("models", str(path))
     assert refused.returncode == 2
     assert "'mamba' cannot be read: its layers are recurrent" in refused.stderr
 
 
-def test_recipes_are_listed_shown_and_asked_for(hp_tool: Run) -> None:
-    assert "megatron-bridge-26.06" in hp_tool("recipes").stdout
-    shown = hp_tool("recipes", "megatron-bridge-26.06")
+def test_recipes_are_listed_shown_and_asked_for(entry_point: Run) -> None:
+    assert "megatron-bridge-26.06" in entry_point("recipes").stdout
+    shown = entry_point("recipes", "megatron-bridge-26.06")
     assert shown.returncode == 0 and "training.gradient_precision: bf16" in shown.stdout
     assert "modules: [mla_up_proj]" in shown.stdout, "brackets are text, not markup"
-    rules = json.loads(hp_tool("recipes", "megatron-bridge-26.06", "--json").stdout)["rules"]
+    rules = json.loads(entry_point("recipes", "megatron-bridge-26.06", "--json").stdout)["rules"]
     assert {"gradient_precision": "bf16", "cross_entropy": "in_place"} in [rule["training"] for rule in rules]
-    unknown = hp_tool("recipes", "megatron-bridge-26.6")
+    unknown = entry_point("recipes", "megatron-bridge-26.6")
     assert unknown.returncode == 2 and "did you mean 'megatron-bridge-26.06'" in unknown.stderr
     flags = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--sequence-length", "4096")
-    asked = hp_tool(
+    asked = entry_point(
         "recommend", *flags, "--global-batch-size", "64", "--set", "training.recipe=megatron-bridge-26.06", "--json"
     )
     best = json.loads(asked.stdout)["recommendations"][0]["estimate"]

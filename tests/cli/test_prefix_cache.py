@@ -29,17 +29,17 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def estimates(hp_tool: Run, loads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def estimates(entry_point: Run, loads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     query = {"kind": "inference", "model": "llama-3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4}}
     lines = [query | {"inference": load, "parallel": {"tensor_parallel_size": 1}} for load in loads]
-    answers = hp_tool("batch", "-", stdin="\n".join(map(json.dumps, lines))).stdout.splitlines()
+    answers = entry_point("batch", "-", stdin="\n".join(map(json.dumps, lines))).stdout.splitlines()
     return [json.loads(line)["estimate"] for line in answers]
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_prompts_are_answered_sooner_and_no_fewer(hp_tool: Run, load: dict[str, Any]) -> None:
+def test_prompts_are_answered_sooner_and_no_fewer(entry_point: Run, load: dict[str, Any]) -> None:
     rates = (0.0, 0.4, 0.8)
-    cached = estimates(hp_tool, [load | {"prefix_cache_hit_rate": rate} for rate in rates])
+    cached = estimates(entry_point, [load | {"prefix_cache_hit_rate": rate} for rate in rates])
     ttft, tpot, throughput = (
         [each[name] for each in cached] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")
     )
@@ -48,11 +48,11 @@ def test_prompts_are_answered_sooner_and_no_fewer(hp_tool: Run, load: dict[str, 
     assert throughput[0] <= throughput[1] <= throughput[2]
 
 
-def test_a_rate_is_worth_what_the_same_tokens_of_a_trace_are(hp_tool: Run) -> None:
+def test_a_rate_is_worth_what_the_same_tokens_of_a_trace_are(entry_point: Run) -> None:
     columns = COLUMNS | ARRIVALS
     listed = columns | {"prefix_tokens": [tokens // 4 for tokens in columns["input_tokens"]]}
     by_rate, by_column, over_column = estimates(
-        hp_tool,
+        entry_point,
         [
             {"trace": columns, "prefix_cache_hit_rate": 0.25},
             {"trace": listed},

@@ -19,7 +19,8 @@ from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.store import SqlStore, open_store
 from hp_tool.store.engine import opened
 from hp_tool.tuning.study import study_storage
-from tests.cli.conftest import Ended, Run
+from tests.cli.conftest import Run
+from tests.command_line import Ended
 from tests.store.acting import NewMeasurementFactory, claimed, intended
 from tests.store.conftest import new_measurement, store_url
 

@@ -1,13 +1,12 @@
-"""`hp-tool estimate` and `recommend` for queries of kind inference, as processes."""
+"""`hp-tool estimate` and `recommend` for queries of kind inference."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from tests.command_line import Ended, hp_tool
 
 QUERY = """
 kind: inference
@@ -17,9 +16,8 @@ inference: {input_length: 1024, output_length: 256, concurrency: 32, engine: trt
 """
 
 
-def run(*arguments: str, query: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *arguments]
-    return subprocess.run(command, input=query, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+def run(*arguments: str, query: str) -> Ended:
+    return hp_tool(*arguments, stdin=query)
 
 
 @pytest.mark.parametrize(("task", "shown"), [("estimate", "output tokens/s/GPU"), ("recommend", "TTFT")])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import command_line
+from tests.command_line import Ended
 
 LLAMA = ("--model", "llama-3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "64")
 LOAD = ("--sequence-length", "4096", "--global-batch-size", "128", "--set", "parallel.expert_parallel_size=8")
 
 
-def hp_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program, wide = str(Path(sys.executable).with_name("hp-tool")), os.environ | {"COLUMNS": "250"}
-    return subprocess.run((program, *arguments), capture_output=True, text=True, timeout=120, env=wide)
+def hp_tool(*arguments: str, **environment: str) -> Ended:
+    return command_line.hp_tool(*arguments, COLUMNS="250", **environment)
 
 
 def test_a_printed_model_is_a_query_s_model_with_a_field_changed(tmp_path: Path) -> None:
@@ -48,9 +47,9 @@ def test_a_short_training_has_days_and_energy_with_digits() -> None:
     assert " 0.0 MWh" not in line and not line.startswith("0.0 days") and " 0 GPU-hours" not in line
 
 
-def test_a_plan_before_any_run_keeps_within_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HP_DATABASE_URL", f"sqlite:///{tmp_path / 'new.db'}")
-    answer = hp_tool("tune", "examples/quickstart.yaml", "--plan", "--json")
+def test_a_plan_before_any_run_keeps_within_its_limits(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    answer = hp_tool("tune", "examples/quickstart.yaml", "--plan", "--json", HP_DATABASE_URL=url)
     plan = json.loads(answer.stdout)["plan"]
     assert plan["first"]["wall_s"] <= plan["first"]["time_limit_s"]
     assert plan["gpu_seconds"] <= plan["most_gpu_seconds"]

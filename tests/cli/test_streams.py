@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND
+from tests.command_line import COMMAND
 
 QUERY = {
     "kind": "training",

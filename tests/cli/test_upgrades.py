@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hp_tool.store import HEAD, open_store, schema
+from tests import command_line
+from tests.command_line import Ended
 from tests.store.acting import NewMeasurementFactory
 from tests.store.conftest import new_measurement
 
@@ -22,13 +21,9 @@ ROOT = Path(__file__).parents[2]
 OLD = "0011"
 
 
-def hp_tool(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`hp-tool` as a process on the database file, without a terminal."""
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *arguments]
-    environment = {**os.environ, "HP_DATABASE_URL": f"sqlite:///{path}", "HP_RUNS_DIR": str(path.parent / "runs")}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, stdin=subprocess.DEVNULL
-    )
+def hp_tool(path: Path, *arguments: str) -> Ended:
+    """`hp-tool` on the database file, without a terminal."""
+    return command_line.hp_tool(*arguments, HP_DATABASE_URL=f"sqlite:///{path}", HP_RUNS_DIR=str(path.parent / "runs"))
 
 
 def ask(path: Path, query: str, *values: object) -> list[tuple[object, ...]]:

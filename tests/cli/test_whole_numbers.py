@@ -39,18 +39,18 @@ def as_floats(value: Any) -> Any:
 
 @pytest.mark.parametrize("query", [TRAINING, SERVING], ids=["training", "serving"])
 @pytest.mark.parametrize("task", ["estimate", "batch"])
-def test_whole_numbers_may_be_written_with_a_point(hp_tool: Run, query: dict[str, Any], task: str) -> None:
+def test_whole_numbers_may_be_written_with_a_point(entry_point: Run, query: dict[str, Any], task: str) -> None:
     def estimate(asked: dict[str, Any]) -> Any:
-        return json.loads(hp_tool(task, "-", *(("--json",) if task == "estimate" else ()), stdin=json.dumps(asked)).stdout)
+        return json.loads(entry_point(task, "-", *(("--json",) if task == "estimate" else ()), stdin=json.dumps(asked)).stdout)
 
     plain, pointed = estimate(query), estimate(as_floats(query))
     assert plain["status"] == "ok"
     assert pointed == plain
 
 
-def test_lists_flags_and_settings_take_them_too(hp_tool: Run) -> None:
+def test_lists_flags_and_settings_take_them_too(entry_point: Run) -> None:
     listed = TRAINING | {"parallel": {"tensor_parallel_size": [2.0, 4.0], "micro_batch_size": 1.0}}
-    found = hp_tool(
+    found = entry_point(
         "recommend", "-", "--json", "--num-gpus=32.0", "--set=training.sequence_length=4096.0", stdin=json.dumps(listed)
     )
     assert found.returncode == 0, found.stderr
@@ -67,17 +67,17 @@ def test_lists_flags_and_settings_take_them_too(hp_tool: Run) -> None:
     ],
 )
 def test_a_fraction_is_refused_where_a_whole_number_is_asked_for(
-    hp_tool: Run, query: dict[str, Any], setting: str, field: str
+    entry_point: Run, query: dict[str, Any], setting: str, field: str
 ) -> None:
-    found = hp_tool("estimate", "-", f"--set={setting}", stdin=json.dumps(as_floats(query)))
+    found = entry_point("estimate", "-", f"--set={setting}", stdin=json.dumps(as_floats(query)))
     assert found.returncode == 2
     assert field in found.stderr and setting.partition("=")[2] in found.stderr
 
 
 @pytest.mark.parametrize("text", ["", "  "])
 @pytest.mark.parametrize(("query", "field"), [(TRAINING, "training.framework_version"), (SERVING, "inference.engine_version")])
-def test_an_empty_release_is_refused(hp_tool: Run, query: dict[str, Any], field: str, text: str) -> None:
+def test_an_empty_release_is_refused(entry_point: Run, query: dict[str, Any], field: str, text: str) -> None:
     section, _, name = field.partition(".")
-    found = hp_tool("estimate", "-", stdin=json.dumps(query | {section: query[section] | {name: text}}))
+    found = entry_point("estimate", "-", stdin=json.dumps(query | {section: query[section] | {name: text}}))
     assert found.returncode == 2
     assert f"{field} is empty" in found.stderr

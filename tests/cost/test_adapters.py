@@ -14,7 +14,7 @@ from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.flops import token_flops
 from hp_tool.cost.layer import layer_bytes
-from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters, trained_parameters
+from hp_tool.cost.lora import layer_adapter_parameters, token_adapter_parameters, trained_parameters, with_named_targets
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -46,6 +46,16 @@ def test_adapters_have_the_published_number_of_parameters(
 ) -> None:
     found = token_adapter_parameters(model(name), LoraSpec(rank=rank, target_modules=targets))
     assert found == published if isinstance(published, int) else found == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize("targets", [None, ALL])
+def test_torch_wraps_the_matrices_that_megatron_core_fuses(targets: tuple[str, ...] | None) -> None:
+    """Left open, the adapters are those of PEFT's seven matrices; a query's own names stay."""
+    lora = LoraSpec(rank=16, target_modules=targets)
+    for framework, open_names in (("torch-fsdp", HUGGING_FACE), ("megatron-core", None)):
+        workload = TrainingWorkload(sequence_length=4096, global_batch_size=8, framework=framework, task="lora", lora=lora)
+        named = with_named_targets(workload, model=model("llama-3-8b")).lora
+        assert named is not None and set(named.target_modules or ()) == set(targets or open_names or ())
 
 
 @pytest.mark.parametrize("targets", TARGETS)

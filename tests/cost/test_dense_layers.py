@@ -6,9 +6,13 @@ import dataclasses
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hp_tool.catalog import models
+from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.dense_layers import dense_layers
+from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate
 
@@ -126,3 +130,12 @@ def test_stages_cost_what_the_same_stages_cost_written_out(
     if chunks == 1:
         assert plain.memory.worst_stage == laid_out.memory.worst_stage
         assert plain.memory.total_bytes == pytest.approx(laid_out.memory.total_bytes, rel=1e-9)
+
+
+def test_no_candidates_have_no_dense_layers() -> None:
+    """As where a ranking has no legal configuration."""
+    none = Candidates.from_configs([ParallelConfig(), ParallelConfig(pipeline_parallel_size=4)]).take(
+        np.array([], dtype=np.intp)
+    )
+    layers = dense_layers(models.model("deepseek-v3"), none, late=False)
+    assert np.shape(layers.first) == np.shape(layers.last) == np.shape(layers.most) == (0,)

@@ -16,7 +16,7 @@ from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.queries.schema import parse_query
 from hp_tool.training.problem import TrainingProblem, resolve_training
-from hp_tool.training.rank import cost_space
+from hp_tool.training.ranking.rank import cost_space
 from tests.cost.cases import columns
 
 EXACT = 1e-12

@@ -37,7 +37,7 @@ def test_measured_gpus_have_physical_constants_and_name_their_rows(name: str) ->
 def test_every_gpu_of_the_catalogue_has_a_profile(name: str) -> None:
     found = efficiency(gpu=gpu(name), framework="megatron-core")
     assert found.gpu.gpu == (gpu(name).silicon or "generic")
-    assert found.gpu.measured == (found.gpu.gpu not in ("generic", "v100", "b300", "mi300x"))
+    assert found.gpu.measured == (found.gpu.gpu not in ("generic", "v100", "mi300x", "mi355x"))
 
 
 def test_an_unmeasured_gpu_borrows_generic_constants() -> None:

@@ -18,7 +18,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.workload import LoraSpec, TrainingWorkload
 from hp_tool.training import estimate
-from hp_tool.training.problem import ALL_BUT_EXPERTS, recorded_modules
+from hp_tool.training.graphs import ALL_BUT_EXPERTS, recorded_modules
 
 
 def step(*, name: str = "h100-sxm-80gb", sequence: int = 512, cuda_graphs: bool = False) -> Estimate:

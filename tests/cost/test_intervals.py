@@ -17,7 +17,9 @@ from hp_tool.training import estimate, recommend
 from hp_tool.training.problem import resolve_training
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
-DENSE: dict[str, Any] = {"model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16}}
+DENSE: dict[str, Any] = {
+    "model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16, "cuda_graphs": False},
+}  # fmt: skip
 EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
 
 
@@ -93,7 +95,6 @@ def test_memory_may_be_further_above_than_below() -> None:
 UNCHECKED: dict[str, dict[str, Any]] = {
     "training.offload: optimizer": {"training": DENSE["training"] | {"offload": "optimizer"}},
     "training.optimizer: muon": {"training": DENSE["training"] | {"optimizer": "muon"}},
-    "training.fp8_recipe: blockwise": {"training": DENSE["training"] | {"precision": "fp8", "fp8_recipe": "blockwise"}},
     "parallel.pipeline_schedule": {"parallel": {"pipeline_parallel_size": 2, "pipeline_schedule": "zb-h1"}},
     "parallel.data_parallel_shard_size": {"parallel": {"data_parallel_shard_size": 4}},
     "parallel.recompute.modules": {"parallel": {"recompute": {"granularity": "selective", "modules": ["mlp"]}}},

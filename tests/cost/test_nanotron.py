@@ -14,7 +14,7 @@ from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.pipeline_stages import split, splits
+from hp_tool.cost.pipeline_stages import split, splits, stage_contents, whole_pipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -24,6 +24,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query
 from hp_tool.training import estimate, recommend
+from tests.cost.cases import case_of
 
 LLAMA_1B: dict[str, Any] = {
     "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -74,6 +75,19 @@ def test_every_layer_is_on_one_stage(layers: int, stages: int, layer: int, outpu
     assert 1 <= found.first <= found.most <= layers
     assert found.output <= found.most and 0 <= found.output_from_end < stages
     assert layers <= found.most * (stages - found.empty)
+
+
+@pytest.mark.parametrize("shape", [LLAMA_1B, LLAMA_8B], ids=["1b", "8b"])
+def test_a_pipelines_ends_have_the_layers_of_their_split(shape: dict[str, Any]) -> None:
+    model, sizes = ModelSpec(name="llama", **shape), (1, 2, 4, 8)
+    case = case_of(model=model, workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, framework="nanotron"))
+    pipeline = whole_pipeline(case, Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p) for p in sizes]))
+    fullest = pipeline.critical.count
+    for row, p in enumerate(sizes):
+        counts, output_at = stage_contents(model, p)
+        fewer = [each[row] for each in (pipeline.fewer_first, pipeline.fewer_last, pipeline.fewer)]
+        assert fullest[row] == max(counts)
+        assert fewer == [max(counts) - counts[0], max(counts) - counts[output_at], p * max(counts) - sum(counts)]
 
 
 def test_arrays_and_numbers_agree() -> None:

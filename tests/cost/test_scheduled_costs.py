@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.network import dense_group
+from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.queries.schema import parse_query, to_dict
@@ -97,6 +99,19 @@ def test_a_list_of_schedules_is_searched_and_each_runs_its_chunks() -> None:
     assert {(r.parallel.pipeline_schedule, r.parallel.virtual_pipeline_parallel_size) for r in only.recommendations} == {
         (None, 1), ("zbv", 2)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_dualpipe_keeps_each_stage_at_both_ends_of_the_pipeline(p: int) -> None:
+    """Stages r and p - 1 - r hold the same parameters; the farthest two are p - 1 stages of 8 ranks apart."""
+    problem = resolve_training(query())
+    c = Candidates.from_configs([
+        ParallelConfig(tensor_parallel_size=4, pipeline_parallel_size=p, data_parallel_size=2, pipeline_schedule="dualpipe")
+    ])  # fmt: skip
+    replicas = dense_group(c, "dp", cluster=problem.cluster)
+    pair, *others = with_mirrored_stage(c, replicas, cluster=problem.cluster).axes
+    assert (int(pair.size[0]), int(pair.stride[0])) == (2, 8 * (p - 1))
+    assert tuple(others) == replicas.axes
 
 
 def test_one_and_many_agree() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_tool.catalog import cluster
+from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
+from hp_tool.cost.legality import shards_broken
 from hp_tool.cost.zero import fully_sharded_seconds
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -134,6 +135,16 @@ def test_sizes_of_shard_groups_are_an_axis_and_results_can_be_asked_again() -> N
         again = estimate(query=replace(query, parallel=config_query(row.parallel)))
         assert again.parallel == row.parallel and again.time == row.estimate.time and again.memory == row.estimate.memory
     assert Candidates.from_configs([row.parallel for row in found]).config(0) == found[0].parallel
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 4, 6])
+def test_any_divisor_of_the_replicas_is_a_shard_group(replicas: int) -> None:
+    sizes = range(1, 8)
+    configs = [ParallelConfig(data_parallel_size=replicas, data_parallel_shard_size=size) for size in sizes]
+    broken = shards_broken(model("llama-3-8b"), Candidates.from_configs(configs))
+    assert [size for size, is_broken in zip(sizes, broken, strict=True) if not is_broken] == [
+        size for size in sizes if replicas % size == 0
+    ]
 
 
 def test_experts_too_must_divide_among_the_replicas() -> None:

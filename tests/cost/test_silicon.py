@@ -26,12 +26,10 @@ SUCCESSORS = (
     ("h20-sxm-96gb", "h200-sxm-141gb"),
     ("h800-sxm-80gb", "h100-sxm-80gb"),
     ("h100-sxm-80gb", "h200-sxm-141gb"),
-    ("b200-sxm-180gb", "b300-sxm-288gb"),
-    ("gb200-nvl72", "gb300-nvl72"),
     ("mi300x-192gb", "mi325x-256gb"),
     ("mi350x-288gb", "mi355x-288gb"),
 )
-"""Cards of one die (or of one that borrows the other's constants); the second has no rate below the first's."""
+"""Cards of one die; the second has no rate below the first's."""
 MODELS = ("gpt3-1.3b", "gpt3-6.7b", "llama-3-8b", "qwen3-30b-a3b", "llama-3-70b")
 FLOATS = 1e-9
 

@@ -62,11 +62,11 @@ def test_what_is_no_layout_is_told_apart(text: str, word: str) -> None:
 @given(text=st.text(alphabet="EtmL|()*0123456789,", max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_read_or_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         layout = parse_layout(text)
     except InputError:
         pass
     else:
         assert layout.chunks[0].embedding == layout.chunks[-1].loss == 1
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.exchange import training_setup
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.setup import training_setup
 
 
 def setup_of(query: dict[str, Any]) -> TrainingSetup:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.command_line import Ended, hp_tool
 from tests.conftest import skip_or_fail
 
 CONTEXT_WORDS = {"p2p", "all_gather", "a2a", "a2a+p2p"}
@@ -28,10 +29,8 @@ BRIDGE = {
 }  # fmt: skip
 
 
-def run(*words: str, content: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", *words]
-    text = content if isinstance(content, str) else json.dumps(content)
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+def run(*words: str, content: Any) -> Ended:
+    return hp_tool(*words, stdin=content if isinstance(content, str) else json.dumps(content))
 
 
 def exported(query: Any, format: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "import")
+from tests.command_line import hp_tool
+
 LOAD = ("--set", "inference.input_length=1000", "--set", "inference.output_length=100", "--set", "inference.concurrency=8")
 GPUS = ("--gpu", "h100-sxm-80gb", "--num-gpus", "16")
 NEOX: dict[str, Any] = {
@@ -41,9 +40,7 @@ deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-si
 
 def read(folder: Path, name: str, text: str, *options: str) -> tuple[int, dict[str, Any], str]:
     (folder / name).write_text(text)
-    done = subprocess.run(
-        (*COMMAND, str(folder / name), *options, "--json"), capture_output=True, text=True, check=False, timeout=120
-    )
+    done = hp_tool("import", str(folder / name), *options, "--json")
     assert "Traceback" not in done.stderr
     answer = json.loads(done.stdout.splitlines()[0]) if done.stdout.startswith("{") else {}
     return done.returncode, answer.get("query", {}), done.stdout + done.stderr

@@ -122,6 +122,19 @@ def test_a_fresh_answer_waits_until_it_is_due(programs: Programs) -> None:
     assert len(programs.asked) == 2 and controller.asked_at >= before
 
 
+def test_a_fresh_answer_waits_for_what_another_process_asked(programs: Programs, tmp_path: Path) -> None:
+    """Twenty workers that each want the queue as of now are one squeue an interval, too."""
+    poll_s, workers = 0.3, 20
+    began = time.time()
+    pollers = [Controller(poll_s=poll_s, shared=tmp_path / "shared") for _ in range(workers)]
+    pollers[0].jobs()
+    wanted_at = time.time()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda poller: poller.jobs(fresh=True), pollers))
+    assert 2 <= len(programs.asked) <= 1 + (time.time() - began) / poll_s
+    assert all(poller.asked_at >= wanted_at for poller in pollers)
+
+
 def test_threads_and_processes_share_a_poller(programs: Programs, tmp_path: Path) -> None:
     """The launchers of one process have one; another process's finds its answer in the folder of the runs."""
     site = Site()

@@ -17,7 +17,7 @@ from hp_tool.queries import schema
 from hp_tool.training.calibrated import CalibratedPredictor
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import resolve_training
-from hp_tool.training.rank import cost_space
+from hp_tool.training.ranking.rank import cost_space
 from tests.learning.machine import CONFIGURATIONS, QUERY, report
 from tests.learning.only import Only
 

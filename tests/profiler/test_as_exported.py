@@ -12,9 +12,9 @@ from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileR
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.switches import switches, without
-from hp_tool.exchange import training_setup
 from hp_tool.formats.tools import megatron_lm
 from hp_tool.queries import schema
+from hp_tool.training.setup import training_setup
 from hp_tool.tuning.problem import TuningProblem, build_problem
 from tests.conftest import skip_or_fail
 

@@ -24,6 +24,7 @@ from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.search import charges, coordinator
 from hp_tool.search.account import progress_of
 from hp_tool.search.coordinator import Coordinator
+from hp_tool.search.terms import Site, Timing
 from hp_tool.store import base, columns
 from hp_tool.store.sql import SqlStore
 from hp_tool.store.tables import metadata
@@ -315,12 +316,9 @@ class World:
                 lease=lease,
                 problem=problem(**record.query["search"]),
                 projection=InOrder(),  # type: ignore[arg-type]
-                lease_s=LEASE_S,
-                poll_s=POLL_S,
+                site=Site(limit=OpenRunsLimit(cluster=CLUSTER, runs=CLUSTER_RUNS)),
+                timing=Timing(lease_s=LEASE_S, poll_s=POLL_S, sleep=self.sleep, clock=lambda: self.elapsed_s),
                 should_release=lambda: process.stopping,
-                limit=OpenRunsLimit(cluster=CLUSTER, runs=CLUSTER_RUNS),
-                sleep=self.sleep,
-                clock=lambda: self.elapsed_s,
             ).run()
             if outcome.state == "released":
                 store.release_search(lease=lease)

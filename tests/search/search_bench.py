@@ -11,6 +11,7 @@ from hp_tool.search.account import coverage_runs
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.search.study import StudyProjection
+from hp_tool.search.terms import Site, Timing
 from hp_tool.store import open_store
 from tests.search.search_engine import MemoryEngine, make_problem
 
@@ -39,8 +40,8 @@ class Bench:
         )
         return StudyProjection(search_id=self.search_id, problem=self.problem, sampler=sampler, storage=storage or self.storage)
 
-    def coordinator(self, lease=None, **options):
-        self.last = self.projection(options.pop("storage", None))
+    def coordinator(self, lease=None, storage=None, reusable=None, should_release=lambda: False, **timing):
+        self.last = self.projection(storage)
         return Coordinator(
             store=self.store,
             launcher=self.engine,
@@ -48,7 +49,10 @@ class Bench:
             problem=self.problem,
             projection=self.last,
             report=lambda kind, payload: self.reports.append((kind, payload)),
-            **{"sleep": lambda seconds: None} | options,
+            reusable=reusable,
+            should_release=should_release,
+            site=Site(),
+            timing=Timing(**{"sleep": lambda seconds: None} | timing),
         )
 
     def runs(self):

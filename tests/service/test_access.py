@@ -21,9 +21,9 @@ from hp_tool.store import SqlStore
 from service import keys
 from service.app import create_app
 from service.client import Client
-from service.retries import ATTEMPTS, LONGEST_WAIT_S, RetryTransport
-from service.routes import OPEN_PATHS
-from service.security import BURST_S, RateLimits
+from service.clients.retries import ATTEMPTS, LONGEST_WAIT_S, RetryTransport
+from service.http.routes import OPEN_PATHS
+from service.http.security import BURST_S, RateLimits
 from service.settings import Settings
 from tests.service.coordinator import claim, one_run
 from tests.service.routes import every_route

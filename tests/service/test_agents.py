@@ -15,6 +15,8 @@ import pytest
 
 from hp_tool.domain.access import Scope
 from hp_tool.domain.measurement import Measurement
+from hp_tool.exchange.reading import read_configuration
+from hp_tool.formats.reading import ImportRefusedError
 from hp_tool.store import SqlStore, open_store
 from service import keys
 from service.agents import SKILL
@@ -98,7 +100,7 @@ async def ask_all(agent: Agent, script: str) -> None:
     better = await agent.ask("import_config", run={"command": changed(text, read["changes"]), "gpu": "h100-sxm-80gb"})
     expected = read["better"]["figures"]["step_s"]
     assert better["running"]["figures"]["step_s"]["value"] == pytest.approx(expected["value"], rel=1e-3)
-    assert "missing: cluster.gpu" in await agent.refused("import_config", run={"command": SCRIPT})
+    assert "missing: cluster.gpu; add gpu h100-sxm-80gb (" in await agent.refused("import_config", run={"command": SCRIPT})
 
     ranked = await agent.ask("recommend", query=QUERY, top=3)
     best = ranked["recommendations"][0]
@@ -255,11 +257,11 @@ def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         agents.require_sdk()
 
 
-def test_an_agent_reads_which_argument_is_wrong_and_how_to_give_what_lacks() -> None:
+def test_an_agent_reads_which_argument_is_wrong() -> None:
     from mcp.server.mcpserver.exceptions import ToolError
 
     from service.agents.server import build
-    from service.agents.tools import Tools, in_arguments
+    from service.agents.tools import Tools
 
     server = build(Tools(connect=lambda context: nullcontext(None), own_files=False, run=lambda search_id: None))  # type: ignore[arg-type, return-value]
 
@@ -270,8 +272,23 @@ def test_an_agent_reads_which_argument_is_wrong_and_how_to_give_what_lacks() -> 
 
     wrong = anyio.run(fault, "catalogue", {"kind": "models", "contain": "llama"})
     assert "contain: no such argument; did you mean contains?" in wrong and "takes kind" in wrong and "pydantic" not in wrong
-    shell = "add --set model.vocab_size=128256 (as llama-3-8b). cluster.gpu; add --gpu h200; --num-gpus; --var TP=..."
-    assert in_arguments(shell) == (
-        'add overrides {"model.vocab_size": 128256} (as llama-3-8b). cluster.gpu; add gpu h200; num_gpus; '
-        'variables {"TP": "..."}'
-    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("vllm serve mistral-own -tp $RANKS", 'add overrides {"model": "NAME"}, or its config.json'),
+        ("vllm serve mistral-own -tp $RANKS", 'add overrides {"inference.input_length": 4000}. '),
+        ("vllm serve mistral-own -tp $RANKS", 'nothing sets here (variables RANKS=...); add overrides {"parallel.tensor'),
+        ("# on our H200\ntorchrun pretrain_gpt.py --bf16", "cluster.gpu; add gpu h200-nvl-141gb (the file speaks of h200)"),
+        ("torchrun --nproc-per-node $N pretrain_gpt.py --bf16", "(variables N=...); add num_gpus"),
+        ("source more.sh\ntorchrun pretrain_gpt.py --bf16", "give it with files"),
+        ("torchrun pretrain_gpt.py --bf16 --odd 1", "(ignore NAME passes over"),
+    ],
+)
+def test_an_agent_reads_what_an_import_lacks_as_arguments(command: str, words: str) -> None:
+    from service.agents.tools import in_arguments
+
+    with pytest.raises(ImportRefusedError) as refused:
+        read_configuration(command)
+    assert words in in_arguments(refused.value)

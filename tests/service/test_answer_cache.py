@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from hp_tool import catalog
 from hp_tool.store import SqlStore
-from service import answer_cache
-from service.answer_cache import PROBLEM_BYTES, AnswerCache
+from service.http import answer_cache
+from service.http.answer_cache import PROBLEM_BYTES, AnswerCache
 from tests.service.test_registrations import MODEL
 
 

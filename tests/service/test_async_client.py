@@ -16,7 +16,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.errors import NotFoundError, StoreError
 from service.async_client import AsyncClient
 from service.client import Client
-from service.retries import LOST_ATTEMPTS, AsyncRetryTransport, RetryTransport
+from service.clients.retries import LOST_ATTEMPTS, AsyncRetryTransport, RetryTransport
 from tests.service.coordinator import claim, finish, one_run
 
 Query = dict[str, Any]

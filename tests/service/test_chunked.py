@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.app import create_app
-from service.routes import STREAMED
+from service.http.routes import STREAMED
 from service.settings import Settings
 from tests.service.processes import served
 from tests.service.routes import every_route

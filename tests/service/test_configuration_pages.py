@@ -142,6 +142,14 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
     assert mixed.status_code == 422 and "cannot be compared" in mixed.text
 
 
+def test_one_is_compared_with_the_one_to_try(shared_http: TestClient) -> None:
+    slower = SERVING | {"parallel": {"tensor_parallel_size": 8}}
+    for query, figure in ((LLAMA, "Step time"), (slower, "Output tokens/s per GPU")):
+        views = shared_http.get("/compare.json", params={"first": json.dumps(query)}).json()["views"]
+        one, best = ({metric["name"]: metric["value"] for metric in view["metrics"]}[figure] for view in views)
+        assert best < one if query is LLAMA else best > one
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

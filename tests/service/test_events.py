@@ -23,12 +23,12 @@ from hp_tool.domain.records import Head, SearchState
 from hp_tool.errors import InputError, StoreError
 from hp_tool.store import SqlStore
 from service import keys
+from service.api.watch import Watch
 from service.app import create_app
 from service.async_client import AsyncClient
 from service.client import Client, EventStream, Lines
-from service.retries import ReconnectPolicy
+from service.clients.retries import ReconnectPolicy
 from service.settings import Settings
-from service.watch import Watch
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.processes import free_port, served, wait_for
 

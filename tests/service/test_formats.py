@@ -9,7 +9,7 @@ import pytest
 
 from hp_tool.queries import schema
 from hp_tool.training.problem import resolve_training
-from hp_tool.tuning.answer import baseline_config
+from hp_tool.tuning.training_result import baseline_config
 
 QUERY: dict[str, Any] = {
     "kind": "training",

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.access import KeyRecord
 from hp_tool.errors import InputError, NotFoundError
 from service.api import problems
+from service.http.security import Gate
 from service.keys import Keyring
-from service.security import Gate
 from service.settings import Settings, from_environment
 from tests.service.routes import every_route
 

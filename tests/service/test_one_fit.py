@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.cli.conftest import COMMAND
+from tests.command_line import hp_tool
 
 GIB = 2**30
 QUANTILE = 1.6449
@@ -130,8 +128,6 @@ def test_tables_for_people_say_the_word_and_what_the_top_counts(shared_http: Tes
 def _hp_tool(folder: Path, command: str, asked: dict[str, Any]) -> str:
     file = folder / "query.yaml"
     file.write_text(json.dumps(asked))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
-    environment |= {"XDG_DATA_HOME": str(folder), "COLUMNS": "300"}
-    done = subprocess.run((*COMMAND, command, str(file)), capture_output=True, text=True, env=environment, check=False)
+    done = hp_tool(command, str(file), XDG_DATA_HOME=str(folder), COLUMNS="300")
     assert done.returncode in (0, 3), done.stderr
     return done.stdout

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
+from tests.command_line import hp_tool
+
 TRACE = {
     "arrival_s": [0.05 * k for k in range(200)],
     "input_tokens": [500 + 37 * (k % 60) for k in range(200)],
@@ -36,10 +34,7 @@ def query(load: dict[str, Any], targets: dict[str, Any], **more: Any) -> dict[st
 
 
 def answers(*queries: dict[str, Any]) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        (*COMMAND, "batch", "-"), input="\n".join(map(json.dumps, queries)), capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    done = hp_tool("batch", "-", stdin="\n".join(map(json.dumps, queries)))
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

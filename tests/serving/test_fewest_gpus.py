@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
-ROOT = Path(__file__).parents[2]
+from tests.command_line import hp_tool
+
 MODELS = ("qwen3-32b", "llama-3.1-70b", "llama-3.1-405b", "qwen3-30b-a3b", "deepseek-v3")
 
 
@@ -50,10 +47,7 @@ def test_it_is_the_smallest_number_on_which_anything_passes() -> None:
         cluster = one["cluster"]
         for count in legal_counts(cluster["num_gpus"], cluster["gpus_per_node"]):
             lines.append(one | {"id": f"{place} {count}", "cluster": cluster | {"num_gpus": count}})
-    done = subprocess.run(
-        (*COMMAND, "batch", "-", "--task=recommend", "--top=1"),
-        input="\n".join(map(json.dumps, lines)), capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+    done = hp_tool("batch", "-", "--task=recommend", "--top=1", stdin="\n".join(map(json.dumps, lines)))
     answers = {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
     fewest: list[int] = []
     for place, one in enumerate(queries):
@@ -76,8 +70,6 @@ def test_three_nodes_are_fewer_than_four() -> None:
         "targets": {"tpot_s": 0.04, "ttft_s": 2.0},
         "objective": "min_gpus",
     }
-    done = subprocess.run(
-        (*COMMAND, "recommend", "-", "--json"), input=json.dumps(asked), capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = hp_tool("recommend", "-", "--json", stdin=json.dumps(asked))
     used = json.loads(done.stdout)["recommendations"][0]["estimate"]["provenance"]["num_gpus"]
     assert used == 24

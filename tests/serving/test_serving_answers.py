@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.queries import schema
 from hp_tool.serving.estimates import ratio_log_sd
 from hp_tool.serving.problem import resolve_serving
+from tests.command_line import hp_tool
 
 CONTRACT = {
     "feasible", "reasons", "memory", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu",
@@ -243,10 +241,7 @@ def test_the_cache_is_as_wide_as_the_engine_keeps_it_for_a_checkpoint(engine: st
     load = {"input_length": 1024, "output_length": 256, "concurrency": 32, "engine": engine, "precision": precision}
     base = {"kind": "inference", "model": "llama-3.1-8b", "cluster": {"gpu": "b200-sxm-180gb", "num_gpus": 1}}
     left_open, named = [json.dumps(base | {"inference": load | more}) for more in ({}, {"kv_cache_precision": "bf16"})]
-    done = subprocess.run(
-        (sys.executable, "-c", "from hp_tool.cli.main import main; main()", "batch", "-"),
-        input=f"{left_open}\n{named}\n", capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    done = hp_tool("batch", "-", stdin=f"{left_open}\n{named}\n")
     used = [json.loads(line)["estimate"]["provenance"]["kv_element_bytes"] for line in done.stdout.splitlines()]
     assert used == [element_bytes, 2]
 

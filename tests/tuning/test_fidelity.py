@@ -14,7 +14,7 @@ from hp_tool.search.fidelity import num_gpus
 from hp_tool.store import open_store
 from hp_tool.training.problem import resolve_training
 from hp_tool.tuning import tune
-from hp_tool.tuning.problem import Reducer
+from hp_tool.tuning.reductions import Reducer
 from tests.tuning.cpu_engine import FACTOR, CpuEngine
 
 QUERY = schema.parse_query(

@@ -17,7 +17,7 @@ from hp_tool.training import recommend
 from hp_tool.tuning import problem as module
 from hp_tool.tuning.evidence import reusable_measurements
 from hp_tool.tuning.problem import build_problem
-from hp_tool.tuning.result import simplest_first
+from hp_tool.tuning.training_result import simplest_first
 
 LARGE = {
     "kind": "training",
@@ -187,7 +187,8 @@ def test_the_first_row_is_the_simplest_of_those_nearly_as_fast():
         known_s[[two, one]] = seconds
         rows = [two, one]
         return simplest_first(
-            rows, problem=problem, known_s=known_s, known_bytes=nothing, fails=nothing, measured=measured
+            rows, problem=problem, known_s=known_s, known_bytes=nothing, fails=nothing,
+            measured=measured,
         )  # fmt: skip
 
     assert first((1.0, 1.005)) == [one, two]

@@ -16,7 +16,7 @@ from hp_tool.errors import ConflictError, HpToolError, InputError, LauncherError
 from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.training import recommend
-from hp_tool.training.exact import NEAR
+from hp_tool.training.ranking.exact import NEAR
 from hp_tool.tuning import TuneResult, run_search, study_storage, tune
 from hp_tool.tuning.result import rank
 from tests.tuning.cpu_engine import FACTOR, CpuEngine

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hp_tool.cli.batches.sources import Item
 from hp_tool.cli.queries import stored_calibrations
+from hp_tool.cli.server import connect
 from hp_tool.errors import HpToolError, InputError
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iterator[st
 def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
     """Answers by a server; lines that are no query are answered with their error here, in their place."""
     from hp_tool.answers import error_line
-    from service.client import Client
 
     errors: deque[tuple[int, InputError]] = deque()
 
@@ -78,7 +78,7 @@ def by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str
             else:
                 yield item
 
-    with Client(server=server) as client:
+    with connect(server) as client:
         place = 0
         for answer in client.batch(lines=sent(), task=task.name, top=task.top, calibration=task.calibration):
             while errors and errors[0][0] == place:

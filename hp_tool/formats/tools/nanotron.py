@@ -164,7 +164,7 @@ def read(source: Source, reading: Reading) -> None:
         elif name in by_name:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
-            reading.lack(f"model.{field}", f"model.model_config.{field} is not said; add --set model.{field}=...")
+            reading.lack(f"model.{field}", f"model.model_config.{field} is not said; add", example="...")
     of_experts = [each for name, each in by_name.items() if _EXPERTS.search(name) and each.text not in _NO_EXPERTS]
     if of_experts:
         reading.refuse(f"{of_experts[0].written}: experts are not modelled for nanotron")

@@ -181,7 +181,7 @@ def read(source: Source, reading: Reading) -> None:
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
     shape = next((ours for ours, theirs in FLAVORS.items() if theirs == (name, flavor)), None)
     if shape is None:
-        reading.lack("model", f"model {name} {flavor} is not known here; add --model")
+        reading.lack("model", f"model {name} {flavor} is not known here; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(

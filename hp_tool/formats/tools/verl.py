@@ -179,10 +179,7 @@ def read(source: Source, reading: Reading) -> None:
     if on(f"{_ACTOR}.use_dynamic_bsz"):
         micro = max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // max(length, 1), 1)
     if micro == 0:
-        reading.lack(
-            "parallel.micro_batch_size",
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add --set parallel.micro_batch_size=1",
-        )
+        reading.lack("parallel.micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu is not said; add", example=1)
     parallel: dict[str, Any] = {"micro_batch_size": max(micro, 1)}
     training: dict[str, Any] = {"sequence_length": length, "global_batch_size": batch, "precision": "bf16"}
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"

@@ -62,7 +62,7 @@ def read(
         ("gradient-accumulation-steps", "training.global_batch_size"),
     ):
         if all(each.name not in (name, "train-batch-size") for each in settings):
-            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add --set {field}=...")
+            reading.lack(field, f"the script's --{name.replace('-', '_')} says it, not this file; add", example="...")
     if all(each.field != "cluster.num_gpus" for each in reading.read):
         reading.read.append(
             Read(flag="num_processes", value=_value(leaves, "num-processes", ""), line=None, field="cluster.num_gpus")

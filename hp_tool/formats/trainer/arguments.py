@@ -144,7 +144,7 @@ def _count(value: str | None, name: str) -> int | None:
 def _lack(reading: Reading, path: str, *, auto: bool) -> None:
     argument, key, example = _AUTO[path]
     why = f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}' if auto else f"nothing says {key}"
-    reading.lack(path, f"{why}; add --set {path}={example}")
+    reading.lack(path, f"{why}; add", example=example)
 
 
 def _precision(keys: Mapping[str, Setting], arguments: Mapping[str, Setting], reading: Reading) -> str:

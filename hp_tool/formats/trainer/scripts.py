@@ -38,8 +38,8 @@ def _deepspeed_file(words: list[Setting], script: Script, reading: Reading) -> s
     text = None if named is None else beside(script, named)  # the command's own come last, and win
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
-        suggestion = f", or add --set parallel.zero_stage={stage[1]}" if stage else ""
-        reading.lack("parallel.zero_stage", f"{named} is not at hand; give it with --file {named}{suggestion}")
+        why = f"{named} is not at hand; give it with --file {named}"
+        reading.lack("parallel.zero_stage", f"{why}, or add" if stage else why, example=stage[1] if stage else None)
     return text
 
 

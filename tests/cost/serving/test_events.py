@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.events import Served, serve
 from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.load import costs_at_rate
 from hp_tool.cost.serving.passes import PassTable, pass_table
 from tests.cost.serving.serving_cases import Serving, serving
@@ -180,6 +181,20 @@ def test_a_slow_front_end_bounds_the_rate() -> None:
     table = replace(TABLE, request_s=0.05)
     found = serve(table=table, input_tokens=equal(200, 16), output_tokens=equal(200, 2), concurrency=64)
     assert 200 / found.finish_s.max() == pytest.approx(1 / 0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("length", [2048, 16384])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_prompt_alone_takes_its_forward_pass(length: int, stages: int) -> None:
+    """Timed with shorter prompts, the table has more output rows. A pipeline's next prompt takes a stage's share."""
+    setup = serving(input_length=length, output_length=1)
+    config = replace(setup.config, pipeline_parallel_size=stages, max_num_batched_tokens=length)
+    candidates, one = row(replace(setup, config=config)), np.ones(1)
+    table = pass_table(case=setup.case, candidates=candidates)
+    batch = Pass(tokens=length * one, decoding=0 * one, prefill_requests=one)
+    alone_s = forward_seconds(setup.case, candidates, batch, context=0.0)[0] + setup.case.engine.iteration_overhead_s
+    assert table.prompt[-1] == length
+    assert table.row(0)[-1] + table.key_s * length**2 / 2 == pytest.approx(alone_s / stages, rel=1e-4)
 
 
 @pytest.mark.parametrize("load", [1, 8, 64])

@@ -16,7 +16,7 @@ from hp_tool.cost.parameters import attention_matrices, entries, expert_matrices
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import busiest_share, hit_slots, imbalance, travelling_copies
 from hp_tool.cost.serving.forward import forward_seconds
-from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.cost.serving.memory import weight_bytes
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.serving import ServingConfig
@@ -96,7 +96,16 @@ def test_256_experts_on_144_ranks_need_32_second_copies() -> None:
     assert not legality(model=case.model, num_gpus=320, candidates=wide(320, redundant=64))[0]
 
 
-@pytest.mark.parametrize(("name", "e"), [("deepseek-v3", 8), ("deepseek-v3", 64), ("qwen3-235b-a22b", 32)])
+@pytest.mark.parametrize(("leading", "legal"), [(0, True), (1, False)])
+def test_a_width_that_no_layer_has_need_not_divide(leading: int, legal: bool) -> None:
+    """A dense MLP of odd width, which only leading dense layers have, on two tensor-parallel ranks."""
+    odd = replace(model("mixtral-8x7b"), intermediate_size=14337, moe_intermediate_size=14336, first_k_dense_replace=leading)
+    candidates = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
+    code = legality(model=odd, num_gpus=2, candidates=candidates)
+    assert rejection_counts(code) == ({} if legal else {"hidden_not_divisible": 1})
+
+
+@pytest.mark.parametrize(("name", "e"), [("deepseek-v3", 8), ("deepseek-v3", 16), ("deepseek-v3", 64), ("qwen3-235b-a22b", 32)])
 def test_travelling_copies_are_those_of_routed_tokens(name: str, e: int) -> None:
     case = case_of(name, num_gpus=e)
     experts = case.model.num_experts or 1
@@ -114,6 +123,7 @@ def test_travelling_copies_are_those_of_routed_tokens(name: str, e: int) -> None
         for row, start in zip(ranks, own.tolist(), strict=True)
     ])  # fmt: skip
     assert each == pytest.approx(quick, rel=0.02)
+    assert (float(low[1][0]) == 0.0) == (e <= domain)  # several domains: each copy goes through the network
     assert far == pytest.approx(through, rel=0.03, abs=1e-9)
     assert near == pytest.approx(inside, rel=0.03)
 

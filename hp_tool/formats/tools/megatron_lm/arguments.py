@@ -34,7 +34,7 @@ class Arguments:
 
     def lack(self, name: str, why: str) -> None:
         field = table(TABLE)[name].why
-        self.reading.lack(field, f"{why}; add --set {field}=...")
+        self.reading.lack(field, f"{why}; add", example="...")
 
     def text(self, name: str, default: str) -> str:
         setting = self.settings.get(name)
@@ -202,9 +202,7 @@ class Arguments:
             if not known.isdecimal():
                 known = known or ("32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else "")
                 tokenizer = "the tokenizer" if named is None else f"{named.written} {named.text}".strip()
-                self.reading.lack(
-                    "model.vocab_size", f"{tokenizer} decides the vocabulary; add --set model.vocab_size={known or '...'}"
-                )
+                self.reading.lack("model.vocab_size", f"{tokenizer} decides the vocabulary; add", example=known or "...")
                 return 1
             size = int(known)
         size += self.number("vocab-extra-ids", 0)

@@ -40,7 +40,7 @@ def read(source: Source, reading: Reading) -> None:
     provider = str(model.get("_target_", "")).rpartition(".")[2]
     unsaid = [name for name in _BY_PROVIDER if name not in model]
     if provider and provider not in _PLAIN and unsaid:
-        reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add --model NAME")
+        reading.lack("model", f"{provider} decides {', '.join(unsaid)}, which the file does not say; add", example="NAME")
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
     own = [each for each in leaves if _outermost(each) not in elsewhere]

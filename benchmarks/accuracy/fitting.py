@@ -1,0 +1,131 @@
+"""One harness for the fits of frameworks and engines.
+
+A fit declares what is free and how far, what constants these values make, and how far rows are from them; the harness has the
+least squares, the rows left out, the scatter, the printed errors and the written profile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import write_constants
+from hp_tool import documents
+from hp_tool.calibration.microbenchmarks import short
+from hp_tool.catalog.efficiency import FOLDER
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
+from hp_tool.domain.efficiency import FrameworkEfficiency
+
+Floats = NDArray[np.float64]
+Row = TypeVar("Row")
+Constants = TypeVar("Constants")
+Values = dict[Any, float]
+"""Free constants by name, or by die and precision."""
+
+FRAMEWORKS = FOLDER / "frameworks"
+SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd", "expert_pair_log_sd")
+"""Fields of a framework's profile that fit_intervals writes."""
+
+
+class Prior(NamedTuple):
+    """What is known of a constant before any row, and its bounds."""
+
+    mean: float
+    sd: float
+    lowest: float
+    highest: float
+
+
+ROBUST = {"loss": "soft_l1", "diff_step": 1e-2, "xtol": 1e-4, "ftol": 1e-4}
+"""A few rows out of line must not bend the constants."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit(Generic[Row, Constants]):
+    """A maximum a posteriori fit by least squares."""
+
+    priors: Mapping[Any, Prior]
+    constants: Callable[[Values], Constants]
+    errors: Callable[[Sequence[Row]], Callable[[Constants], Floats]]
+    """Of these rows: what constants give for log ratios of predicted to published, over the noise taken for a row."""
+    in_deviations: bool = True
+    """The search steps in standard deviations from the means; False: in the constants themselves, of four digits each."""
+    near: float = 0.01
+    """Where it starts, in standard deviations from the means."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: ROBUST)
+    """Of scipy.optimize.least_squares."""
+
+    def __call__(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Constants:
+        """Return the constants that these rows give, of four digits each."""
+        return self.constants(rounded(self.values(rows, starts=starts)))
+
+    def values(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Values:
+        """Return what these rows give before it is rounded, from the best of the starts; what one leaves out starts `near`."""
+        mean, sd, low, high = (np.array(column) for column in zip(*self.priors.values(), strict=True))
+        zero, unit = (mean, sd) if self.in_deviations else (np.zeros(len(mean)), np.ones(len(mean)))
+        errors = self.errors(rows)
+
+        def named(x: Floats) -> Values:
+            return dict(zip(self.priors, (float(value) for value in zero + x * unit), strict=True))
+
+        def residuals(x: Floats) -> Floats:
+            trial = named(x) if self.in_deviations else rounded(named(x))
+            return np.concatenate([errors(self.constants(trial)), x if self.in_deviations else (x - mean) / sd])
+
+        near = dict(zip(self.priors, mean + self.near * sd, strict=True))
+        first = [(np.array(list((near | start).values())) - zero) / unit for start in starts]
+        bounds = ((low - zero) / unit, (high - zero) / unit)
+        solutions = [least_squares(residuals, x, bounds=bounds, **self.options) for x in first]
+        return named(min(solutions, key=lambda solution: solution.cost).x)
+
+
+def rounded(values: Values) -> Values:
+    """Return the values with four digits each."""
+    return {name: short(value) for name, value in values.items()}
+
+
+def left_out(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
+    """Yield each value of `key`, the rows with it, and those without it."""
+    rows = list(rows)
+    for value in dict.fromkeys(map(key, rows)):
+        yield value, [row for row in rows if key(row) == value], [row for row in rows if key(row) != value]
+
+
+def linear_beyond(logs: Floats, scale: float) -> Floats:
+    """Return residuals whose square is the pseudo-Huber loss: log ratios beyond `scale` count linearly."""
+    bent: Floats = np.sign(logs) * np.sqrt(2.0 * (np.sqrt(1.0 + (logs / scale) ** 2) - 1.0))
+    return bent * scale
+
+
+def conformal_sd(logs: Floats) -> float:
+    """Return the standard deviation of log ratios whose 90 % interval holds 90 % of these, and one more to come."""
+    off = np.sort(np.abs(logs))
+    return float(off[min(math.ceil(CONFIDENCE * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
+
+
+def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> FrameworkEfficiency:
+    """Return `start` with these fields; those named network_... are the network's."""
+    of_network = {name.removeprefix("network_"): value for name, value in values.items() if name.startswith("network_")}
+    own = {name: value for name, value in values.items() if not name.startswith("network_")}
+    return dataclasses.replace(start, network=dataclasses.replace(start.network, **of_network), **own)
+
+
+def write_framework(name: str, constants: FrameworkEfficiency, *, command: str) -> None:
+    """Write the profile of one die (or `default`) as a data file, whose scatter fit_intervals has written stays."""
+    path = FRAMEWORKS / constants.framework / f"{name}.yaml"
+    known = documents.read(path) if path.is_file() else {}
+    fields = dataclasses.asdict(constants) | {key: known[key] for key in SCATTER if key in known}
+    write_constants(path, fields, command=command)
+
+
+def print_errors(title: str, rows: Sequence[Comparison]) -> None:
+    """Print how far predictions of rows left out were from them."""
+    errors = np.array([abs(row.error) for row in rows])
+    print(f"{title} left out: mean {errors.mean():.2%}, median {np.median(errors):.2%}, worst {errors.max():.2%}")

@@ -1,0 +1,274 @@
+"""From presets to a short list of rules: what most models of a kind have, then what each has otherwise.
+
+A rule is pure: every preset that it holds for has its value, so the order of a release's exceptions does not matter, and rules
+that set different keys under the same conditions are one. Each release's rules follow those of the release before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.recipes.presets import GROUPS, Preset, Setting
+
+KINDS: dict[str, dict[str, bool]] = {
+    "dense": {"experts": False},
+    "experts": {"experts": True, "latent_attention": False},
+    "latent": {"experts": True, "latent_attention": True},
+}
+"""Kinds of models, and the conditions of a rule about one."""
+WIDER = {"experts": True}
+"""Conditions of a rule about both kinds with experts."""
+OF_A_SIZE = ("offload", "sharding")
+"""Groups that follow from what one model's memory needs: no rule carries them to another model."""
+OF_A_KIND = ("recompute",)
+"""Groups of which models with latent attention are a kind of their own."""
+Conditions = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Keys and values for the trainings that meet every condition."""
+
+    conditions: Conditions
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """The conditions as text."""
+        return json.dumps(self.conditions, sort_keys=True)
+
+    def holds(self, preset: Preset) -> bool:
+        """Whether the preset meets the conditions."""
+        conditions, kind = self.conditions, preset.kind
+        return (
+            preset.model in conditions.get("models", (preset.model,))
+            and conditions.get("experts", kind != "dense") == (kind != "dense")
+            and conditions.get("latent_attention", kind == "latent") == (kind == "latent")
+            and preset.gpu in conditions.get("gpus", (preset.gpu,))
+            and preset.precision in conditions.get("precisions", (preset.precision,))
+            and preset.task in conditions.get("tasks", (preset.task,))
+            and _within(preset.num_gpus, conditions, "gpus")
+            and _within(preset.global_batch_size or 0, conditions, "batch")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release's own rules, which follow those of the releases before, and what it lists."""
+
+    name: str
+    models: tuple[str, ...]
+    gpus: tuple[str, ...]
+    rules: list[Rule] = field(default_factory=list)
+
+
+def releases(presets: Sequence[Preset]) -> list[Release]:
+    """Return the rules of each release, oldest first."""
+    learned: list[Release] = []
+    by_release: dict[str, list[Preset]] = defaultdict(list)
+    for preset in one_of_each_cell(presets):
+        by_release[preset.release].append(preset)
+    inherited: list[Rule] = []
+    for name in sorted(by_release):
+        listed = by_release[name]
+        usual = _usual(listed, inherited)
+        exceptions = _exceptions(listed, [*inherited, *usual])
+        models = tuple(sorted({preset.model for preset in listed}))
+        gpus = tuple(sorted({preset.gpu for preset in listed}))
+        learned.append(Release(name, models, gpus, _without_idle_nulls([*usual, *exceptions], inherited)))
+        inherited += learned[-1].rules
+    return learned
+
+
+def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> list[Rule]:
+    """The rules without a null for a key that nothing has set before."""
+    known = {key for rule in inherited for key, value in rule.setting.items() if value is not None}
+    kept: list[Rule] = []
+    for rule in rules:
+        values = {key: value for key, value in rule.setting.items() if value is not None or key in known}
+        known |= {key for key, value in values.items() if value is not None}
+        if values:
+            kept.append(Rule(rule.conditions, values))
+    return kept
+
+
+def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
+    """The presets without those that another scaling of fp8 tells apart: a query of fp8 alone is one of tensorwise fp8."""
+    ordered = sorted(presets, key=lambda preset: preset.scaling in (None, "tensorwise"))
+    return list({tuple(part for part in preset.cell if part != preset.scaling): preset for preset in ordered}.values())
+
+
+def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
+    """Return what the rules set for the preset's training; a key that none sets is absent."""
+    values: Setting = {}
+    for rule in rules:
+        if rule.holds(preset):
+            values |= rule.setting
+    return values
+
+
+def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
+    """Rules without a model's name: what most models of a kind that the release lists on a GPU in a precision set."""
+    general = [rule for rule in inherited if "models" not in rule.conditions]
+    rules: list[Rule] = []
+    for group in (name for name in GROUPS if name not in OF_A_SIZE):
+        examples, wanted = [], []
+        for kind in KINDS:
+            members = [preset for preset in listed if preset.kind == kind and preset.task == "pretrain"]
+            voters = members if group in OF_A_KIND or kind == "dense" else [p for p in listed if p.kind != "dense"]
+            for gpu, precision in dict.fromkeys((preset.gpu, preset.precision) for preset in members):
+                example = next(p for p in members if (p.gpu, p.precision) == (gpu, precision))
+                votes = _votes([p for p in voters if (p.gpu, p.precision, p.task) == (gpu, precision, "pretrain")], group)
+                before = _text(_filled(setting(general, example), group))
+                most = max(votes.values())
+                tied = [value for value, count in votes.items() if count > most - 1e-9]
+                examples.append(example)
+                wanted.append(before if before in tied else min(tied, key=len))
+        rules += _cover(examples, wanted, [*general], group, of_models=False)
+    return _joined(rules)
+
+
+def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
+    """Settings of the group by how many models have them; a model's presets share its vote."""
+    votes: dict[str, float] = defaultdict(float)
+    presets_of = Counter(preset.model for preset in listed)
+    for preset in listed:
+        votes[_text(preset.settings[group])] += 1.0 / presets_of[preset.model]
+    return votes
+
+
+def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
+    """Rules of single models, those of several models that are alike once."""
+    names_by_rule: dict[str, list[str]] = defaultdict(list)
+    content: dict[str, Rule] = {}
+    for name in sorted({preset.model for preset in listed}):
+        mine = [preset for preset in listed if preset.model == name]
+        own = [
+            rule
+            for group in GROUPS
+            for rule in _cover(mine, [_text(p.settings[group]) for p in mine], rules, group, of_models=True)
+        ]
+        for rule in _joined(own):
+            text = json.dumps([rule.conditions, rule.setting])
+            names_by_rule[text].append(name)
+            content[text] = rule
+    return [Rule({"models": names, **content[text].conditions}, content[text].setting) for text, names in names_by_rule.items()]
+
+
+def _cover(
+    presets: Sequence[Preset], wanted: Sequence[str], rules: Sequence[Rule], group: str, *, of_models: bool
+) -> list[Rule]:
+    """The fewest and plainest rules, chosen greedily, after which each preset has the wanted setting of the group."""
+    places_of: dict[str, int] = defaultdict(int)
+    wrong = 0
+    for place, (preset, value) in enumerate(zip(presets, wanted, strict=True)):
+        places_of[value] |= 1 << place
+        if _text(_filled(setting(rules, preset), group)) != value:
+            wrong |= 1 << place
+    chosen: list[Rule] = []
+    for sizes in (False, True):  # sizes tell apart only what nothing else does
+        boxes = _boxes(presets, of_models=of_models, sizes=sizes) if wrong else []
+        while wrong and (pure := _purest(boxes, wrong, places_of)) is not None:
+            conditions, mask, value = pure
+            wrong &= ~mask
+            chosen.append(Rule(conditions, json.loads(value)))
+    if wrong:
+        raise ValueError(f"presets of one training differ in {group}: {[presets[i].cell for i in _places(wrong)]}")
+    return chosen
+
+
+def _purest(
+    boxes: Iterable[tuple[Conditions, int]], wrong: int, places_of: Mapping[str, int]
+) -> tuple[Conditions, int, str] | None:
+    """The box of one value alone that mends most, and of those the one with the fewest conditions."""
+    best: tuple[tuple[int, ...], tuple[Conditions, int, str]] | None = None
+    for conditions, mask in boxes:
+        hits = (mask & wrong).bit_count()
+        if not hits or (best is not None and hits < best[0][0]):
+            continue
+        value = next((text for text, places in places_of.items() if not mask & ~places), None)
+        if value is None:
+            continue
+        score = (hits, -len(conditions), -sum(len(v) if isinstance(v, list) else 1 for v in conditions.values()))
+        if best is None or score > best[0]:
+            best = (score, (conditions, mask, value))
+    return None if best is None else best[1]
+
+
+def _boxes(presets: Sequence[Preset], *, of_models: bool, sizes: bool) -> list[tuple[Conditions, int]]:
+    """Conditions with the presets that meet them, a bit each."""
+    everyone: tuple[Conditions, int] = ({}, _mask(presets, lambda _: True))
+    axes: list[list[tuple[Conditions, int]]] = [_subsets(presets, "gpus", "gpu"), _subsets(presets, "precisions", "precision")]
+    if of_models:
+        axes.append(_subsets(presets, "tasks", "task"))
+        sides = _sides(presets, "gpus", "num_gpus") + _sides(presets, "batch", "global_batch_size") if sizes else []
+        axes.append([everyone, *sides])
+    else:
+        kinds = [
+            (conditions, _mask(presets, lambda p, c=conditions: Rule(c, {}).holds(p)))  # type: ignore[misc]
+            for conditions in (*KINDS.values(), WIDER)
+        ]
+        axes.append([everyone, *kinds])
+    boxes = []
+    for parts in itertools.product(*axes):
+        mask = -1
+        for _, part in parts:
+            mask &= part
+        if mask:
+            boxes.append(({key: value for conditions, _ in parts for key, value in conditions.items()}, mask))
+    return boxes
+
+
+def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
+    """Every subset of the attribute's values as a condition; all of them are none."""
+    values = sorted({getattr(preset, name) for preset in presets})
+    axes: list[tuple[Conditions, int]] = [({}, _mask(presets, lambda _: True))]
+    for count in range(1, len(values)):
+        for subset in itertools.combinations(values, count):
+            axes.append(({key: list(subset)}, _mask(presets, lambda p, s=subset: getattr(p, name) in s)))  # type: ignore[misc]
+    return axes
+
+
+def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
+    """Conditions that tell sizes apart; a size that is not listed belongs to the nearest, by ratio."""
+    sizes = sorted({value for preset in presets if (value := getattr(preset, name))})
+    sides: list[tuple[Conditions, int]] = []
+    for low, high in itertools.pairwise(sizes):
+        bound = round((low * high) ** 0.5)
+        sides.append(({f"min_{key}": bound}, _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) >= b)))  # type: ignore[misc]
+        sides.append(({f"max_{key}": bound - 1}, _mask(presets, lambda p, b=bound: (getattr(p, name) or 0) < b)))  # type: ignore[misc]
+    return sides
+
+
+def _joined(rules: Iterable[Rule]) -> list[Rule]:
+    """Rules of the same conditions as one, the general first."""
+    joined: dict[str, Rule] = {}
+    for rule in rules:
+        known = joined.get(rule.key)
+        joined[rule.key] = rule if known is None else Rule(rule.conditions, known.setting | rule.setting)
+    return sorted(joined.values(), key=lambda rule: len(rule.conditions))
+
+
+def _mask(presets: Sequence[Preset], meets: Any) -> int:
+    return sum(1 << place for place, preset in enumerate(presets) if meets(preset))
+
+
+def _places(mask: int) -> list[int]:
+    return [place for place in range(mask.bit_length()) if mask >> place & 1]
+
+
+def _filled(values: Mapping[str, Any], group: str) -> Setting:
+    return {key: values.get(key) for key in GROUPS[group]}
+
+
+def _text(values: Setting) -> str:
+    return json.dumps(values)
+
+
+def _within(value: int, conditions: Conditions, name: str) -> bool:
+    return conditions.get(f"min_{name}", 0) <= value <= conditions.get(f"max_{name}", value)

@@ -1,0 +1,15 @@
+"""The server that --server names: the only place where the command line knows the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from service.client import Client
+
+
+def connect(server: str) -> Client:
+    """Return a client of the service at URL `server`, as a context manager. Raises InputError for another kind of URL."""
+    from service.client import Client
+
+    return Client(server=server)

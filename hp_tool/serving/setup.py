@@ -1,0 +1,38 @@
+"""A serving configuration as other tools' files need it."""
+
+import math
+
+from hp_tool.catalog.models import stored_checkpoint
+from hp_tool.configuration import Configuration
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.formats.setup import ServingSetup
+from hp_tool.serving.problem import ServingProblem, resolve_serving
+
+
+def serving_setup(configuration: Configuration) -> ServingSetup:
+    """Return the case of one serving configuration."""
+    query, config = configuration.query, configuration.parallel
+    problem, workload = resolve_serving(query), query.inference
+    assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
+    stored = stored_checkpoint(query.model, precision=workload.precision)
+    return ServingSetup(
+        model=problem.model,
+        model_path=None if stored is None else stored.path,
+        stored_precision=None if stored is None else stored.precision,
+        cluster=problem.cluster,
+        workload=workload,
+        longest=_longest(problem),
+        parallel=config,
+        memory_fraction=min(problem.engine.memory_fraction, 1.0 - query.constraints.memory_headroom_fraction),
+        leaves_headroom=1.0 - query.constraints.memory_headroom_fraction < problem.engine.memory_fraction,
+    )
+
+
+def _longest(problem: ServingProblem) -> int:
+    """Tokens that a request may have: the load's longest and a tenth for chat templates, in whole thousands; at most what the
+    model knows positions for."""
+    whole = problem.input_length + problem.output_length
+    if problem.trace is not None:
+        whole = int((problem.trace.input_tokens + problem.trace.output_tokens).max())
+    roomy = math.ceil(1.1 * whole / 1024) * 1024
+    return max(min(roomy, problem.model.max_position_embeddings or roomy), whole)

@@ -1,0 +1,73 @@
+"""The answers to a training query, as doors ask for them (`hp_tool.problem.Problem`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.answer import Beside
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation
+from hp_tool.errors import UnsupportedError
+from hp_tool.training.calibrated import Calibrations, with_unused
+from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
+from hp_tool.training.narrowest import with_narrowest
+from hp_tool.training.problem import resolve_training
+from hp_tool.training.ranking.recommend import pareto_front, recommend
+from hp_tool.training.sensitivity import sensitivity as sensitivity_of
+
+if TYPE_CHECKING:
+    from hp_tool.formats.setup import TrainingSetup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training query with its answers."""
+
+    query: Query
+    resolved: ResolvedConfiguration | None = None
+    """Its one configuration, if that was resolved or costed earlier."""
+
+    @cached_property
+    def configuration(self) -> ResolvedConfiguration:
+        return self.resolved or resolve_configuration(self.query)
+
+    def estimate(
+        self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
+    ) -> tuple[Estimate, Estimate | None]:
+        """With fixes also what would narrow the interval of the step time; the provenance says why nothing corrects it."""
+        problem = self.configuration.problem
+        estimate = self.configuration.estimate(with_fixes=with_fixes)
+        if with_fixes:
+            estimate = with_narrowest(estimate, query=self.query, problem=problem)
+        calibrated = self.configuration.calibrated_estimate(calibrations)
+        if calibrated is None and calibrations is not None:
+            estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
+        return estimate, calibrated
+
+    def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Recommendation]:
+        return recommend(query=self.query, top=top, calibrations=calibrations)
+
+    def answer(
+        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+    ) -> tuple[Ranking[Recommendation], Beside]:
+        if pareto == "throughput":
+            raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
+        ranking = self.rank(top=top, calibrations=calibrations)
+        shown = tuple(map(self._with_narrowest, ranking.recommendations))
+        front = None if pareto is None else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
+        depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
+        return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
+
+    def _with_narrowest(self, row: Recommendation) -> Recommendation:
+        one = Configuration.of(row, query=self.query).query
+        return replace(row, estimate=with_narrowest(row.estimate, query=one))
+
+    def setup(self, configuration: Configuration) -> TrainingSetup:
+        from hp_tool.training.setup import training_setup
+
+        assert isinstance(configuration.parallel, ParallelConfig)  # the query trains
+        return training_setup(resolve_training(configuration.query), configuration.parallel)

@@ -1,0 +1,62 @@
+"""The training that a recipe's source publishes and that is nearest to one it does not."""
+
+from __future__ import annotations
+
+import math
+
+from hp_tool.catalog import gpu as catalogue_gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog import parameter_counts
+from hp_tool.domain.hardware import GpuSpec
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.recipe import Recipe
+
+ALIKE = 1.25
+"""Ratio of parameters up to which two models of one kind are run alike."""
+
+
+def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
+    """Return the listed model of the same kind (experts, latent attention) and nearest size; the model itself if none is."""
+    if not recipe.models or model.name in recipe.models:
+        return model
+    alike = {name: gap for name in recipe.models if (gap := _gap(catalogue_model(name), model)) <= math.log(ALIKE)}
+    return catalogue_model(min(alike, key=lambda name: alike[name])) if alike else model
+
+
+def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
+    """Return the listed GPU of the same die, else of as large an NVLink domain, else of the nearest peak."""
+    if not recipe.gpus or gpu.name in recipe.gpus:
+        return gpu
+
+    def distance(other: GpuSpec) -> tuple[bool, bool, float]:
+        peaks = other.peak_flops_per_second.get("bf16", 1.0), gpu.peak_flops_per_second.get("bf16", 1.0)
+        return other.silicon != gpu.silicon or gpu.silicon is None, _domain(other) != _domain(gpu), _ratio(*peaks)
+
+    return min(map(catalogue_gpu, recipe.gpus), key=distance)
+
+
+def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
+    """Return what stands in for a training that the recipe's source does not publish, in words; None if it does."""
+    model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
+    words = []
+    if recipe.models and model.name not in recipe.models:
+        usual = "what most models of its kind have"
+        words.append(f"{model.name} is not listed: {usual if model_like is model else f'as {model_like.name}'}")
+    if gpu_like is not gpu:
+        words.append(f"{gpu.name} is not listed: as {gpu_like.name}")
+    return f"{recipe.name}; {'; '.join(words)}" if words else None
+
+
+def _gap(one: ModelSpec, other: ModelSpec) -> float:
+    if bool(one.num_experts) != bool(other.num_experts) or (one.kv_lora_rank is None) != (other.kv_lora_rank is None):
+        return math.inf
+    return _ratio(*(parameter_counts(each)["num_parameters"] for each in (one, other)))
+
+
+def _domain(gpu: GpuSpec) -> bool:
+    """Whether NVLink reaches beyond a server of eight."""
+    return (gpu.nvlink_domain_size or gpu.gpus_per_node) > 8
+
+
+def _ratio(one: float, other: float) -> float:
+    return abs(math.log(one / other))

@@ -1,0 +1,201 @@
+"""Answers that are kept: by the service, to analytical queries, byte for byte; and by clients, who revalidate them by ETags.
+
+The service's key is a query's bytes, its route, its parameters and who asks; the answer depends only on them, the catalogue's
+files and the stored calibrations. So an entry is dropped once a file of the catalogue has changed, or a calibration that it
+used has a successor; both are checked at most once a second, and after this process made a calibration itself. Queries that
+name registrations are never cached.
+"""
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hp_tool import catalog
+from hp_tool.domain.records import JsonObject
+from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.problem import TrainingProblem
+from service.http import asgi_body
+from service.http.metrics import Metrics
+
+MAX_BYTES = 64 * 2**20
+MAX_ANSWER_BYTES = 2**20
+PROBLEM_BYTES = 8 * 1024
+"""Size of an entry's resolved problem; measured: 3 to 5 KiB, and as much for the rest of the entry."""
+CHECK_EVERY_S = 1.0
+ROUTES = {path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")}
+"""The cached routes, as the observer tells routes apart."""
+
+PREFIX = "/v1/"
+UNTAGGED = ("/v1/keys", "/v1/audit")
+"""Answers that no client may keep."""
+Key = tuple[str | None, str, bytes, bytes]
+"""Owner, route, parameters, and digest of the query."""
+Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
+"""What an answer asked for calibrations, about which problem, and what it used."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """An answer, and what it depends on."""
+
+    body: bytes
+    learnt: Learnt
+    checked_at: float
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory."""
+        return len(self.body) + (1 + len(self.learnt)) * PROBLEM_BYTES
+
+
+class AnswerCache:
+    """A least-recently-used cache. Used on one event loop only, so nothing is locked."""
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._clock = max_bytes, clock
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._bytes = 0
+        self._catalogue = catalog.revision()
+        self._catalogue_checked_at = clock()
+        self._doubted_at = -math.inf
+
+    async def get(self, key: Key) -> bytes | None:
+        """The answer; None where there is none or it is out of date."""
+        now = self._clock()
+        if now - self._catalogue_checked_at > CHECK_EVERY_S:
+            self._catalogue_checked_at = now
+            if (revision := await run_in_threadpool(catalog.revision)) != self._catalogue:
+                self._catalogue = revision
+                self._entries.clear()
+                self._bytes = 0
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.learnt and (now - entry.checked_at > CHECK_EVERY_S or entry.checked_at <= self._doubted_at):
+            if not await run_in_threadpool(_is_current, entry.learnt):
+                self._drop(key)
+                return None
+            entry.checked_at = now
+        if key in self._entries:  # another request may have dropped it meanwhile
+            self._entries.move_to_end(key)
+        return entry.body
+
+    def put(self, key: Key, body: bytes, *, learnt: Learnt) -> None:
+        """Keep an answer, unless it is so large that it would displace many others."""
+        if len(body) > MAX_ANSWER_BYTES:
+            return
+        self._drop(key)
+        entry = self._entries[key] = Entry(body=body, learnt=learnt, checked_at=self._clock())
+        self._bytes += entry.num_bytes
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def doubt(self) -> None:
+        """Check every answer again before its next use, because a calibration was made. From any thread."""
+        self._doubted_at = self._clock()
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        self._bytes -= entry.num_bytes if entry else 0
+
+
+def _is_current(learnt: Learnt) -> bool:
+    """Whether the newest calibrations are those that the answer used."""
+    return all(applied(calibrations, problem) == used for calibrations, problem, used in learnt)
+
+
+def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
+    """What an answer about a problem says of the calibration that it used, or why it used none."""
+    predictor = calibrations(problem)
+    return calibrations.unused(problem) if predictor is None else predictor.provenance
+
+
+class CachedAnswers:
+    """The layer that answers cached queries, and keeps the answers of the routes below."""
+
+    def __init__(self, app: ASGIApp, cache: AnswerCache, metrics: Metrics) -> None:
+        self.app = app
+        self.cache = cache
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
+            await self.app(scope, receive, send)
+            return
+        body = await asgi_body.whole(receive)
+        if body is None:  # the sender hung up
+            return
+        path: str = scope["path"]
+        owner = scope["state"]["principal"].owner  # whose own reports may correct the answer
+        key = (owner, path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
+        known = await self.cache.get(key)
+        self.metrics.count_cached(route=path, hit=known is not None)
+        if known is not None:
+            scope["route"] = ROUTES[path]
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(known)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": known})
+            return
+        state = scope.setdefault("state", {})
+        status = 0
+
+        async def kept(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status == 200 and not message.get("more_body") and "by_owner" not in state:
+                self.cache.put(key, message.get("body", b""), learnt=state.get("learnt", []))
+            await send(message)
+
+        await self.app(scope, asgi_body.replayed(body, receive), kept)
+
+
+class ETags:
+    """Tags JSON answers to GET requests of the API by their bytes. Streams pass untouched."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        tagged = scope["type"] == "http" and scope["method"] == "GET" and path.startswith(PREFIX)
+        if not tagged or path.startswith(UNTAGGED):
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+
+        async def conditional(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_json(message):
+                start = message
+                return
+            if start is not None:
+                message, start = _tagged(start, message, Headers(scope=scope).get("if-none-match", "")), None
+                await send(message.pop("start"))
+            await send(message)
+
+        await self.app(scope, receive, conditional)
+
+
+def _is_json(start: Message) -> bool:
+    return start["status"] == 200 and dict(start["headers"]).get(b"content-type") == b"application/json"
+
+
+def _tagged(start: Message, body: Message, known: str) -> Message:
+    """The answer's body with its start, tagged; emptied to a 304 where `known` (If-None-Match) holds its tag."""
+    if body.get("more_body"):
+        return {**body, "start": start}
+    tag = f'"{hashlib.blake2b(body.get("body", b""), digest_size=12).hexdigest()}"'
+    headers = [*start["headers"], (b"etag", tag.encode()), (b"cache-control", b"private, no-cache")]
+    if known.strip() != "*" and tag not in (each.strip().removeprefix("W/") for each in known.split(",")):
+        return {**body, "start": {**start, "headers": headers}}
+    headers = [(name, value) for name, value in headers if name not in (b"content-length", b"content-type")]
+    return {"type": "http.response.body", "body": b"", "start": {**start, "status": 304, "headers": headers}}

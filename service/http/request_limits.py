@@ -1,0 +1,150 @@
+"""Limits around the routes: the cost of one request, open requests per key, and an end to work when the client hangs up."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hp_tool.bounds import Bounds, bounded
+from hp_tool.errors import HpToolError, InputError, LimitError
+from service.api.problems import problem
+from service.http.routes import AGENTS_PATH
+from service.settings import Settings
+
+WAITING = ("/events", "/result", AGENTS_PATH)
+"""Path endings of requests that only wait for a search, or for other requests."""
+RETRY_AFTER_S = 1.0
+LISTEN_AFTER_S = 0.05
+"""Most requests are answered sooner, and then nobody needs to watch for a hang-up."""
+_SEEN_S: ContextVar[float] = ContextVar("seen_s")
+"""Processor time of this thread at the last check. Each hop to a thread has its own copy of the context, and so of this."""
+
+
+class RequestLimits:
+    """The layer next to the routes; cached answers do not reach it."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.under_way: Counter[str | None] = Counter()
+        """Open requests by key, those that wait for a search apart; None: those that no limit concerns."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        principal = scope.get("state", {}).get("principal")
+        waits = scope["path"].endswith(WAITING)
+        key_id = None if principal is None or principal.key_id is None else principal.key_id + waits * " waiting"
+        most = self.settings.max_waiting_at_once if waits else self.settings.max_requests_at_once
+        if key_id is not None and self.under_way[key_id] >= most:
+            doing = "waiting for searches; close one" if waits else "under way; send many queries as one POST /v1/batch"
+            error = LimitError(
+                f"key {principal.key_id} may have {most} requests at once {doing}, or wait for one of them to end",
+                retry_after_s=RETRY_AFTER_S,
+                code="too_many_at_once",
+            )
+            await problem(error)(scope, receive, send)
+            return
+        meter = Meter(max_s=self.settings.max_cpu_s)
+        asker = Asker(receive, hung_up=meter.stop)
+        bounds = Bounds(
+            max_combinations=self.settings.max_combinations,
+            max_values=self.settings.max_values,
+            max_yaml_bytes=self.settings.max_yaml_bytes,
+            check=meter,
+        )
+        self.under_way[key_id] += 1
+        try:
+            with bounded(bounds):
+                await self.app(scope, asker.receive, send)
+        finally:
+            asker.close()
+            self.under_way[key_id] -= 1
+            if not self.under_way[key_id]:
+                del self.under_way[key_id]
+
+
+class Meter:
+    """The `check` of a request's bounds: its processor seconds, and whether anyone still waits for the answer."""
+
+    def __init__(self, *, max_s: float) -> None:
+        self._max_s = max_s
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the work at its next check."""
+        self._stopped = True
+
+    def __call__(self, bounds: Bounds) -> None:
+        if self._stopped:
+            raise HpToolError("the client hung up", code="client_gone")
+        now_s = time.thread_time()
+        bounds.spent_s += now_s - _SEEN_S.get(now_s)
+        _SEEN_S.set(now_s)
+        if bounds.spent_s > self._max_s:
+            share = bounds.done / max(bounds.planned, 1)
+            needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
+            raise InputError(
+                f"{self._max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
+                f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} combinations or fewer",
+                field="parallel",
+                code="request_too_costly",
+            )
+
+
+class Asker:
+    """The sender of a request. Once it takes long, a message ahead of the routes: a hang-up is heard while they work."""
+
+    def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
+        self._receive, self._hung_up = receive, hung_up
+        self._asked = False
+        self._heard: asyncio.Queue[Message | Exception] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._wait()
+
+    async def receive(self) -> Message:
+        """The next message; the last one, a hang-up or an error, as often as it is asked for."""
+        if self._heard is None:
+            self._asked = True
+            try:
+                return await self._receive()
+            finally:
+                self._asked = False
+        message = await self._heard.get()
+        if isinstance(message, Exception):
+            self._heard.put_nowait(message)
+            raise message
+        if message["type"] == "http.disconnect":
+            self._heard.put_nowait(message)
+        return message
+
+    def close(self) -> None:
+        """Listen no more: the request is answered."""
+        self._timer.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        if self._asked:  # the route listens itself
+            self._wait()
+            return
+        self._heard = asyncio.Queue(1)
+        self._listening = asyncio.create_task(self._listen(self._heard))
+
+    async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
+        """Pass messages on until the sender is gone. A sender who is too fast waits, as without this."""
+        try:
+            while (message := await self._receive())["type"] != "http.disconnect":
+                await heard.put(message)
+        except Exception as error:
+            await heard.put(error)  # a body over its limit: for the route to answer
+        else:
+            self._hung_up()
+            await heard.put(message)

@@ -1,0 +1,196 @@
+"""The gate in front of every request: Host, origin, key, rate and size; and the headers on every response."""
+
+import contextlib
+import time
+from collections.abc import Callable, Set
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from hp_tool.domain.access import Scope
+from hp_tool.errors import HpToolError, InputError, LimitError, NotFoundError
+from service.api.problems import problem
+from service.http import asgi_body
+from service.http.routes import ADMINISTRATION, COMPUTING, OPEN_PATHS, SAFE_METHODS, STREAMED
+from service.keys import ForbiddenKeyError, Keyring, Principal
+from service.settings import Settings
+
+RESPONSE_HEADERS = {
+    "Content-Security-Policy": (
+        # data: for Plotly alone, which asks the browser with a one-pixel image whether it knows WebP.
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items())
+"""As ASGI carries them. Lower case, as every header of the framework is."""
+MOST_BUCKETS = 10_000
+AUDITED_PER_SECOND = 1 / 60
+"""Audited refusals of one revoked or expired key: its requests must not fill the audit log."""
+BURST_S = 5.0
+"""A rate limit allows this many seconds' worth of requests at once: a page with its pictures, a script that starts."""
+
+
+class Gate:
+    """Refuses with a problem+json what must not reach a route. Starlette's layers answer in plain text, and buffer streams."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
+        self.app = app
+        self.settings = settings
+        self.keyring = keyring
+        self.rates, self.owners, self.wrong_keys, self.refused = (RateLimits() for _ in range(4))
+        self.hosts = {host.strip("[]").lower() for host in settings.hosts}
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"] = list(message.get("headers", ()))
+                names = {name for name, _ in headers}
+                headers += [header for header in RAW_HEADERS if header[0] not in names]
+            await send(message)
+
+        request = Headers(scope=scope)
+        try:
+            check_host(request, self.hosts)
+            check_text(scope)
+            check_origin(scope["method"], request)
+            if scope["path"] not in OPEN_PATHS:
+                principal = await self._principal(scope, request)
+                scope.setdefault("state", {})["principal"] = principal
+                if principal.key is not None:
+                    rate = principal.key.requests_per_second or self.settings.requests_per_second
+                    self.rates.take(f"key {principal.key.id}", per_second=rate)
+                    together = max(rate, self.settings.requests_per_second_per_owner)
+                    self.owners.take(f"owner {principal.owner}", per_second=together)
+                check_scope(principal, method=scope["method"], path=scope["path"])
+            limit = self.settings.max_batch_bytes if scope["path"] in STREAMED else self.settings.max_body_bytes
+            check_announced_size(request, limit)
+            receive = asgi_body.counted(receive, limit)
+            if scope["path"] not in STREAMED:  # read here, so that no layer below meets a body that is too large half-way
+                body = await asgi_body.whole(receive)
+                if body is None:  # the sender hung up
+                    return
+                receive = asgi_body.replayed(body, receive)
+        except HpToolError as error:
+            await problem(error)(scope, receive, send_with_headers)
+            return
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # the server leaves the body out
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send_with_headers)
+
+    async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
+        """The principal of a request. An address that sent many wrong keys is refused unheard, so that none is found by trying;
+        a stored key that was right before still works from there."""
+        address = (scope.get("client") or ("",))[0]
+        try:
+            if not self.keyring.recognises(request):
+                self.wrong_keys.take(address, per_second=self.settings.wrong_keys_per_second, tokens=0.0)
+        except LimitError as error:
+            message = f"too many wrong keys came from {address}"
+            raise LimitError(message, code="too_many_wrong_keys", retry_after_s=error.retry_after_s) from None
+        try:
+            return await self.keyring.principal(request)
+        except ForbiddenKeyError as error:
+            with contextlib.suppress(LimitError):
+                self.refused.take(error.key.id, per_second=AUDITED_PER_SECOND)
+                scope.setdefault("state", {})["refused_key"] = error.key
+            raise
+        except HpToolError as error:
+            if error.code == "unauthorized" and "authorization" in request:
+                with contextlib.suppress(LimitError):
+                    self.wrong_keys.take(address, per_second=self.settings.wrong_keys_per_second)
+            raise
+
+
+class RateLimits:
+    """A token bucket per key, owner or address, in this process; used on one event loop only, so nothing is locked."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, who: str, *, per_second: float, tokens: float = 1.0) -> None:
+        """Count a request as so many tokens; raises LimitError, with the wait until the next one, where there is none.
+
+        tokens = min(capacity, tokens + elapsed x per_second), capacity = max(1, BURST_S x per_second)
+        """
+        capacity = max(1.0, BURST_S * per_second)
+        now = self._clock()
+        if who not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+            self._buckets.clear()
+        left, seen = self._buckets.get(who, (capacity, now))
+        left = min(capacity, left + (now - seen) * per_second)
+        if left < 1.0:
+            self._buckets[who] = left, now
+            raise LimitError(
+                f"{who} may send {per_second:g} requests a second; send many queries as one POST /v1/batch",
+                retry_after_s=(1.0 - left) / per_second,
+            )
+        self._buckets[who] = left - tokens, now
+
+
+def check_host(headers: Headers, accepted: Set[str]) -> None:
+    """Check that the Host header names this service, which stops DNS rebinding against one on loopback."""
+    name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
+    if "*" not in accepted and name not in accepted:
+        raise HpToolError(f"this service does not answer for host {name!r}", code="unknown_host")
+
+
+def check_text(scope: AsgiScope) -> None:
+    """Check that path and parameters hold no NUL, which PostgreSQL cannot store."""
+    if "\0" in scope["path"]:
+        raise NotFoundError("nothing has a name with a NUL character")
+    if b"%00" in scope["query_string"]:
+        parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        names = (name.replace("\0", "") for name, value in parameters if "\0" in name + value)
+        raise InputError("a parameter holds a NUL character", field=next(names, "") or "query", code="bad_request")
+
+
+def check_origin(method: str, headers: Headers) -> None:
+    """Check that a changing request comes from our own page or from no page (cross-site request forgery).
+
+    Browsers send Sec-Fetch-Site, and Origin where they are older; programs send neither.
+    """
+    if method in SAFE_METHODS:
+        return
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        allowed = site in ("same-origin", "none")
+    elif origin is not None:
+        allowed = urlsplit(origin).netloc == headers.get("host", "")
+    else:
+        allowed = True
+    if not allowed:
+        raise HpToolError("changing requests from pages of other sites are refused", code="cross_origin")
+
+
+def check_scope(principal: Principal, *, method: str, path: str) -> None:
+    """Check that the key allows the request; a changing route that is not listed needs the right to submit."""
+    reads = method in SAFE_METHODS or path in COMPUTING
+    needed = Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT
+    if principal.scope < needed:
+        raise HpToolError(
+            f"key {principal.key_id} has scope {principal.scope.name.lower()}; this needs {needed.name.lower()}",
+            code="forbidden",
+        )
+
+
+def check_announced_size(headers: Headers, limit: int) -> None:
+    """Check that Content-Length is a number within the limit, where it is present."""
+    announced = headers.get("content-length", "0")
+    if not announced.isdecimal():
+        raise InputError("Content-Length is not a number", field="Content-Length", code="bad_request")
+    if int(announced) > limit:
+        raise asgi_body.too_large(limit)
