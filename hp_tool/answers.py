@@ -181,8 +181,10 @@ def recommend_answer(
 
 
 def _with_narrowest(row: Recommendation, query: Query) -> Recommendation:
+    """The row with what would narrow its interval, and the first one with what today's recipe would give."""
     one = Configuration.of(row, query=query).query
-    return replace(row, estimate=with_narrowest(row.estimate, query=one))
+    estimate = with_narrowest(row.estimate, query=one)
+    return replace(row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate)
 
 
 def answer_lines(
