@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accuracy.plain_recipe`: plain questions by the defaults, and by today's recipe as answers state it."""
+"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: plain questions by the defaults and by today's recipe."""
 
 from __future__ import annotations
 

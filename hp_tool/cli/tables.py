@@ -24,7 +24,7 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.fit import chance, left_open, needs
+from hp_tool.render.fit import chance, left_open, needs, taken
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
 from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 
@@ -215,6 +215,9 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         ]
         print_columns(console, columns, title="best configurations by the cost model")
     print_unchecked(console, estimates)
+    for row in ranked[:1]:
+        if text := taken(row.set):
+            console.print(text, highlight=False)
     for best in estimates[:1]:
         _print_left_open(console, best)
     print_space(console, answer)

@@ -1,5 +1,8 @@
 """Chances and intervals in words: how a configuration fits, and what would narrow the interval of its step time."""
 
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+
 from hp_tool.domain.result import Estimate
 from hp_tool.units import GIB, duration, gib
 
@@ -80,12 +83,21 @@ def launched(estimate: Estimate) -> str:
     return f"{duration(float(graphs['step_s']))} with CUDA graphs (training.cuda_graphs: true): launches bound this step"
 
 
+def taken(chosen: Mapping[str, object]) -> str:
+    """Return `with CUDA graphs, loss fused, which change nothing that is trained`: free knobs among what a ranking chose."""
+    free = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
+    words = [KNOBS[path].format(_value(chosen[path])) for path in free if path in chosen]
+    return f"with {', '.join(words)}, which change nothing that is trained" if words else ""
+
+
 def left_open(estimate: Estimate) -> tuple[str, ...]:
     """Return what the query leaves open and what naming it would give, a sentence each."""
     return tuple(filter(None, (narrower(estimate), launched(estimate), by_recipe(estimate))))
 
 
 def _value(value: object) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, dict):
         return " and ".join(name.replace("_", " ") for name, each in value.items() if each)
     return str(value).replace("_", " ")
