@@ -62,6 +62,6 @@ def seconds(call: Callable[[], object], *, repeats: int) -> float:
 
 
 if __name__ == "__main__":
-    asked = json.loads(Path(sys.argv[1]).read_text())
-    hp_tool.recommend(asked["warm"])  # so that the heap is kept (training.rank.keep_heap)
-    print(json.dumps({name: seconds(call, repeats=repeats) for name, call, repeats in calls(asked)}))
+    questions = json.loads(Path(sys.argv[1]).read_text())
+    hp_tool.recommend(questions["warm"])  # so that the heap is kept (training.rank.keep_heap)
+    print(json.dumps({name: seconds(call, repeats=repeats) for name, call, repeats in calls(questions)}))
