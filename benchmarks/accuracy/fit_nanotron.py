@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 from benchmarks.accuracy.data import Row, command_line, read
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, with_constants, write_framework
 from benchmarks.accuracy.grid_rows import FILE, Group, groups
+from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
 
 COMMAND = "python -m benchmarks.accuracy.fit_nanotron"
@@ -44,6 +46,8 @@ MEMORY_PRIORS = {
 NOISE = 0.1
 """Relative scatter between like runs; beyond it a run counts less and less."""
 
+RETRY_SLOWDOWN = 3.0
+"""Before any run: as stalls of any cause (`calibration.regimes.LOG_MEAN`)."""
 FIXED = FrameworkEfficiency(
     framework="nanotron",
     matmul_slowdown=1.2,
@@ -82,6 +86,7 @@ def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficien
     priors = {name: prior for name, prior in TIME_PRIORS.items() if not (clocks_known and name == "matmul_slowdown")}
     start = dataclasses.replace(FIXED, matmul_slowdown=1.0) if clocks_known else FIXED
     timed = _fitted(start, priors, grouped, measured="step_s", predicted="step_s")
+    timed = dataclasses.replace(timed, retry_slowdown=_retry_slowdown(grouped, timed))
     constants = _fitted(timed, MEMORY_PRIORS, grouped, measured="used_bytes", predicted="first_stage_bytes")
     models = " and ".join(sorted({row["model"] for row in ran}))
     return dataclasses.replace(
@@ -89,6 +94,17 @@ def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficien
         fitted_on=f"{sum(len(group.rows) for group in grouped)} runs of nanotron ({models}) on 1 to 64 nodes of 8 H100 by "
         f"{COMMAND}; see FIXED there for what they do not tell",
     )
+
+
+def _retry_slowdown(grouped: Sequence[Group], timed: FrameworkEfficiency) -> float:
+    """The geometric mean of how much longer pipelines took that held NEARLY_FULL of their device or more; the prior is one of
+    them."""
+    logs = [math.log(RETRY_SLOWDOWN)]
+    for group in grouped:
+        full = group.used_bytes >= NEARLY_FULL * group.cluster.gpu.memory_bytes
+        slow = full & (group.candidates.pipeline_parallel_size > 1)
+        logs += list(np.log(group.step_s / group.predict(timed).step_s)[slow])
+    return float(f"{math.exp(np.mean(logs)):.4g}")
 
 
 def _fitted(

@@ -22,7 +22,7 @@ def main() -> None:
     """Run the parts asked for, each in a process of its own, so that none meets another's memory."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--kernels", nargs="+", default=("fa2", "cudnn"), help="attention: fa2 cudnn efficient fa3 fa4")
+    parser.add_argument("--kernels", nargs="+", default=("fa2", "fa3", "cudnn"), help="attention: fa2 fa3 cudnn efficient fa4")
     parser.add_argument("--output", default="-", help="JSON file; -: stdout")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -7,12 +7,12 @@ from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
-from hp_tool.cost.layer import layer_bytes
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
+from hp_tool.cost.memory import retry_chance
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
@@ -22,6 +22,8 @@ from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
+WORTH_SAYING = 0.01
+"""Chance of retries from which an answer names it."""
 WAITS = 0.01
 """Share of a step that a dense model's devices wait for their host below which graphs are not worth a word."""
 BOUND = 1.02
@@ -52,12 +54,13 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     unchecked = unchecked_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
+    retries = float(retry_chance(total_bytes=memory.total_bytes, case=case, candidates=candidate))
     log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
     fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
     recorded_s = _recorded_s(case, candidate, step_s=step_s, overhead_s=parts["overhead"])
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
-    halved = replace(flops, attention=flops.attention - flops.masked)
+    halved = flops.causal
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
@@ -78,13 +81,19 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         hfu_causal=rate * (halved.model + again_halved) / peak,
         hfu_paper=rate * (flops.model + again_paper) / peak,
         intervals=intervals(
-            step_s=step_s, memory_total_bytes=memory.total_bytes, case=case, unchecked=unchecked, recorded_s=recorded_s
+            step_s=step_s,
+            memory_total_bytes=memory.total_bytes,
+            case=case,
+            unchecked=unchecked,
+            recorded_s=recorded_s,
+            retries=retries,
         ),
         out_of_memory_probability=fails,
         fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
         provenance=_provenance(case, config)
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
+        | _nearly_full(case, retries)
         | ({"unchecked": list(unchecked)} if unchecked else {})
         | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
@@ -99,7 +108,7 @@ def _recorded_s(case: TrainingCase, candidate: Candidates, *, step_s: float, ove
     waits_s = overhead_s - case.profile.framework.step_overhead_s * case.profile.release_factor
     if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
         return None
-    with_graphs = replace(case, profile=replace(case.profile, framework=case.recorded), recorded=None)
+    with_graphs = replace(case, profile=case.recorded, recorded=None)
     # Both anew: the costs may be a calibration's, or of stages and rows that differ.
     as_launched, as_recorded = (float(training_costs(case=each, candidates=candidate).step_s) for each in (case, with_graphs))
     return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
@@ -123,6 +132,12 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
         cost=gpu_hours * price if price is not None else None,
         energy=seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
     )
+
+
+def _nearly_full(case: TrainingCase, retries: float) -> dict[str, object]:
+    """Provenance of a nearly full device: the chance that its allocator retries, and how much longer a step takes then."""
+    slowdown = case.profile.framework.retry_slowdown
+    return {"nearly_full": {"probability": retries, "slowdown": slowdown}} if retries > WORTH_SAYING else {}
 
 
 def _kinds(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
@@ -193,7 +208,8 @@ def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, objec
     core_alone = candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
     if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
         return {}
-    layer = layer_bytes(case=case, candidates=candidate, moe=case.model.moe_layers > 0)
+    kinds, _ = layer_kinds(case=case, candidates=candidate)
+    layer = kinds.sparse or kinds.dense
     return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher, Store
@@ -77,7 +77,7 @@ class SearchPlan:
     most_gpu_seconds: float
     """Where every run takes all of its time limit."""
     most_cost: float | None
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values of the query that all runs would have beside their layouts, by path."""
 
 
@@ -107,7 +107,7 @@ def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher 
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search without a launcher, as if one job could have all of the cluster: for those who only ask."""
+    """Return the plan of a search as if one job could have all of the cluster; no launcher is needed."""
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)

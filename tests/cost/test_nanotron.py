@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.memory import NEARLY_FULL
 from hp_tool.cost.pipeline_stages import split, splits, stage_contents, whole_pipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
@@ -164,6 +166,25 @@ def test_small_layers_take_the_hosts_time(micro: int) -> None:
     found = costs(config, host_launch_s=1e-4)
     assert found.step_s * micro / 256 == pytest.approx(16 * 41e-4, rel=0.15)
     assert costs(config, host_launch_s=0.0).step_s < 0.7 * found.step_s
+
+
+def test_a_pipeline_on_a_nearly_full_device_takes_longer_by_its_chance() -> None:
+    """1B with ever larger micro-batches: at NEARLY_FULL of the device the chance is a half, and more memory only slows."""
+    config = ParallelConfig(pipeline_parallel_size=2, data_parallel_size=4)
+    ratios, shares = [], []
+    sd = efficiency(
+        gpu=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=8)).gpu, framework="nanotron"
+    ).framework.memory_log_sd
+    for micro in (1, 2, 4, 8, 16):
+        there = dataclasses.replace(config, micro_batch_size=micro)
+        slow, plain = (costs(there, retry_slowdown=slowdown) for slowdown in (4.0, 1.0))
+        shares.append(float(plain.memory_total_bytes / plain.device_bytes))
+        ratios.append(float(slow.step_s / plain.step_s))
+        chance = 0.5 * math.erfc(math.log(NEARLY_FULL / shares[-1]) / sd / math.sqrt(2.0))
+        assert math.log(ratios[-1]) / math.log(4.0) == pytest.approx(chance, abs=0.011)
+    assert shares[0] < 0.5 < NEARLY_FULL < shares[-1] and ratios == sorted(ratios)
+    alone = ParallelConfig(data_parallel_size=8, micro_batch_size=16)
+    assert costs(alone, retry_slowdown=4.0).step_s == costs(alone, retry_slowdown=1.0).step_s
 
 
 @settings(deadline=None)

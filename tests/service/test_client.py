@@ -29,7 +29,7 @@ def test_answers_are_the_librarys(server: str, query: Query) -> None:
         assert estimate == schema.to_dict(training.estimate(query=schema.parse_query(query)))
         assert len(client.recommend(query=query, top=2)["recommendations"]) == 2
         assert "cpu" in [row["name"] for row in client.catalog(kind="gpus")["items"]]
-        assert "trl" in [row["name"] for row in client.catalog(kind="recipes")["items"]]
+        assert "trl-1.7" in [row["name"] for row in client.catalog(kind="recipes")["items"]]
 
 
 def test_errors_are_the_librarys(server: str, query: Query) -> None:
