@@ -141,7 +141,9 @@ def _recompute(row: Row) -> RecomputeName | Recompute:
 
 
 def _records_graphs(row: Row) -> bool:
-    return row["cuda_graph_impl"] in ("local", "full_iteration") or bool(row["cuda_graph_modules"])
+    """Whether graphs are recorded: modules alone, with the implementation `none`, record nothing."""
+    implementation = row["cuda_graph_impl"]
+    return implementation in ("local", "full_iteration") or (implementation != "none" and bool(row["cuda_graph_modules"]))
 
 
 def _recorded(row: Row) -> tuple[str, ...] | None:
