@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, axis_values, said_of_all
 from hp_tool.domain.query import Query
@@ -35,13 +36,13 @@ class Configuration:
     """As it was asked, with each chosen value put in."""
     parallel: RunConfig
     """What its `parallel` resolves to."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that a ranking or a fix put in beside `parallel`, by path."""
 
     @staticmethod
     def of(row: Row, *, query: Query) -> Configuration:
         """Return the configuration of a row of the query's ranking, of a fix of its estimate, or of a run of its search."""
-        values: dict[str, Any] = dict(getattr(row, "set", {}))
+        values: ChosenValues = dict(getattr(row, "set", {}))
         for path, value in values.items():
             query = with_value(query, path, value)
         return _whole(row.parallel, query=query, values=values)
@@ -79,7 +80,7 @@ class Configuration:
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
 
-def _whole(config: RunConfig, *, query: Query, values: dict[str, Any]) -> Configuration:
+def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configuration:
     """The configuration with what the query says of all its layouts, which runs and rows of a search leave to it."""
     if isinstance(config, ParallelConfig):
         whole = said_of_all(query.parallel, context_parallel_size=config.context_parallel_size)
@@ -110,7 +111,7 @@ def _row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return row
 
 
-def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen_earlier(row: Mapping[str, Any], query: Mapping[str, Any]) -> ChosenValues:
     """What a ranking of an earlier version, whose rows have no `set`, says among its assumptions that it chose."""
     estimate, training = row.get("estimate") or row, query.get("training")
     provenance = estimate.get("provenance") if isinstance(estimate, dict) else None

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import hp_tool
+from hp_tool.cost.shared import forget_all
 
 PACKAGE = Path(hp_tool.__file__).parent
 DENSE = PACKAGE.parent / "examples" / "gpt3-175b.yaml"
@@ -56,8 +57,9 @@ class Counts:
 
 
 def count_question(name: str) -> Counts:
-    """Return the counts of one of QUESTIONS, asked a second time."""
+    """Return the counts of one of QUESTIONS, asked a second time; what candidates share (`cost.shared`) is computed anew."""
     QUESTIONS[name]()
+    forget_all()
     return count_calls(QUESTIONS[name])
 
 

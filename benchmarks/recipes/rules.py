@@ -74,8 +74,9 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
     for preset in one_of_each_cell(presets):
         by_release[preset.release].append(preset)
     inherited: list[Rule] = []
+    listed: list[Preset] = []
     for name in sorted(by_release):
-        listed = by_release[name]
+        listed = [*by_release[name], *_dropped(listed, by_release[name])]
         usual = _usual(listed, inherited)
         exceptions = _exceptions(listed, [*inherited, *usual])
         models = tuple(sorted({preset.model for preset in listed}))
@@ -83,6 +84,12 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
         learned.append(Release(name, models, gpus, _without_idle_nulls([*usual, *exceptions], inherited)))
         inherited += learned[-1].rules
     return learned
+
+
+def _dropped(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
+    """The earlier presets of models and tasks that a release no longer lists: they stay as they were."""
+    known = {(preset.model, preset.task) for preset in listed}
+    return [preset for preset in before if (preset.model, preset.task) not in known]
 
 
 def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> list[Rule]:

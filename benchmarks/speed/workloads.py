@@ -100,8 +100,11 @@ def legal_space(query: Query) -> tuple[TrainingProblem, list[Candidates]]:
 
 def single_queries(count: int) -> list[Query]:
     """Queries of one configuration each, all different."""
-    query = parse_query(QUERY)
-    candidates = Candidates.concatenate(legal_space(dense_query())[1])
+    return drawn(parse_query(QUERY), Candidates.concatenate(legal_space(dense_query())[1]), count=count)
+
+
+def drawn(query: Query, candidates: Candidates, *, count: int) -> list[Query]:
+    """Return the query with `count` different ones of the candidates, one each."""
     rows = np.random.default_rng(0).choice(len(candidates), size=count, replace=False)
     return [replace(query, parallel=config_query(candidates.config(int(row)))) for row in rows]
 

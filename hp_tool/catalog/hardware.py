@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hp_tool.catalog import library, records
@@ -37,6 +38,22 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
     if isinstance(query, str):
         node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
+    try:
+        return _known(query, library.folders())
+    except TypeError:  # a device described by its datasheet has no hash
+        return _resolved(query)
+
+
+@functools.lru_cache(maxsize=256)
+def _known(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
+    """The cluster of a query as one's own folders and the built-in ones have it: equal queries get the very same."""
+    return _resolved(query)
+
+
+library.on_change(_known.cache_clear)
+
+
+def _resolved(query: ClusterQuery) -> ClusterSpec:
     if query.stages is not None:
         return _mixed_cluster(query)
     checked(query, field="cluster")

@@ -81,16 +81,16 @@ def knows(kind: Kind, name: str) -> bool:
 
 def _called(kind: Kind, name: str) -> Entry | None:
     """The entry of this name or alias; a model that was trained further (-Instruct, -0324) has the shape of its base."""
-    match = _find(kind, name.casefold(), _folders())
+    match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
-        return _find(kind, _FURTHER.sub("", name.casefold()), _folders())
+        return _find(kind, _FURTHER.sub("", name.casefold()), folders())
     return match
 
 
 def entries(kind: Kind) -> list[Entry]:
     """All entries by name; one's own replace built-in ones of the same name."""
     by_name: dict[str, Entry] = {}
-    for folder in _folders():
+    for folder in folders():
         for path, _ in _texts(folder / kind):
             for candidate in _entries(path):
                 by_name.setdefault(candidate.name, candidate)
@@ -136,7 +136,7 @@ def sole_entry(path: Path, *, field: str) -> Entry:
 
 def own_folders() -> tuple[Path, ...]:
     """One's own folders, first match wins; the first is where new entries are written."""
-    return _folders()[:-1]
+    return folders()[:-1]
 
 
 def missing_folders() -> list[Path]:
@@ -208,7 +208,7 @@ def _entry(name: str, fields: dict[str, Any], defaults: dict[str, Any], source: 
     )
 
 
-def _folders() -> tuple[Path, ...]:
+def folders() -> tuple[Path, ...]:
     """Where to look, first match wins: HP_CATALOG_DIR, the user's configuration folder, the built-in data."""
     return (*_own_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)
 

@@ -94,6 +94,7 @@ def is_own_file(name: object) -> bool:
     return isinstance(name, OwnFile) and (is_file_name(name) or _holds_config(Path(name)))
 
 
+@functools.lru_cache(maxsize=1024)
 def is_file_name(name: str) -> bool:
     """Whether a model of this name would be looked for in a file."""
     return "." in name and Path(name).suffix in documents.SUFFIXES

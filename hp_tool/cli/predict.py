@@ -1,12 +1,17 @@
 """`hp-tool estimate`, `recommend` and `size`: what the cost model says of one configuration, of all, and of a budget."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
+
+if TYPE_CHECKING:
+    from hp_tool.answers import EstimateAnswer, RecommendAnswer
 
 
 def estimate(
@@ -27,18 +32,14 @@ def estimate(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli import serving_tables, tables
-    from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.queries import schema
 
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.estimate_answer(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
-    elif isinstance(answer.estimate, InferenceEstimate):
-        serving_tables.print_inference_estimate(answer.estimate)
     else:
-        tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
+        _print_estimate(answer)
     if not answer.known.feasible:
         raise typer.Exit(3)
 
@@ -77,12 +78,11 @@ def recommend(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
-    from hp_tool.cli import serving_tables, tables
-    from hp_tool.cli.sensitivity_tables import print_sensitivity
     from hp_tool.queries import schema
-    from hp_tool.render import plots
 
     if plot is not None:
+        from hp_tool.render import plots
+
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
@@ -93,14 +93,33 @@ def recommend(
     if as_json:
         typer.echo(schema.to_json(answer))
     elif parsed.kind == "inference":
+        from hp_tool.cli import serving_tables
+
         serving_tables.print_serving_recommendations(answer)
     else:
-        tables.print_recommendations(answer)
-        tables.print_pareto(answer)
-        if answer.sensitivity is not None:
-            print_sensitivity(answer.sensitivity)
+        _print_ranking(answer)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
+
+
+def _print_estimate(answer: EstimateAnswer) -> None:
+    from hp_tool.cli import serving_tables, tables
+    from hp_tool.domain.serving import InferenceEstimate
+
+    if isinstance(answer.estimate, InferenceEstimate):
+        serving_tables.print_inference_estimate(answer.estimate)
+    else:
+        tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
+
+
+def _print_ranking(answer: RecommendAnswer) -> None:
+    from hp_tool.cli import tables
+    from hp_tool.cli.sensitivity_tables import print_sensitivity
+
+    tables.print_recommendations(answer)
+    tables.print_pareto(answer)
+    if answer.sensitivity is not None:
+        print_sensitivity(answer.sensitivity)
 
 
 def size(

@@ -24,7 +24,7 @@ from hp_tool.render.columns import (
     training_figures,
     unchecked,
 )
-from hp_tool.render.fit import chance, narrower, needs
+from hp_tool.render.fit import chance, left_open, needs, taken
 from hp_tool.render.words import arithmetic, serving_arithmetic, unchecked_words
 from hp_tool.units import JOULES_PER_MWH, counted, decimal, duration, gib, whole
 
@@ -123,7 +123,7 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if intervals is not None:
         low, high = intervals.step_s
         console.print(f"step time between {duration(low)} and {duration(high)} with {intervals.confidence:.0%} confidence")
-        _print_narrower(console, estimate)
+        _print_left_open(console, estimate)
     print_unchecked(console, [estimate])
     if estimate.days is not None:
         cost = f", ${estimate.cost:,.0f}" if estimate.cost is not None else ""
@@ -140,9 +140,9 @@ def _print_fit(console: Console, estimate: Estimate) -> None:
         console.print(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}", highlight=False)
 
 
-def _print_narrower(console: Console, estimate: Estimate) -> None:
-    """What would narrow the interval of its step time, if anything does."""
-    if text := narrower(estimate):
+def _print_left_open(console: Console, estimate: Estimate) -> None:
+    """What the query leaves open, and what naming it would give."""
+    for text in left_open(estimate):
         console.print(text, highlight=False)
 
 
@@ -215,8 +215,11 @@ def print_recommendations(answer: RecommendAnswer) -> None:
         ]
         print_columns(console, columns, title="best configurations by the cost model")
     print_unchecked(console, estimates)
+    for row in ranked[:1]:
+        if text := taken(row.set):
+            console.print(text, highlight=False)
     for best in estimates[:1]:
-        _print_narrower(console, best)
+        _print_left_open(console, best)
     print_space(console, answer)
     if calibrated is not None:
         console.print(f"ranked after {_calibration(calibrated)}; before: the cost model alone")

@@ -51,6 +51,13 @@ def minimum(x: Any, y: Any) -> Any:
     return np.minimum(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else min(x, y)
 
 
+def column(value: Numbers, *, like: Numbers) -> Any:
+    """The value for each candidate that `like` has one for; a plain number stays one beside a plain number."""
+    if not isinstance(like, np.ndarray):
+        return value
+    return np.broadcast_to(value, np.broadcast_shapes(np.shape(value), like.shape))
+
+
 def gcd(x: Ints, y: Ints) -> Ints:
     """Greatest common divisor of whole numbers."""
     return np.gcd(x, y) if isinstance(x, np.ndarray) or isinstance(y, np.ndarray) else math.gcd(int(x), int(y))

@@ -7,13 +7,12 @@ from hp_tool.cost.candidates import CORE_ATTN, NONE, SELECTIVE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
-from hp_tool.cost.layer import layer_bytes
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
 from hp_tool.cost.memory import retry_chance
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts, training_costs
+from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
@@ -61,7 +60,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     recorded_s = _recorded_s(case, candidate, step_s=step_s, overhead_s=parts["overhead"])
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
-    halved = replace(flops, attention=flops.attention - flops.masked)
+    halved = flops.causal
     rate = tokens / (step_s * cluster.num_gpus)
     peak = peak_flops(cluster.gpu, precision=workload.precision)
     again, again_paper = _recomputed_flops(candidate, model, flops)
@@ -109,7 +108,7 @@ def _recorded_s(case: TrainingCase, candidate: Candidates, *, step_s: float, ove
     waits_s = overhead_s - case.profile.framework.step_overhead_s * case.profile.release_factor
     if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
         return None
-    with_graphs = replace(case, profile=replace(case.profile, framework=case.recorded), recorded=None)
+    with_graphs = replace(case, profile=case.recorded, recorded=None)
     # Both anew: the costs may be a calibration's, or of stages and rows that differ.
     as_launched, as_recorded = (float(training_costs(case=each, candidates=candidate).step_s) for each in (case, with_graphs))
     return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
@@ -209,7 +208,8 @@ def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, objec
     core_alone = candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
     if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
         return {}
-    layer = layer_bytes(case=case, candidates=candidate, moe=case.model.moe_layers > 0)
+    kinds, _ = layer_kinds(case=case, candidates=candidate)
+    layer = kinds.sparse or kinds.dense
     return {} if layer.saved_selective < layer.saved else {"recompute": NEEDLESS}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, Strategy
@@ -27,5 +27,5 @@ class TrainingCase(Machine):
     strategy: Strategy = DEFAULT_STRATEGY
     assumed: Mapping[str, object] = field(default_factory=dict)
     """Values of knobs by their key in a query, where the query left them open; for the answer's provenance."""
-    recorded: FrameworkEfficiency | None = None
-    """The framework's constants with recorded CUDA graphs, where the query leaves open whether there are any."""
+    recorded: EfficiencyProfile | None = None
+    """The profile with recorded CUDA graphs, where the query leaves open whether there are any."""

@@ -1,12 +1,15 @@
 """Model FLOPs and hardware FLOPs of one optimizer step: the numerators of MFU and HFU."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
 from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, entries, head_matrices, mlp_matrices
+from hp_tool.cost.shared import Shared
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -37,6 +40,14 @@ class TokenFlops:
         """
         return 3.0 * self.forward - self.frozen
 
+    @cached_property
+    def causal(self) -> TokenFlops:
+        """FLOPs without the part of attention that a causal mask leaves out."""
+        return replace(self, attention=self.attention - self.masked)
+
+
+_flops: Shared[TokenFlops] = Shared()
+
 
 def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     """FLOPs per token; with an encoder-decoder model per token of both sides.
@@ -44,6 +55,10 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of experts (top-k, shared experts
     and router). Embeddings, norms and scores outside a sliding window are not counted.
     """
+    return _flops.get((model, workload), (), lambda: _token_flops(model, workload))
+
+
+def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
     if model.architecture == "encoder_decoder":
         return _two_sided_flops(model, workload)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
+from hp_tool.cost.arrays import Floats, Ints, anywhere, column, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -14,8 +14,10 @@ from hp_tool.cost.parameters import Matrix, mlp_matrices, rank_matrices
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight
+from hp_tool.cost.shared import Shared
 from hp_tool.cost.zero import PREFETCHED_LAYERS
 from hp_tool.domain.frameworks import facts
+from hp_tool.domain.model import ModelSpec
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """Parts that sum to the total."""
@@ -88,9 +90,7 @@ def memory(
     first = each[0]
     first_stage = allocated = sum(first.parts.values())
     parts, layer_activations = first.parts, first.layer_activations
-    rank: Ints | Floats = (
-        pipeline.stages[0].rank + 0 * candidates.pipeline_parallel_size
-    )  # a column, whichever stage is the fullest
+    rank: Ints | Floats = column(pipeline.stages[0].rank, like=candidates.pipeline_parallel_size)
     host = states.stages[0].host + first.on_host  # at most one of them is offloaded
     for place in range(1, len(each)):
         here, on_host = sum(each[place].parts.values()), states.stages[place].host + each[place].on_host
@@ -105,7 +105,7 @@ def memory(
             rank, allocated = where(fuller, pipeline.stages[place].rank, rank), where(fuller, here, allocated)
     overhead = profile.gpu.context_bytes
     return Memory(
-        parts=parts | {"overhead": overhead + 0.0 * allocated},
+        parts=parts | {"overhead": column(overhead, like=allocated)},
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,
@@ -134,19 +134,34 @@ def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats
     """(bytes of the empty weight gradients that Transformer Engine keeps, one for each matrix of a layer; more where a model
     with experts has layers without).
 
-    Not without its modules, which unfused attention stands for, nor under FSDP, which gives every matrix a gradient of its own.
+    Not without its modules, nor under FSDP, which gives every matrix a gradient of its own.
     """
-    model, workload = case.model, case.workload
-    if workload.lora is not None or workload.attention != "flash" or not facts(workload.framework).caches_weight_gradients:
+    workload, c = case.workload, candidates
+    if workload.lora is not None or not workload.has_transformer_engine:
         return 0.0, 0.0
+    if not facts(workload.framework).caches_weight_gradients:
+        return 0.0, 0.0
+    if c.is_alone:
+        ranks = (c.tensor_parallel_size, c.expert_parallel_size, c.expert_tensor_parallel_size)
+        each, dense = _shapes.get((case.model,), ranks, lambda: _shape_entries(case.model, c))
+    else:
+        each, dense = _shape_entries(case.model, c)
+    e, kept = workload.activation_element_bytes, c.zero_stage < 3
+    return e * each * kept, e * dense * kept
 
-    def kept(matrices: Sequence[Matrix]) -> Floats:
-        entries: Floats = sum(matrix.rows * matrix.inputs for matrix in matrices)
-        return workload.activation_element_bytes * entries * (candidates.zero_stage < 3)
 
-    each = rank_matrices(model, candidates, moe=bool(model.num_experts))
-    dense = mlp_matrices(model, tensor=candidates.tensor_parallel_size) if model.num_experts else []
-    return kept([matrix for matrix in each if matrix.module != "router"]), kept(dense)
+_shapes: Shared[tuple[Floats, Floats]] = Shared()
+
+
+def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
+    """(entries of one matrix of each shape of a layer, of a dense layer's MLP where others have experts)."""
+
+    def entries(matrices: Sequence[Matrix]) -> Floats:
+        return sum(matrix.rows * matrix.inputs for matrix in matrices)
+
+    each = rank_matrices(model, c, moe=bool(model.num_experts))
+    dense = mlp_matrices(model, tensor=c.tensor_parallel_size) if model.num_experts else []
+    return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
 
 
 def queued_input_bytes(case: TrainingCase, candidates: Candidates, *, layers: Floats, micro_batches: Floats) -> Floats:

@@ -35,6 +35,7 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
 from hp_tool.cost.roofline import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
+from hp_tool.cost.shared import Shared
 from hp_tool.cost.zero import Sharding, StateTimes, sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
@@ -135,8 +136,10 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    dense = layer_parameters(model, tensor_parallel_size=t)
-    more = moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
+    if candidates.is_alone:
+        dense, more = _weights.get((model,), (t,), lambda: _layer_weights(model, t))
+    else:
+        dense, more = _layer_weights(model, t)
     embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
@@ -150,6 +153,15 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
         + (stage.output * head + stage.extra_layers * extra)
         for stage in pipeline.stages
     ]
+
+
+_weights: Shared[tuple[Floats, Floats]] = Shared()
+
+
+def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
+    """(parameters of a dense layer on one rank, what one with experts has more without the routed ones)."""
+    dense = layer_parameters(model, tensor_parallel_size=t)
+    return dense, moe_shared_parameters(model, tensor_parallel_size=t) - dense if model.num_experts else 0.0
 
 
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:

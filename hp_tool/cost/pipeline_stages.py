@@ -10,6 +10,7 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum,
 from hp_tool.cost.candidates import DUALPIPE, ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import DenseLayers, dense_layers, has_both_kinds
+from hp_tool.cost.shared import Shared
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
@@ -103,12 +104,22 @@ class Pipeline:
         return lie
 
 
+_pipelines: Shared[Pipeline] = Shared()
+
+
 def whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     """The stages of the whole pipeline, with L/p layers each.
 
     If p v does not divide L, some hold fewer, the ends first (`domain.pipeline_layout`); those between count as full. If the
     framework balances blocks, stages are filled by weight.
     """
+    if not c.is_alone:
+        return _whole_pipeline(case, c)
+    sizes = (c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.pipeline_schedule)
+    return _pipelines.get((case.model,), (case.workload.framework, *sizes), lambda: _whole_pipeline(case, c))
+
+
+def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     framework = facts(case.workload.framework)
     if framework.balances_blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hp_tool.cost.arrays import Floats
+from hp_tool.cost.arrays import Floats, column
 from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
@@ -85,8 +85,7 @@ def time_parts(
     stage = critical.stage
     transfer = transfer_seconds(case=case, candidates=c)
     stalled, stalled_once = message_stalls(case=case, candidates=c)
-    nothing = 0.0 * p
-    overhead = nothing + framework.step_overhead_s
+    overhead = column(framework.step_overhead_s, like=p)
     if framework.host_launch_s:
         overhead = overhead + m * stage.host_waits
     parts = {
@@ -94,8 +93,8 @@ def time_parts(
         "attention": m * stage.attention,
         "recompute": m * stage.recompute,
         "tensor_parallel": m * (stage.tensor + critical.ends_communication),
-        "context_parallel": m * stage.context + nothing,
-        "expert_parallel": m * stage.expert + nothing,
+        "context_parallel": column(m * stage.context, like=p),
+        "expert_parallel": column(m * stage.expert, like=p),
         "pipeline_bubble": critical.bubble + 2.0 * (p - 1.0) * transfer + stalled_once,
         "pipeline_p2p": (2.0 * (1.0 - framework.pipeline_overlap)) * m * c.virtual_pipeline_parallel_size * transfer
         + m * stalled,
@@ -109,7 +108,7 @@ def time_parts(
             layers=pipeline.critical.count,
         ),
         "optimizer": states.update_s,
-        "offload": nothing + _offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m),
+        "offload": column(_offload_seconds(case, states=states, stage=stage, offloaded=offloaded, micro_batches=m), like=p),
         "overhead": overhead,
     }
     return parts if profile.release_factor == 1.0 else {name: profile.release_factor * part for name, part in parts.items()}

@@ -26,6 +26,7 @@ from hp_tool.cost.model_states import state_costs
 from hp_tool.cost.moe import merged_share
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
 from hp_tool.cost.recomputation import layer_axes
+from hp_tool.cost.shared import Shared
 from hp_tool.cost.step_time import micro_batches, time_parts
 
 
@@ -168,39 +169,80 @@ class ModelLayers:
         return [_mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKinds:
+    """A layer of each kind that a model has, and its ends; shape (k,) for k combinations of the axes they depend on."""
+
+    dense: LayerBytes
+    time: LayerTime
+    sparse: LayerBytes | None
+    """This and what follows: with experts."""
+    sparse_time: LayerTime | None
+    merged_time: LayerTime | None
+    """Where forward and backward passes run together; None where they never do."""
+    head: HeadTime
+
+
+_kinds: Shared[LayerKinds] = Shared()
+
+
 def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
     """The layers and ends of legal candidates."""
-    model, cluster, workload = case.model, case.cluster, case.workload
-    unique, inverse = unique_rows(candidates, (*layer_axes(candidates), *spreading_axes(cluster)))
-    if model.architecture == "encoder_decoder":
-        return ModelLayers(
-            dense=_spread(mean_layer_bytes(case=case, candidates=unique), inverse),
-            sparse=None,
-            times=(_spread(mean_layer_time(case=case, candidates=unique), inverse),),
-            head=_spread(both_heads(case=case, candidates=unique), inverse),
-        )
-    s = shapes(case=case, candidates=unique)
-
-    def layer(*, moe: bool = False, merged: bool = False) -> LayerTime:
-        split = candidates.names_schedules
-        time = layer_time(case=case, candidates=unique, moe=moe, split_backward=split, merged=merged, s=s)
-        return _spread(time, inverse)
-
-    times: tuple[LayerTime, ...] = (layer(),)
-    sparse = None
-    if model.num_experts:
-        sparse = _spread(layer_bytes(case=case, candidates=unique, moe=True, s=s), inverse)
-        sparse_times = layer(moe=True)
-        if workload.merges_passes or candidates.merges_passes:
-            share = merged_share(candidates, micro_batches=micro_batches, merges=workload.merges_passes)
-            sparse_times = _mix(sparse_times, layer(moe=True, merged=True), share)
-        kinds = pipeline.dense is not None
-        times = (*times, sparse_times) if kinds else (_mix(times[0], sparse_times, pipeline.critical.expert_share),)
+    kinds, inverse = layer_kinds(case=case, candidates=candidates)
+    times: tuple[LayerTime, ...] = (_spread(kinds.time, inverse),)
+    if kinds.sparse_time is not None:
+        sparse_time = _spread(kinds.sparse_time, inverse)
+        if kinds.merged_time is not None:
+            share = merged_share(candidates, micro_batches=micro_batches, merges=case.workload.merges_passes)
+            sparse_time = _mix(sparse_time, _spread(kinds.merged_time, inverse), share)
+        both = pipeline.dense is not None
+        times = (*times, sparse_time) if both else (_mix(times[0], sparse_time, pipeline.critical.expert_share),)
     return ModelLayers(
-        dense=_spread(layer_bytes(case=case, candidates=unique, s=s), inverse),
-        sparse=sparse,
+        dense=_spread(kinds.dense, inverse),
+        sparse=None if kinds.sparse is None else _spread(kinds.sparse, inverse),
         times=times,
-        head=_spread(head_time(case=case, candidates=unique, s=s), inverse),
+        head=_spread(kinds.head, inverse),
+    )
+
+
+def layer_kinds(*, case: TrainingCase, candidates: Candidates) -> tuple[LayerKinds, NDArray[np.intp] | None]:
+    """Return the layers and ends of each combination of the axes they depend on, and the combination of each candidate, as
+    `unique_rows` numbers them.
+    """
+    axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
+    splits, merges = candidates.names_schedules, case.workload.merges_passes or candidates.merges_passes
+    if not candidates.is_alone:
+        unique, inverse = unique_rows(candidates, axes)
+        return _layer_kinds(case=case, candidates=unique, splits=splits, merges=merges), inverse
+    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy)
+    numbers = (splits, merges, *axes, *(getattr(candidates, name) for name in axes))
+    kinds = _kinds.get(parts, numbers, lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges))
+    return kinds, None
+
+
+def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool) -> LayerKinds:
+    """The kinds of layers of unique candidates; `splits`: their weight gradients are told apart."""
+    if case.model.architecture == "encoder_decoder":
+        return LayerKinds(
+            dense=mean_layer_bytes(case=case, candidates=candidates),
+            time=mean_layer_time(case=case, candidates=candidates),
+            sparse=None,
+            sparse_time=None,
+            merged_time=None,
+            head=both_heads(case=case, candidates=candidates),
+        )
+    experts, s = bool(case.model.num_experts), shapes(case=case, candidates=candidates)
+
+    def time(*, moe: bool = False, merged: bool = False) -> LayerTime:
+        return layer_time(case=case, candidates=candidates, moe=moe, split_backward=splits, merged=merged, s=s)
+
+    return LayerKinds(
+        dense=layer_bytes(case=case, candidates=candidates, s=s),
+        time=time(),
+        sparse=layer_bytes(case=case, candidates=candidates, moe=True, s=s) if experts else None,
+        sparse_time=time(moe=True) if experts else None,
+        merged_time=time(moe=True, merged=True) if experts and merges else None,
+        head=head_time(case=case, candidates=candidates, s=s),
     )
 
 

@@ -1,8 +1,9 @@
 """The answer of a search in figures: what to run, what is known of it, and what it saves."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
@@ -101,7 +102,7 @@ class Answer:
     """Whether the gain's interval lies above 1; None without a gain."""
     calibrated_step_s_interval: tuple[float, float] | None = None
     """90 %, where the calibration by all runs puts its step time."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values of the query that the search chose beside `parallel`, by path; its runs and the baseline have them too."""
 
     @property

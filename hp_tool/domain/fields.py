@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from annotated_types import Interval, MinLen
@@ -16,6 +16,8 @@ from annotated_types import Interval, MinLen
 from hp_tool.errors import InputError
 
 T = TypeVar("T")
+ChosenValues: TypeAlias = dict[str, Any]
+"""Values of a query beside `parallel`, by dotted path, that a ranking, a fix or a search put in."""
 _BUILDING = threading.Lock()
 
 
@@ -69,35 +71,6 @@ Release: TypeAlias = Annotated[str, _NotBlank()]
 """The number of a release, as text."""
 
 
-def flattened(source: Any, handler: Any, *, name: str, fold: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """Return pydantic's schema of a dataclass whose field `name`, pairs of key and value, is written as further keys beside its
-    own: `fold` moves them from a mapping that is read into the field."""
-
-    def read(data: Any) -> Any:
-        return fold(data) if isinstance(data, dict) else data
-
-    def write(value: Any, handler: Any) -> Any:
-        return {key: each for key, each in handler(value).items() if key != name} | dict(getattr(value, name))
-
-    schema = handler(source)
-    own: dict[str, Any] = handler.resolve_ref_schema(schema)
-    if own["schema"]["type"] != "function-before":  # a type that is used twice has one schema
-        own["schema"] = {
-            "type": "function-before", "function": {"type": "no-info", "function": read}, "schema": own["schema"]
-        }  # fmt: skip
-        own["serialization"] = {"type": "function-wrap", "function": write}
-    return cast(dict[str, Any], schema)
-
-
-def flattened_json(core_schema: Any, handler: Any, *, name: str, pattern: str, value: dict[str, Any]) -> Any:
-    """Return the JSON schema of such a dataclass: keys of a pattern in place of the field."""
-    schema = handler(core_schema)
-    own = handler.resolve_ref_schema(schema)
-    own.get("properties", {}).pop(name, None)
-    own["patternProperties"] = {f"^{pattern}$": value}
-    return schema
-
-
 class Strict:
     """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
 
@@ -105,6 +78,48 @@ class Strict:
     __pydantic_config__: ClassVar[dict[str, bool | str]] = {
         "extra": "forbid", "use_attribute_docstrings": True, "allow_inf_nan": False,
     }  # fmt: skip
+
+
+class Flattened(Strict):
+    """A dataclass whose field `others`, pairs of key and value, is written as further keys beside its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the mapping with the keys that are no fields in `others`. Raises InputError."""
+        raise NotImplementedError
+
+    @classmethod
+    def _other_keys(cls) -> tuple[str, dict[str, Any]]:
+        """Return the pattern of such a key, and the JSON schema of its value."""
+        raise NotImplementedError
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
+        def read(data: Any) -> Any:
+            return cls._fold(data) if isinstance(data, dict) else data
+
+        def write(value: Any, handler: Any) -> Any:
+            return {key: each for key, each in handler(value).items() if key != "others"} | dict(value.others)
+
+        schema = handler(source)
+        own: dict[str, Any] = handler.resolve_ref_schema(schema)
+        if own["schema"]["type"] != "function-before":  # a type that is used twice has one schema
+            own["schema"] = {
+                "type": "function-before", "function": {"type": "no-info", "function": read}, "schema": own["schema"]
+            }  # fmt: skip
+            own["serialization"] = {"type": "function-wrap", "function": write}
+        return cast(dict[str, Any], schema)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        pattern, value = cls._other_keys()
+        own.get("properties", {}).pop("others", None)
+        own["patternProperties"] = {f"^{pattern}$": value}
+        return schema
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Strict, flattened, flattened_json
+from hp_tool.domain.fields import Flattened, Strict
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -128,14 +128,8 @@ class Fidelity(Strict):
 _QUANTILE = re.compile(r"p\d\d(\.\d+)?")
 
 
-def _fold_quantiles(data: dict[str, Any]) -> dict[str, Any]:
-    own = ("p50", "p90", "p99")
-    others = tuple((key, value) for key, value in data.items() if key not in own and _QUANTILE.fullmatch(key))
-    return {key: value for key, value in data.items() if (key, value) not in others} | {"others": others}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail(Strict):
+class Tail(Flattened):
     """Quantiles of one latency over requests."""
 
     p50: Spread
@@ -151,13 +145,14 @@ class Tail(Strict):
         return dict(sorted(every.items(), key=lambda each: float(each[0][1:])))
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
-        return flattened(source, handler, name="others", fold=_fold_quantiles)
+    def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
+        own = ("p50", "p90", "p99")
+        others = tuple((key, value) for key, value in data.items() if key not in own and _QUANTILE.fullmatch(key))
+        return {key: value for key, value in data.items() if (key, value) not in others} | {"others": others}
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        value = {"type": "number", "minimum": 0.0, "maximum": 1e7}
-        return flattened_json(core_schema, handler, name="others", pattern=_QUANTILE.pattern, value=value)
+    def _other_keys(cls) -> tuple[str, dict[str, Any]]:
+        return _QUANTILE.pattern, {"type": "number", "minimum": 0.0, "maximum": 1e7}
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:

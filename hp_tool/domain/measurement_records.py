@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.measurement import Measurement, MeasurementStatus
 from hp_tool.domain.records import SET, JsonObject, Paging
 from hp_tool.domain.serving import RunConfig
@@ -88,7 +89,7 @@ class MeasurementRecord(NewMeasurement):
     created_at: datetime
 
     @property
-    def set(self) -> dict[str, Any]:
+    def set(self) -> ChosenValues:
         """Values of the query that its search chose beside `parallel`, by path."""
         return dict(self.predicted.get(SET, {}))
 

@@ -165,6 +165,7 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
     return [layers - (place < first or place >= count - last) for place, layers in enumerate(sizes)]
 
 
+@functools.lru_cache(maxsize=1024)
 def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int) -> str:
     """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
     first, *between, last = (_layers(count) for count in chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 from annotated_types import MaxLen, MinLen
 
-from hp_tool.domain.fields import Strict
+from hp_tool.domain.fields import ChosenValues, Strict
 from hp_tool.domain.measurement import Fidelity, Latencies, Measurement, MeasurementStatus
 from hp_tool.domain.serving import RunConfig
 
@@ -191,7 +191,7 @@ class RunRecord:
     finished_at: datetime | None = None
 
     @property
-    def set(self) -> dict[str, Any]:
+    def set(self) -> ChosenValues:
         """Values of the search's query that it chose beside `parallel`, by path; they were predicted, and run."""
         return dict(self.predicted.get(SET, {}))
 

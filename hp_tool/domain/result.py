@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -90,10 +91,27 @@ class Intervals:
 class Narrowest:
     """What a query leaves unsaid whose naming narrows the interval of its step time most."""
 
-    set: dict[str, Any]
+    set: ChosenValues
     """Values to put into the query, by path: training.framework_version."""
     step_s: tuple[float, float]
     """The interval of the query with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithRecipe:
+    """What today's recipe gives a query that names none."""
+
+    recipe: str
+    set: dict[str, Any]
+    """Values to put into the query, by path: training.recipe, and what the recipe's own layout has and this one cannot run."""
+    step_s: float
+    interval_s: tuple[float, float]
+    """90 % interval of step_s."""
+    feasible: bool
+    changes: dict[str, Any]
+    """Knobs by path that the recipe sets otherwise than they are left open."""
+    gains: dict[str, float]
+    """Of those that change the numbers that are trained: step time without each, over step_s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +124,7 @@ class Mend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ParallelConfig
     """All of the mended configuration: valid input."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the query must have beside `parallel`, by path: training.gradient_precision, cluster.num_gpus."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
@@ -168,6 +186,8 @@ class Estimate:
     intervals: Intervals | None = None
     narrowest: Narrowest | None = None
     """None where nothing unsaid widens the interval of step time by more than a tenth."""
+    with_recipe: WithRecipe | None = None
+    """None where the query names a recipe, or there is none for its framework and devices."""
     out_of_memory_probability: float | None = None
     """That it needs more than the whole device, by the interval of its memory; 0 if a run of it worked."""
     fit: Fit | None = None
@@ -207,7 +227,7 @@ class Recommendation:
 
     rank: int
     parallel: ParallelConfig
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the ranking chose beside `parallel`, by path: training.offload, one of a list under training,
     cluster.num_gpus. The query with both gives this estimate."""
     estimate: Estimate

@@ -1,9 +1,9 @@
 """Serving: a configuration of an inference engine, the engine's constants, and what an estimate of it says."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hp_tool.domain.fields import Strict, short_repr
+from hp_tool.domain.fields import ChosenValues, Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.result import Reason
@@ -216,7 +216,7 @@ class ServingMend:
     """Fields of parallel that differ from the configuration asked for."""
     parallel: ServingConfig
     """All of the mended configuration: valid input."""
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the query must have beside `parallel`, by path: cluster.num_gpus."""
     num_gpus: int
     """Devices it runs on; more than the query has where the change says so."""
@@ -321,7 +321,7 @@ class ServingRecommendation:
     """Rows of one group cannot be told apart by the 90 % interval of the ratio of what ranks them; 1 holds the best. None: rows
     that are not ranked by a prediction."""
     parallel: ServingConfig
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values that the ranking chose beside `parallel`, by path: cluster.num_gpus, the load of a front's row."""
     estimate: InferenceEstimate
     measurement: Measurement | None = None

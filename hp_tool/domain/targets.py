@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hp_tool.domain.fields import Amount, Strict, bounds_of, flattened, flattened_json, out_of_bounds
+from hp_tool.domain.fields import Amount, Flattened, bounds_of, out_of_bounds
 from hp_tool.errors import InputError
 
 QUANTILE = re.compile(r"(ttft|tpot|e2e)_p(\d\d)\.?(\d*)_s")
@@ -22,7 +22,7 @@ def share_of(quantile: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets(Strict):
+class Targets(Flattened):
     """Inference: the highest latencies allowed, in seconds. Any quantile from p50 to p99.9 of ttft, tpot and e2e (the request's
     latency) may be named as ttft_p95_s or tpot_p99.9_s (also written tpot_p999_s)."""
 
@@ -48,40 +48,36 @@ class Targets(Strict):
                 yield (name, *_bounded(quantile), limit) if quantile else (name, name, None, limit)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
-        return flattened(source, handler, name="others", fold=_fold)
+    def _fold(cls, data: dict[str, Any]) -> dict[str, Any]:
+        if "others" in data:
+            raise InputError(
+                "unknown key targets.others; name a quantile as in ttft_p95_s", field="targets.others", code="unknown_key"
+            )
+        keys = {key: _bounded(match)[1] for key in data if key not in cls.__slots__ and (match := QUANTILE.fullmatch(key))}
+        bounds = bounds_of(Targets)["ttft_s"]
+        for key, quantile in keys.items():
+            field, limit = f"targets.{key}", data[key]
+            if not LOWEST <= 100.0 * share_of(quantile) <= HIGHEST:
+                raise InputError(
+                    f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are predicted",
+                    field=field,
+                    code="invalid_value",
+                )
+            if not isinstance(limit, int | float) or isinstance(limit, bool):
+                raise InputError(f"{field} wants seconds, got {str(limit)[:80]!r}", field=field, code="invalid_value")
+            if not bounds[0] <= limit <= bounds[1]:
+                raise out_of_bounds(limit, bounds, field=field)
+        return {key: value for key, value in data.items() if key not in keys} | {
+            "others": tuple((key, data[key]) for key in keys)
+        }
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+    def _other_keys(cls) -> tuple[str, dict[str, Any]]:
         low, high = bounds_of(Targets)["ttft_s"]
-        limit = {"type": "number", "minimum": low, "maximum": high}
-        return flattened_json(core_schema, handler, name="others", pattern=QUANTILE.pattern, value=limit)
+        return QUANTILE.pattern, {"type": "number", "minimum": low, "maximum": high}
 
 
 def _bounded(quantile: re.Match[str]) -> tuple[str, str]:
     """Return the latency that a target bounds, and the quantile as it is reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
     return "request_latency_s" if latency == "e2e" else f"{latency}_s", f"p{float(f'{whole}.{decimals or 0}'):g}"
-
-
-def _fold(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the mapping with other quantiles in `others`. Raises InputError."""
-    if "others" in data:
-        raise InputError(
-            "unknown key targets.others; name a quantile as in ttft_p95_s", field="targets.others", code="unknown_key"
-        )
-    keys = {key: _bounded(match)[1] for key in data if key not in Targets.__slots__ and (match := QUANTILE.fullmatch(key))}
-    bounds = bounds_of(Targets)["ttft_s"]
-    for key, quantile in keys.items():
-        field, limit = f"targets.{key}", data[key]
-        if not LOWEST <= 100.0 * share_of(quantile) <= HIGHEST:
-            raise InputError(
-                f"{field} asks for {quantile}; quantiles from p{LOWEST:g} to p{HIGHEST:g} are predicted",
-                field=field,
-                code="invalid_value",
-            )
-        if not isinstance(limit, int | float) or isinstance(limit, bool):
-            raise InputError(f"{field} wants seconds, got {str(limit)[:80]!r}", field=field, code="invalid_value")
-        if not bounds[0] <= limit <= bounds[1]:
-            raise out_of_bounds(limit, bounds, field=field)
-    return {key: value for key, value in data.items() if key not in keys} | {"others": tuple((key, data[key]) for key in keys)}

@@ -224,6 +224,11 @@ class TrainingWorkload(Strict):
         """Whether the embedding is not trained: frozen by name, or with all other weights under adapters."""
         return self.lora is not None or "embedding" in self.frozen
 
+    @property
+    def has_transformer_engine(self) -> bool:
+        """Whether layers are Transformer Engine's modules: unfused attention stands for Megatron Core's local ones."""
+        return self.attention == "flash"
+
     @cached_property
     def freezes_output_layer(self) -> bool:
         """Whether the output layer is not trained: frozen by name, or with all other weights under adapters."""

@@ -14,6 +14,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.registry import Format, Kind, formats, get, writable
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
+from hp_tool.training.only import only_layout
 from hp_tool.units import LEAST_CHANGE
 
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
@@ -30,11 +31,14 @@ def export(
     """The text of one configuration in another tool's words.
 
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
-    query, which is answered first. `rank` picks a recommendation, `read` parses the query. Raises InputError, UnsupportedError.
+    query, which is answered first: estimated if it allows one layout alone, else ranked. `rank` picks a recommendation, `read`
+    parses the query. Raises InputError, UnsupportedError.
     """
     _writer(format)
     if "kind" in result:
         query = read(result)
+        if rank == 1 and (estimate := only_layout(query)) is not None:
+            return write(Configuration.of(estimate, query=query), format)
         ranking = problem_of(query).rank(top=rank)
         if (count := len(ranking.recommendations)) < rank:
             raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")

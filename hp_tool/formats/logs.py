@@ -82,28 +82,28 @@ _NUMBER = r"([-+]?[\d,]{0,30}\.?\d{1,30}(?:[eE][-+]?\d{1,3})?)"
 
 def _megatron(line: str, facts: LogFacts) -> None:
     """iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 | ...; memory (MB) | ... max allocated: 45678.2 |"""
-    if (elapsed := _found(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
+    if (elapsed := _figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
-        facts.loss(_found(line, rf"lm loss:\s*{_NUMBER}"))
+        facts.loss(_figure(line, rf"lm loss:\s*{_NUMBER}"))
     if "memory (MB)" in line:
-        facts.peak("allocated_bytes", _found(line, rf"max allocated:\s*{_NUMBER}"), MIB)
-        facts.peak("reserved_bytes", _found(line, rf"max reserved:\s*{_NUMBER}"), MIB)
+        facts.peak("allocated_bytes", _figure(line, rf"max allocated:\s*{_NUMBER}"), MIB)
+        facts.peak("reserved_bytes", _figure(line, rf"max reserved:\s*{_NUMBER}"), MIB)
 
 
 def _bridge(line: str, facts: LogFacts) -> None:
     """Steps as Megatron-LM prints them; (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ..."""
     _megatron(line, facts)
     if "memory (GB)" in line:
-        facts.peak("allocated_bytes", _found(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB)
-        facts.peak("reserved_bytes", _found(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB)
+        facts.peak("allocated_bytes", _figure(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB)
+        facts.peak("reserved_bytes", _figure(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB)
 
 
 def _nemo_rl(line: str, facts: LogFacts) -> None:
     """Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%), which is the part of it that trains."""
-    facts.loss(_found(line, rf"\u2022 Loss:\s*{_NUMBER}"))
-    if (total := _found(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
+    facts.loss(_figure(line, rf"\u2022 Loss:\s*{_NUMBER}"))
+    if (total := _figure(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
         facts.add("step_s", total, step=None)
-    elif facts.step_s and (trained := _found(line, rf"\u2022 policy_training:\s*{_NUMBER}s")):
+    elif facts.step_s and (trained := _figure(line, rf"\u2022 policy_training:\s*{_NUMBER}s")):
         facts.step_s[-1] = trained
 
 
@@ -114,32 +114,32 @@ def _verl(line: str, facts: LogFacts) -> None:
     if step is None:
         return
     number = rf"(?:np\.float\d+\()?{_NUMBER}"
-    if (seconds := _found(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")) is not None:
+    if (seconds := _figure(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")) is not None:
         facts.add("step_s", seconds, step=step)
-        facts.loss(_found(line, rf"(?:actor/pg_loss|train/loss):{number}"))
+        facts.loss(_figure(line, rf"(?:actor/pg_loss|train/loss):{number}"))
     for kind in ("allocated", "reserved"):
-        facts.peak(f"{kind}_bytes", _found(line, rf"perf/max_memory_{kind}_gb:{number}"), GIB)
+        facts.peak(f"{kind}_bytes", _figure(line, rf"perf/max_memory_{kind}_gb:{number}"), GIB)
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
     """step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 tflops: 405.63 mfu: 41.02%; tps are one device's tokens."""
     step = re.search(r"step:\s*(\d+)", line)
-    if step and (rate := _found(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
+    if step and (rate := _figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
         facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
-        facts.loss(_found(line, rf"\bloss:\s*{_NUMBER}"))
-        facts.peak("reserved_bytes", _found(line, rf"memory:\s*{_NUMBER}GiB"), GIB)
+        facts.loss(_figure(line, rf"\bloss:\s*{_NUMBER}"))
+        facts.peak("reserved_bytes", _figure(line, rf"memory:\s*{_NUMBER}GiB"), GIB)
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
     """global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB, MaxMemAllocated=20.5GB;
     Megatron-DeepSpeed: steps: 10 loss: 2.3 iter time (s): 1.234 samples/sec: 103.7
     """
-    if (rate := _found(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
+    if (rate := _figure(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
         facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
-        facts.peak("allocated_bytes", _found(line, rf"MaxMemAllocated={_NUMBER}GB"), GIB)
-    if (seconds := _found(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
+        facts.peak("allocated_bytes", _figure(line, rf"MaxMemAllocated={_NUMBER}GB"), GIB)
+    if (seconds := _figure(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
         facts.add("step_s", seconds, step=_count(line, r"steps?:\s*(\d+)"))
-        facts.loss(_found(line, rf"\bloss:\s*{_NUMBER}"))
+        facts.loss(_figure(line, rf"\bloss:\s*{_NUMBER}"))
 
 
 def _json(line: str, facts: LogFacts) -> None:
@@ -166,7 +166,7 @@ def _real(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 else None
 
 
-def _found(line: str, pattern: str) -> float | None:
+def _figure(line: str, pattern: str) -> float | None:
     match = re.search(pattern, line)
     return None if match is None else float(match[1].replace(",", ""))
 

@@ -17,6 +17,11 @@ def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> l
     return [shlex.join((f"{prefix}{name}", *words)) for name, words in options.items()]
 
 
+def assignments(options: Mapping[str, str]) -> list[str]:
+    """Return `key=value` of each option, as Hydra takes them."""
+    return [f"{name}={value}" for name, value in options.items()]
+
+
 def invocation(*lines: str) -> str:
     """Return a command over several lines; whatever follows the script's name is passed on to it."""
     return " \\\n    ".join((*lines, '"$@"'))

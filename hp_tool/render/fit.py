@@ -1,11 +1,22 @@
 """Chances and intervals in words: how a configuration fits, and what would narrow the interval of its step time."""
 
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+
 from hp_tool.domain.result import Estimate
 from hp_tool.units import GIB, duration, gib
 
 LEAST = 1e-4
 NAMES = {"training.framework_version": "the release"}
 """Keys of a query as people call them."""
+KNOBS = {
+    "training.cuda_graphs": "CUDA graphs", "training.gradient_precision": "{} gradients",
+    "training.parameter_precision": "{} parameters", "training.cross_entropy": "loss {}", "training.overlap": "overlap {}",
+    "training.fp8_recipe": "{} scaling", "training.optimizer_precision": "{} moments", "training.offload": "offloaded {}",
+    "training.frozen_precision": "frozen weights in {}", "parallel.moe_token_dispatcher_type": "{} dispatcher",
+    "parallel.zero_stage": "zero_stage {}", "parallel.recompute": "recomputation",
+}  # fmt: skip
+"""Knobs of a recipe as people call them, with their value."""
 RESERVED = "blocks that the allocator holds in reserve, and gives back before it fails, come on top"
 
 
@@ -44,3 +55,49 @@ def narrower(estimate: Estimate) -> str:
     values = ", ".join(f"{NAMES.get(path, path)} ({path}: {value})" for path, value in estimate.narrowest.set.items())
     ends = (" to ".join(map(duration, each)) for each in (estimate.narrowest.step_s, estimate.intervals.step_s))
     return f"name {values}: {' instead of '.join(ends)}"
+
+
+def by_recipe(estimate: Estimate) -> str:
+    """Return `14.7 s with recipe megatron-bridge-26.08: CUDA graphs, bf16 gradients (1.02 times as long without)`; empty where
+    there is no such recipe.
+    """
+    recipe = estimate.with_recipe
+    if recipe is None:
+        return ""
+    words = []
+    for path, value in recipe.changes.items():
+        if path in KNOBS and value not in (False, None):
+            gain = recipe.gains.get(path, 1.0)
+            words.append(KNOBS[path].format(_value(value)) + (f" ({gain:.2f} times as long without)" if gain > 1.005 else ""))
+    fits = "" if recipe.feasible else ", which does not fit"
+    return f"{duration(recipe.step_s)} with recipe {recipe.recipe}{fits}: {', '.join(words) or 'its other settings'}"
+
+
+def launched(estimate: Estimate) -> str:
+    """Return `412.0 ms with CUDA graphs (training.cuda_graphs: true): launches bound this step`; empty where they do not, or
+    the query says whether there are graphs.
+    """
+    graphs = estimate.provenance.get("with_cuda_graphs")
+    if not isinstance(graphs, dict):
+        return ""
+    return f"{duration(float(graphs['step_s']))} with CUDA graphs (training.cuda_graphs: true): launches bound this step"
+
+
+def taken(chosen: Mapping[str, object]) -> str:
+    """Return `with CUDA graphs, loss fused, which change nothing that is trained`: free knobs among what a ranking chose."""
+    free = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
+    words = [KNOBS[path].format(_value(chosen[path])) for path in free if path in chosen]
+    return f"with {', '.join(words)}, which change nothing that is trained" if words else ""
+
+
+def left_open(estimate: Estimate) -> tuple[str, ...]:
+    """Return what the query leaves open and what naming it would give, a sentence each."""
+    return tuple(filter(None, (narrower(estimate), launched(estimate), by_recipe(estimate))))
+
+
+def _value(value: object) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return " and ".join(name.replace("_", " ") for name, each in value.items() if each)
+    return str(value).replace("_", " ")

@@ -14,7 +14,7 @@ from hp_tool.render.columns import (
     serving_figures,
     training_figures,
 )
-from hp_tool.render.fit import chance, narrower, needs
+from hp_tool.render.fit import chance, left_open, needs
 from hp_tool.render.words import arithmetic, serving_arithmetic
 from hp_tool.units import duration, gib
 
@@ -36,8 +36,8 @@ def estimate_html(estimate: Estimate | InferenceEstimate, calibrated: Estimate |
             parts.append(_columns(training_figures([estimate])))
             if estimate.fit is not None:
                 parts.append(_line(f"{estimate.fit}: {chance(estimate)}; {needs(estimate)}"))
-            if calibrated is None and (text := narrower(estimate)):
-                parts.append(_line(text))
+            if calibrated is None:
+                parts += map(_line, left_open(estimate))
             step = estimate.time.step_s
             shares = [(name, duration(s), f"{s / step:.1%}") for name, s in estimate.time.parts_s.items() if s > 0.0]
             parts.append(_table(("time", "exposed", "share"), shares))

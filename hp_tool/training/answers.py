@@ -18,6 +18,7 @@ from hp_tool.training.narrowest import with_narrowest
 from hp_tool.training.problem import resolve_training
 from hp_tool.training.ranking.recommend import pareto_front, recommend
 from hp_tool.training.sensitivity import sensitivity as sensitivity_of
+from hp_tool.training.with_recipe import with_recipe_figure
 
 if TYPE_CHECKING:
     from hp_tool.formats.setup import TrainingSetup
@@ -38,11 +39,14 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """With fixes also what would narrow the interval of the step time; the provenance says why nothing corrects it."""
+        """With fixes also what would narrow the step time's interval, and what today's recipe would give; the provenance says
+        why nothing corrects it.
+        """
         problem = self.configuration.problem
         estimate = self.configuration.estimate(with_fixes=with_fixes)
         if with_fixes:
             estimate = with_narrowest(estimate, query=self.query, problem=problem)
+            estimate = with_recipe_figure(estimate, query=self.query, problem=problem)
         calibrated = self.configuration.calibrated_estimate(calibrations)
         if calibrated is None and calibrations is not None:
             estimate = with_unused(estimate, problem=problem, calibrations=calibrations)
@@ -57,14 +61,15 @@ class Training:
         if pareto == "throughput":
             raise UnsupportedError("a front of throughput belongs to inference queries; ask for memory or gpus", field="pareto")
         ranking = self.rank(top=top, calibrations=calibrations)
-        shown = tuple(map(self._with_narrowest, ranking.recommendations))
+        shown = tuple(map(self._explained, ranking.recommendations))
         front = None if pareto is None else pareto_front(query=self.query, against=pareto, calibrations=calibrations)
         depends = sensitivity_of(self.query, calibrations=calibrations) if sensitivity else None
         return replace(ranking, recommendations=shown), Beside(pareto=front, sensitivity=depends)
 
-    def _with_narrowest(self, row: Recommendation) -> Recommendation:
+    def _explained(self, row: Recommendation) -> Recommendation:
         one = Configuration.of(row, query=self.query).query
-        return replace(row, estimate=with_narrowest(row.estimate, query=one))
+        estimate = with_narrowest(row.estimate, query=one)
+        return replace(row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate)
 
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.training.setup import training_setup

@@ -31,6 +31,8 @@ GROWTH = (2, 4, 8)
 """Multiples of the devices that are tried; the smallest that is a fix is listed."""
 MAX_VALUES = 12
 """Other values of one axis that are tried; the nearest ones where there are more."""
+SECTIONS = 8
+"""Parts into which the search for the fewest recomputed layers divides what is left, each time."""
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -233,19 +235,23 @@ def _combined(base: Candidates, moves: list[Move]) -> Move:
 
 
 def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
-    """The candidates with block recomputation of the fewest layers that fit, by bisection over all rows at once: with every
-    layer more, memory falls and time rises. Rows that need all layers are dropped; plain `full` is a value of its own.
+    """The candidates with block recomputation of the fewest layers that fit: each layer more takes less memory and more time.
+    All rows are searched at once, a grid of SECTIONS of each row's layers at a time. Rows that need all layers are dropped;
+    plain `full` is a value of its own.
     """
     block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
     if not np.any(block):
         return candidates
     rows = candidates.take(block)
     chunk = problem.model.num_hidden_layers // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
+    columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
     low, high = np.zeros_like(chunk), chunk
     while np.any(high - low > 1):
-        middle = (low + high + 1) // 2
-        fits = problem.costs(replace(rows, recompute_num_layers=middle)).feasible
-        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+        middle = low[:, None] + -(-(high - low)[:, None] * np.arange(1, SECTIONS) // SECTIONS)
+        costs = problem.costs(Candidates(**columns | {"recompute_num_layers": middle})).rows(middle.shape)
+        fits = costs.feasible.reshape(middle.shape)
+        low = np.where(fits, low[:, None], middle).max(axis=1)
+        high = np.where(fits, middle, high[:, None]).min(axis=1)
     num_layers, keep = candidates.recompute_num_layers.copy(), np.ones(len(candidates), dtype=bool)
     num_layers[block], keep[block] = high, high < chunk
     return replace(candidates, recompute_num_layers=num_layers).take(keep)

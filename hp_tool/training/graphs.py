@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from hp_tool.cost.host import without_host
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.cost.shared import Shared
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Query
@@ -29,8 +30,8 @@ def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[Grap
 
 def recorded(
     query: Query, *, cluster: ClusterSpec, model: ModelSpec, workload: TrainingWorkload, profile: EfficiencyProfile
-) -> FrameworkEfficiency | None:
-    """The framework's constants with CUDA graphs, where the query leaves these open and framework and GPU have them.
+) -> EfficiencyProfile | None:
+    """The profile with CUDA graphs, where the query leaves these open and framework and GPU have them.
 
     A recipe settles them too, whether it records any or not.
     """
@@ -39,5 +40,12 @@ def recorded(
     has_graphs = workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
     if settled or not has_graphs or not profile.framework.host_launch_s:
         return None
+    return _recorded.get((profile, model, workload), (), lambda: _with_graphs(profile, model=model, workload=workload))
+
+
+_recorded: Shared[EfficiencyProfile] = Shared()
+
+
+def _with_graphs(profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload) -> EfficiencyProfile:
     modules = recorded_modules(dataclasses.replace(workload, cuda_graphs=True), model)
-    return without_host(profile.framework, modules=modules)
+    return dataclasses.replace(profile, framework=without_host(profile.framework, modules=modules))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import efficiency
+from hp_tool.catalog.efficiency import efficiency, machine_profile
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.catalog.traces import request_trace
 from hp_tool.cost.candidates import Candidates
@@ -25,6 +26,7 @@ from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
 from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
+from hp_tool.cost.shared import Shared
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
@@ -47,6 +49,7 @@ from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
+T = TypeVar("T")
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
 """How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
 
@@ -191,7 +194,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     workload, rows, lengths = _with_lengths(with_named_targets(query.training, model=model))
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
-    strategy = _strategy(query.parallel, model=model, workload=workload, cluster=cluster)
+    workload = _first_equal(workload)
+    strategy = _first_equal(_strategy(query.parallel, model=model, workload=workload, cluster=cluster))
     open_knobs = assumed(original, resolved=query, model=model, gpu=cluster.gpu, strategy=strategy)
     cases = [
         TrainingCase(
@@ -320,8 +324,30 @@ def _context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int
     return sizes
 
 
+@functools.lru_cache(maxsize=1024)
+def _first_equal_of(value: Any) -> Any:
+    return value
+
+
+def _first_equal(value: T) -> T:
+    """The first of the values that are equal to this one: what follows from it is then known by it (`cost.shared`)."""
+    try:
+        first: T = _first_equal_of(value)
+    except TypeError:  # it holds a mapping, which has no hash
+        return value
+    return first
+
+
+_profiles: Shared[EfficiencyProfile] = Shared()
+
+
 def _profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str) -> EfficiencyProfile:
     """The profile of a GPU under the workload's framework. `name`: the whole cluster's."""
+    objects = (cluster.gpu, model, workload, machine_profile(name))
+    return _profiles.get(objects, (name,), lambda: _new_profile(cluster, model=model, workload=workload, name=name))
+
+
+def _new_profile(cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str) -> EfficiencyProfile:
     profile = efficiency(
         gpu=cluster.gpu,
         framework=workload.framework,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
+from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher, Store
@@ -77,7 +77,7 @@ class SearchPlan:
     most_gpu_seconds: float
     """Where every run takes all of its time limit."""
     most_cost: float | None
-    set: dict[str, Any] = field(default_factory=dict)
+    set: ChosenValues = field(default_factory=dict)
     """Values of the query that all runs would have beside their layouts, by path."""
 
 

@@ -75,6 +75,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
             "figures": _training(answer, basis) if "time" in answer else _serving(answer, basis),
             "confidence": intervals.get("confidence"),
             "narrowest": answer.get("narrowest"),
+            "with_recipe": answer.get("with_recipe"),
             "extrapolated_because": because,
             "memory_capacity_bytes": _rounded(memory["capacity_bytes"]) if "capacity_bytes" in memory else None,
             "memory_parts_bytes": _parts(memory, suffix="_bytes"),

@@ -21,7 +21,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.render.columns import unchecked
-from hp_tool.render.fit import chance, narrower, needs
+from hp_tool.render.fit import by_recipe, chance, launched, narrower, needs
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
@@ -97,6 +97,8 @@ class ConfigurationView(View):
     """Confidence of the metrics' ranges."""
     narrower: str
     """What would narrow the interval of its step time; empty if nothing does."""
+    left_open: tuple[str, ...]
+    """What it would take with what the query leaves open: CUDA graphs, today's recipe."""
     evidence: str
     """Which measurements are behind its figures."""
     evidence_href: str | None
@@ -248,6 +250,7 @@ def _view(
         metrics=metrics,
         confidence=estimate.intervals.confidence if estimate.intervals else None,
         narrower="" if isinstance(known, InferenceEstimate) else narrower(known),
+        left_open=() if isinstance(known, InferenceEstimate) else tuple(filter(None, (launched(known), by_recipe(known)))),
         evidence=newest(calibrated),
         evidence_href="/calibration" if calibrated is not None else None,
         memory=memory,

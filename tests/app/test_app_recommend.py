@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import parse_query, to_dict
@@ -185,7 +186,7 @@ def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
     }
     assert sizes == {(4, 1), (2, 2)}
     for one in result.recommendations[:3]:
-        found = estimate(query=parse_query(query | {"parallel": to_dict(one.parallel)}), with_fixes=False)
+        found = estimate(query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False)
         assert found.parallel == one.parallel and one.parallel.pipeline_layout == layout
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
 
@@ -203,8 +204,7 @@ def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_agai
     best = recommend(query=parse_query(query), top=3).recommendations
     assert best
     for one in best:
-        again = query | {"parallel": to_dict(one.parallel)}
-        found = estimate(query=parse_query(again), with_fixes=False)
+        found = estimate(query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False)
         assert found.parallel == one.parallel == one.estimate.parallel
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
         assert to_dict(one.parallel)["hierarchical_context_parallel_sizes"] == [4, 2]

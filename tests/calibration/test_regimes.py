@@ -77,6 +77,8 @@ def test_stalled_runs_are_told_from_the_others_and_do_not_slow_them_down():
     assert step.slow_probability[stalled].mean() > 0.35 > 0.2 > step.slow_probability[~stalled].mean()
     np.testing.assert_allclose(step.regular_s, 1.0, rtol=0.05)  # of those that stall too, should they not
     truth = 1.0 + stalled * 0.3 * np.exp2(unseen["micro_batches"])
+    assert step.slow is not None
+    assert np.median(step.slow.step_s[stalled] / truth[stalled]) == pytest.approx(1.0, abs=0.1)
     low, high = step.interval(confidence=0.9)
     assert np.mean((low <= truth) & (truth <= high)) >= 0.9
     assert np.all(high[stalled] > 3.0)

@@ -34,7 +34,7 @@ def width(interval: Sequence[float]) -> float:
         (*MIXTURE, PIPELINE),
         (*MIXTURE, "--set=parallel.expert_parallel_size=8"),
         (*MIXTURE, PIPELINE, "--gpu=a100-sxm-80gb"),
-        (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b"),
+        (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b", "--set=training.cuda_graphs=false"),
     ],
 )
 def test_writing_what_is_named_gives_the_interval_that_is_promised(entry_point: Run, query: tuple[str, ...]) -> None:

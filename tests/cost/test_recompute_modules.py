@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool.catalog import model
 from hp_tool.cost.candidates import MODULES, Candidates, recompute_codes, recompute_from_codes
-from hp_tool.domain.parallel import Recompute, recompute_name
+from hp_tool.cost.recomputation import repeated_token_flops
+from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
@@ -164,3 +166,10 @@ def test_what_means_nothing_is_refused(model: str, modules: Any, training: dict[
     with pytest.raises(kind) as caught:
         asked(model, modules, **training)
     assert caught.value.field == "parallel.recompute.modules"  # type: ignore[attr-defined]
+
+
+def test_shared_experts_that_run_again_are_two_flops_for_each_of_their_weights() -> None:
+    """58 layers of DeepSeek-V3 have one shared expert of three matrices, 7168 x 2048; the prediction depth is one more."""
+    only = Recompute(granularity="selective", modules=("shared_experts",))
+    repeated = repeated_token_flops(model("deepseek-v3"), Candidates.alone(ParallelConfig(recompute=only)), attention=1e9)
+    assert repeated == 2 * (58 + 1) * 3 * 7168 * 2048

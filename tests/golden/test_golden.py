@@ -66,10 +66,10 @@ def test_what_moved_is_stored_only_with_a_changelog_that_says_so(answers, told, 
     assert (tmp_path / "tests/golden/answers/alone.jsonl").exists() == told
 
 
+LEFT_OUT = ("mends", "highest_load", "narrowest", "with_recipe")
+"""Fields that a batch leaves out."""
+
+
 def _without_mends(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what a batch leaves out: mends, the highest load, what would narrow it."""
-    return answer | {
-        "estimate": {
-            key: value for key, value in answer["estimate"].items() if key not in ("mends", "highest_load", "narrowest")
-        }
-    }
+    """An answer without what a batch leaves out."""
+    return answer | {"estimate": {key: value for key, value in answer["estimate"].items() if key not in LEFT_OUT}}

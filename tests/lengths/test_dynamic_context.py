@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.lengths import sequence_lengths
+from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.lengths.dynamic import ContextComparison, MicroBatchClock, compare_context_parallelism
 from hp_tool.cost.lengths.imbalance import PART, with_imbalance
@@ -24,7 +25,7 @@ from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange.export import export
 from hp_tool.queries.schema import parse_query, query_mapping, to_dict
-from hp_tool.training import config_query, estimate, recommend
+from hp_tool.training import estimate, recommend
 from tests.cost.cases import case_of
 
 ROW = 32_768
@@ -181,7 +182,7 @@ def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_
     assert len(steps) == 3 and steps == sorted(steps)
     first = rows[0]
     assert first.parallel.dynamic_context_parallel and first.parallel.micro_batch_size == 1
-    again = estimate(query=replace(query, parallel=config_query(first.parallel)), with_fixes=False)
+    again = estimate(query=Configuration.of(first, query=query).query, with_fixes=False)
     assert again.time == first.estimate.time
 
 

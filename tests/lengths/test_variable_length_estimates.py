@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hp_tool.configuration import Configuration
 from hp_tool.cost.lengths.imbalance import PART
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -108,8 +109,7 @@ def test_a_recommendation_is_what_its_estimate_says() -> None:
     found = recommend(query=asked_for, top=3).recommendations
     assert [one.estimate.time.step_s for one in found] == sorted(one.estimate.time.step_s for one in found)
     for one in found:
-        fixed = ParallelQuery(**{name: getattr(one.parallel, name) for name in one.parallel.__slots__})
-        again = estimate(query=replace(asked_for, parallel=fixed))
+        again = estimate(query=Configuration.of(one, query=asked_for).query)
         assert again.time.step_s == pytest.approx(one.estimate.time.step_s, rel=1e-12)
         assert again.time.parts_s[PART] == pytest.approx(one.estimate.time.parts_s[PART], rel=1e-9)
 

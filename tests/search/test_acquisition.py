@@ -127,6 +127,18 @@ def test_coverage_makes_the_first_runs_differ_on_every_covered_axis():
         assert len({table.axes[axis][row] for row in step_s}) > 1, axis
 
 
+@pytest.mark.parametrize("coverage_runs", [0, 4])
+def test_a_gain_is_a_share_of_the_best_whatever_its_seconds(coverage_runs):
+    table = make_table()
+    best = next_proposal(table, Observations()).row
+    gains = []
+    for scale in (1.0, 10.0):
+        slower = replace(table, parts_s={name: scale * part for name, part in table.parts_s.items()})
+        known = Observations(step_s={best: scale * float(true_step_s(table)[best])})
+        gains.append(next_proposal(slower, known, coverage_runs=coverage_runs).expected_gain)
+    assert 0 < gains[0] < 1 and gains[1] == pytest.approx(gains[0], rel=0.02)
+
+
 def test_a_value_that_only_crashed_waits_behind_others():
     table = make_table()
     first = next_proposal(table, Observations()).row

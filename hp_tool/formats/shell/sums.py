@@ -111,23 +111,21 @@ def _bounded(number: int) -> int:
 
 def test(filler: Filler, tokens: list[str]) -> bool | None:
     """The truth of `[ words ]`; None where only running would tell (files, values nobody set)."""
-    truth, rest = _either(filler, tokens, 0)
+    truth, rest = _joined(filler, tokens, 0)
     return truth if not rest else None
 
 
-def _either(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
-    truth, rest = _both(filler, tokens, depth)
-    while rest and rest[0] in ("||", "-o"):
-        other, rest = _both(filler, rest[1:], depth)
-        truth = True if truth is True or other is True else None if None in (truth, other) else False
-    return truth, rest
+def _joined(filler: Filler, tokens: list[str], depth: int, *, either: bool = True) -> tuple[bool | None, list[str]]:
+    """`a || b`, whose parts may be `a && b` (`either`: False): the truth, and the tokens behind."""
+    signs = ("||", "-o") if either else ("&&", "-a")
 
+    def part(tokens: list[str]) -> tuple[bool | None, list[str]]:
+        return _joined(filler, tokens, depth, either=False) if either else _one(filler, tokens, depth)
 
-def _both(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, list[str]]:
-    truth, rest = _one(filler, tokens, depth)
-    while rest and rest[0] in ("&&", "-a"):
-        other, rest = _one(filler, rest[1:], depth)
-        truth = False if truth is False or other is False else None if None in (truth, other) else True
+    truth, rest = part(tokens)
+    while rest and rest[0] in signs:
+        other, rest = part(rest[1:])
+        truth = either if either in (truth, other) else None if None in (truth, other) else not either
     return truth, rest
 
 
@@ -140,7 +138,7 @@ def _one(filler: Filler, tokens: list[str], depth: int) -> tuple[bool | None, li
         truth, rest = _one(filler, tokens[1:], depth + 1)
         return None if truth is None else not truth, rest
     if tokens[0] == "(":
-        truth, rest = _either(filler, tokens[1:], depth + 1)
+        truth, rest = _joined(filler, tokens[1:], depth + 1)
         return truth, rest[1:]
     if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TESTS):
         left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))

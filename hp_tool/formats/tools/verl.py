@@ -12,10 +12,11 @@ from hp_tool.formats.interpolation import interpolated
 from hp_tool.formats.reading import Ignored, Reading, Setting, Settings, fraction, plain, sort, table
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import file_settings
-from hp_tool.formats.scripts import FILL, bash, fill_in
+from hp_tool.formats.scripts import FILL, assignments, bash, fill_in
 from hp_tool.formats.setup import SHAPE, TrainingSetup, headline, one_word, option_words, refuse_unsaid
 from hp_tool.formats.signs import Sign, any_key, words
 from hp_tool.formats.source import Source, mapping_of
+from hp_tool.formats.tools.megatron_lm.read import recompute_of
 from hp_tool.formats.tools.megatron_lm.scripts import environment
 from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, shorter_ends
 
@@ -129,7 +130,7 @@ def text(setup: TrainingSetup) -> str:
     options = overrides(setup)
     megatron = _has_megatron(setup.workload)
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
-    path, *others = (shlex.quote(f"{name}={value}") for name, value in options.items())
+    path, *others = map(shlex.quote, assignments(options))
     marked = [f"# {FILL} 1: {_YOURS[0][0]}", path, *others]
     for number, (what, lines) in enumerate(_YOURS[1:], 2):
         marked += [f"# {FILL} {number}: {what}", *lines]
@@ -196,16 +197,14 @@ def read(source: Source, reading: Reading) -> None:
         parallel["sequence_parallel"] = on(f"{section}.sequence_parallel", default=True) and tensor > 1
         parallel["zero_stage"] = int(on(f"{section}.use_distributed_optimizer", default=True))
         override = f"{section}.override_transformer_config"
-        granularity = text_of(f"{override}.recompute_granularity", "none")
-        method, count = text_of(f"{override}.recompute_method", "uniform"), size(f"{override}.recompute_num_layers")
         if dispatcher := text_of(f"{override}.moe_token_dispatcher_type"):
             parallel["moe_token_dispatcher_type"] = dispatcher
-        modules = re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn"))
-        parallel["recompute"] = granularity
-        if granularity == "full" and (method, count) != ("uniform", 1):
-            parallel["recompute"] = {"granularity": "full", "method": method, "num_layers": count}
-        elif granularity == "selective" and modules != ["core_attn"]:
-            parallel["recompute"] = {"granularity": "selective", "modules": modules}
+        parallel["recompute"] = recompute_of(
+            text_of(f"{override}.recompute_granularity", "none"),
+            modules=re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn")),
+            method=text_of(f"{override}.recompute_method", "uniform"),
+            num_layers=size(f"{override}.recompute_num_layers"),
+        )
     else:
         shard = size(f"{section}.fsdp_size", -1)
         training["framework"] = "verl-fsdp"
@@ -248,7 +247,7 @@ register(
         options=overrides,
         axes={"recompute": ("none", "selective", "full"), "zero_stage": (0, 1)},
         fsdp_axes={"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": ("none", "per_layer")},
-        flags=lambda setup: [f"{name}={value}" for name, value in overrides(setup).items()],
+        flags=lambda setup: assignments(overrides(setup)),
         reads="its YAML file, or a script with overrides: the actor's update",
         writes="a script with overrides of the actor's update",
         checked="not installed in the tests: its configuration files were read; read back by `import`",

@@ -20,6 +20,7 @@ from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best, best_of
 from hp_tool.training.ranking.choice import choose, chosen_recommendations, recommendations_of
+from hp_tool.training.ranking.knobs import free_knobs
 from hp_tool.training.ranking.misses import nearest_misses
 from hp_tool.training.ranking.rank import (
     CostedRows,
@@ -101,7 +102,12 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
         _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
     else:
         best = best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
-    return best
+    faster = free_knobs(query, best)
+    if faster is None:
+        return best
+    predictor = None if calibrations is None else calibrations(faster)
+    other = best_of(faster, keep=keep, rank_by=query.rank_by, predictor=predictor)
+    return other if other.feasible and other.value_s[0] < best.value_s[0] else best
 
 
 def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:

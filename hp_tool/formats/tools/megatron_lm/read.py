@@ -51,6 +51,17 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
     }
 
 
+def recompute_of(
+    granularity: str, *, modules: Iterable[str] = ("core_attn",), method: str = "uniform", num_layers: int = 1
+) -> str | dict[str, Any]:
+    """Return `parallel.recompute` of Megatron's words: the granularity alone where it says everything."""
+    if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
+        return {"granularity": "selective", "modules": names}
+    if granularity == "full" and (method, num_layers) != ("uniform", 1):
+        return {"granularity": "full", "method": method, "num_layers": num_layers}
+    return granularity
+
+
 class _Run(Arguments):
     """How the arguments split and train the model."""
 
@@ -140,8 +151,7 @@ class _Run(Arguments):
         if self.on("checkpoint-activations", "deepspeed-activation-checkpointing") and not self.on(
             "recompute-granularity", "recompute-method"
         ):
-            each = self.number("recompute-num-layers", 1)
-            return "full" if each == 1 else {"granularity": "full", "method": "uniform", "num_layers": each}
+            return recompute_of("full", num_layers=self.number("recompute-num-layers", 1))
         usual = (
             "selective"
             if self.on("recompute-activations")
@@ -154,13 +164,11 @@ class _Run(Arguments):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
             setting = self.settings.get("recompute-modules")
-            modules = list(setting.values) if setting else ["core_attn"]
-            return "selective" if modules == ["core_attn"] else {"granularity": "selective", "modules": modules}
+            return recompute_of("selective", modules=setting.values if setting else ["core_attn"])
         if granularity != "full":
             return granularity
         method, count = self.text("recompute-method", "uniform"), self.number("recompute-num-layers", 1)
-        plain = method == "uniform" and count == 1
-        return "full" if plain else {"granularity": "full", "method": method, "num_layers": count}
+        return recompute_of("full", method=method, num_layers=count)
 
     def training(self) -> dict[str, Any]:
         aware = self.on("use-precision-aware-optimizer")

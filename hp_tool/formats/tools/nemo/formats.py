@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from hp_tool.formats.registry import Format, register
+from hp_tool.formats.scripts import assignments
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Evidence, Sign, words
 from hp_tool.formats.tools.nemo.read import read
@@ -17,11 +18,6 @@ def _is_its_file(evidence: Evidence) -> bool:
         bool(evidence.keys & {"train", "trainer", "ddp", "mixed_precision"})
         or any("tensor_model_parallel_size" in str(key) for key in model)
     )
-
-
-def flags(setup: TrainingSetup) -> list[str]:
-    """Return the overrides as words of a command line."""
-    return [f"{name}={value}" for name, value in overrides(setup).items()]
 
 
 def _fewer_layers(setup: TrainingSetup) -> list[str]:
@@ -43,7 +39,7 @@ register(
         framework="megatron-core",
         log="megatron-lm",
         file="nemo.py",
-        flags=flags,
+        flags=lambda setup: assignments(overrides(setup)),
         flags_name="megatron-bridge",
         fewer_layers=_fewer_layers,
         reads="the YAML files of Megatron Bridge and of NeMo",

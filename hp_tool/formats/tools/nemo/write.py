@@ -5,6 +5,7 @@ import shlex
 from hp_tool.cost.lora import ALIASES, DEFAULT_TARGETS, PARTS
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
+from hp_tool.formats.scripts import assignments
 from hp_tool.formats.setup import DTYPES, SHAPE, TrainingSetup, Values, headline, refuse_unsaid
 from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BEFORE_DATA, SAID, SHARDING
 from hp_tool.formats.tools.megatron_lm.write import (
@@ -180,13 +181,16 @@ def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:
     if (narrow, gradients == "fp32") == ("fp8" in fields and kind != "fp8 blockwise", computed == "bf16"):
         return {"mixed_precision": name}
     dtype = f"{{_target_:{_DTYPES[computed]},_call_:false}}"
-    values: dict[str, bool | int | float | str | list[str] | None] = {
+    values: Values = {
         "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
         computed: True,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "grad_reduce_in_fp32": gradients == "fp32",
+        **fields,
+        "fp8_param_gather": narrow or None,
+        "reuse_grad_buf_for_mxfp8_param_ag": (narrow and kind == "mxfp8") or None,
     }
-    values |= {"params_dtype": dtype, "pipeline_dtype": dtype, "grad_reduce_in_fp32": gradients == "fp32", **fields}
-    values |= {"fp8_param_gather": True} if narrow else {}
-    values |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if narrow and kind == "mxfp8" else {}
     return {"++mixed_precision": f"{{{','.join(f'{key}:{text}' for key, text in _texts(values).items())}}}"}
 
 
@@ -238,4 +242,4 @@ def _fields(values: Values) -> dict[str, str]:
 def text(setup: TrainingSetup) -> str:
     """One override a line, to append to the command of a recipe's training script."""
     head = f"# {TOOL}: {headline(setup)}; append to your recipe's command."
-    return "\n".join((head, *(shlex.quote(f"{name}={value}") for name, value in overrides(setup).items()), ""))
+    return "\n".join((head, *map(shlex.quote, assignments(overrides(setup))), ""))

@@ -1,0 +1,72 @@
+"""Knobs that change no number that is trained: a ranking takes them where they are worth it and the query leaves them open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hp_tool.cost.legality import legality
+from hp_tool.domain.query import Query
+from hp_tool.domain.workload import OverlapSpec
+from hp_tool.errors import InputError
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.ranking.best import Best
+
+WORTH = 0.99
+"""Of the fastest step without a knob: what it must take with it."""
+
+
+def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
+    """Return the query's problem with the free knobs that shorten the steps of its best rows most; None if none does.
+
+    CUDA graphs, a fused loss and, of experts, all-to-alls behind another micro-batch, where framework and GPU have them.
+    """
+    if not best.feasible or best.problems[0].recorded is None:
+        return None
+    fastest_s = float(best.rows.step_s.min())
+    chosen: TrainingProblem | None = None
+    for values in _sets(best.problems[0]):
+        problem = _with(query, values, before=best.problems[0])
+        if problem is not None and (step_s := _fastest_s(problem, best)) < WORTH * fastest_s:
+            chosen, fastest_s = problem, step_s
+    return chosen
+
+
+def _sets(problem: TrainingProblem) -> Iterator[dict[str, Any]]:
+    """Values of `training` that the query leaves open, by name: few knobs first."""
+    workload = problem.workload
+    values: dict[str, Any] = {}
+    if workload.cross_entropy is None:
+        values["cross_entropy"] = "fused"
+        yield dict(values)
+    values["cuda_graphs"] = True
+    yield dict(values)
+    if problem.model.num_experts and workload.overlap is None:
+        yield values | {"overlap": OverlapSpec(expert_parallel=True)}
+
+
+def _with(query: Query, values: Mapping[str, Any], *, before: TrainingProblem) -> TrainingProblem | None:
+    assert query.training is not None
+    try:
+        problem = resolve_training(replace(query, training=replace(query.training, **values)))
+    except InputError:  # the framework, the model or the device has no such thing
+        return None
+    paths = {f"training.{name}": value for name, value in values.items()}
+    return replace(
+        problem.with_num_gpus(before.cluster.num_gpus),
+        assumed={**before.assumed, **problem.assumed, **paths},
+        chosen={**before.chosen, **paths},
+    )
+
+
+def _fastest_s(problem: TrainingProblem, best: Best) -> float:
+    """The fastest of the best rows under the problem; infinity where none of them is legal and fits."""
+    rows = best.rows.candidates.take(np.flatnonzero(best.variant == 0))
+    rows = rows.take(np.flatnonzero(legality(case=problem, candidates=rows) == 0))
+    if not len(rows):
+        return np.inf
+    costs = problem.costs(rows)
+    return float(np.min(np.where(costs.feasible, costs.step_s, np.inf)))

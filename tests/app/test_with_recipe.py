@@ -1,0 +1,89 @@
+"""What a query leaves open: the step with CUDA graphs and with today's recipe, stated beside; free knobs, taken by rankings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool.answers import estimate_answer
+from hp_tool.configuration import Configuration
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.queries import schema
+from hp_tool.queries.schema import parse_query, query_mapping
+from hp_tool.render.fit import by_recipe, launched
+from hp_tool.training import estimate, recommend
+from hp_tool.training.recipes import recipe
+
+FEW = {"sequence_length": 1024, "global_batch_size": 64}
+"""Tokens of a step that launches bound."""
+
+
+def dense(training: dict[str, Any] | None = None, **more: Any) -> Query:
+    return parse_query({
+        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {**(training or FEW), **more}, "parallel": {},
+    })  # fmt: skip
+
+
+def answered(query: Query) -> Estimate:
+    answer = estimate_answer(query).estimate
+    assert isinstance(answer, Estimate)
+    return answer
+
+
+def test_an_open_choice_of_graphs_is_in_the_interval_and_stated() -> None:
+    bare, without, graphs = (estimate(query=dense(**each)) for each in ({}, {"cuda_graphs": False}, {"cuda_graphs": True}))
+    assert bare.time == without.time and bare.time is not None and graphs.time is not None
+    stated = bare.provenance["with_cuda_graphs"]
+    assert isinstance(stated, dict) and stated["step_s"] == pytest.approx(graphs.time.step_s)
+    assert bare.intervals and without.intervals and graphs.intervals
+    assert bare.intervals.step_s[0] == pytest.approx(graphs.intervals.step_s[0])
+    assert bare.intervals.step_s[1] == without.intervals.step_s[1]
+    assert "with_cuda_graphs" not in without.provenance and "launches bound this step" in launched(bare)
+
+
+def test_a_step_that_no_launch_bounds_has_one_interval() -> None:
+    assert "with_cuda_graphs" not in estimate(query=dense({"sequence_length": 8192, "global_batch_size": 512})).provenance
+
+
+def test_today_s_recipe_is_stated_beside_and_can_be_written() -> None:
+    query = dense(precision="fp8")
+    bare = answered(query)
+    stated = bare.with_recipe
+    assert stated is not None and stated.recipe == recipe("megatron-bridge").name
+    assert stated.changes["training.gradient_precision"] == "bf16" and stated.gains["training.gradient_precision"] > 1.0
+    named = answered(parse_query(schema.lay(query_mapping(query), stated.set)))
+    assert named.time is not None and named.time.step_s == stated.step_s and named.with_recipe is None
+    assert by_recipe(bare).split(" with recipe ")[1].startswith(stated.recipe) and "bf16 gradients" in by_recipe(bare)
+
+
+def test_the_release_that_is_named_names_its_recipe() -> None:
+    stated = answered(dense(framework_version="26.04")).with_recipe
+    assert stated is not None and stated.recipe == "megatron-bridge-26.04"
+
+
+@pytest.mark.parametrize("more", [{"framework": "torch-fsdp"}, {"recipe": "megatron-bridge"}])
+def test_others_have_none(more: dict[str, Any]) -> None:
+    assert answered(dense(**more)).with_recipe is None
+
+
+def test_what_a_recipe_s_own_layout_alone_can_run_is_left_out() -> None:
+    """The recipe hides all-to-alls, which needs experts on several ranks."""
+    query = parse_query({
+        "kind": "training", "model": "qwen3-30b-a3b", "cluster": {"gpu": "gb200-nvl72", "num_gpus": 8},
+        "training": {"sequence_length": 4096, "global_batch_size": 512, "precision": "mxfp8"}, "parallel": {},
+    })  # fmt: skip
+    stated = answered(query).with_recipe
+    assert stated is not None and stated.set["training.overlap"]["expert_parallel"] is False
+
+
+def test_a_ranking_takes_free_knobs_where_they_save_a_step_something() -> None:
+    query = dense()
+    first = recommend(query=query, top=1).recommendations[0]
+    assert first.set["training.cuda_graphs"] is True
+    again = estimate(query=Configuration.of(first, query=query).query)
+    assert again.time == first.estimate.time and again.intervals == first.estimate.intervals
+    for settled in (dense(cuda_graphs=False), dense(recipe="megatron-bridge")):
+        assert "training.cuda_graphs" not in recommend(query=settled, top=1).recommendations[0].set
