@@ -41,6 +41,8 @@ GPUS = {
 }
 PRECISIONS: dict[str, Precision] = {"fp8_cs": "fp8", "fp8_sc": "fp8", "fp8_mx": "mxfp8", "nvfp4": "nvfp4", "bf16": "bf16"}
 SCALING = {"fp8_cs": "tensorwise", "fp8_sc": "blockwise"}
+ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv",))
+"""Megatron Bridge, scripts/performance, llama3_llm_finetune.py (cfg.peft.target_modules)."""
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
 DISPATCHERS = {"": None, "allgather": "allgather", "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
 
@@ -100,7 +102,7 @@ def recipe_case(row: Row) -> Case:
         cluster=ClusterQuery(gpu=GPUS[row["gpu"]], num_gpus=int(row["gpus"])),
         training=TrainingWorkload(
             sequence_length=int(row["seq_tokens"]), global_batch_size=int(row["gbs"]), precision=precision,
-            fp8_recipe=SCALING.get(row["precision"]), task=task, lora=LoraSpec(rank=16) if adapters else None,  # type: ignore[arg-type]
+            fp8_recipe=SCALING.get(row["precision"]), task=task, lora=ADAPTERS if adapters else None,  # type: ignore[arg-type]
             cross_entropy="in_place", gradient_precision="bf16", framework_version=row["release"],
             parameter_precision="fp8" if quantised and not adapters else None,
             frozen_precision="fp8" if quantised and adapters else None,
@@ -139,7 +141,9 @@ def _recompute(row: Row) -> RecomputeName | Recompute:
 
 
 def _records_graphs(row: Row) -> bool:
-    return row["cuda_graph_impl"] in ("local", "full_iteration") or bool(row["cuda_graph_modules"])
+    """Whether graphs are recorded: modules alone, with the implementation `none`, record nothing."""
+    implementation = row["cuda_graph_impl"]
+    return implementation in ("local", "full_iteration") or (implementation != "none" and bool(row["cuda_graph_modules"]))
 
 
 def _recorded(row: Row) -> tuple[str, ...] | None:

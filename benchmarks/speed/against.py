@@ -69,9 +69,9 @@ def layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
     return [query_mapping(one) for one in workloads.drawn(parsed, candidates, count=LAYOUTS)]
 
 
-def asked(tree: Path, file: Path, query: Path) -> dict[str, float]:
+def times_of(tree: Path, file: Path, query: Path) -> dict[str, float]:
     """Return processor seconds of every question in a tree."""
-    environment = os.environ | {"PYTHONPATH": str(tree)}
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     script = Path(__file__).with_name("questions.py")
     done = subprocess.run([sys.executable, script, file], cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
     times: dict[str, float] = json.loads(done.stdout)
@@ -93,8 +93,8 @@ def compared(commit: str, *, rounds: int) -> list[dict[str, Any]]:
         stack.callback(subprocess.run, ("git", "worktree", "remove", "--force", str(tree)), cwd=REPOSITORY, check=True)
         trees = (tree, REPOSITORY)
         for each in trees:  # compiles what is imported
-            asked(each, file, query)
-        times = [[asked(each, file, query) for each in trees] for _ in range(rounds)]
+            times_of(each, file, query)
+        times = [[times_of(each, file, query) for each in trees] for _ in range(rounds)]
     rows = []
     for name in times[0][0]:
         before, now = ([pair[side][name] for pair in times] for side in (0, 1))

@@ -49,9 +49,10 @@ def efficiency(
     UnsupportedError for a framework without a profile, and for an overlap or attention kernel that nobody measured.
     """
     constants = _framework(framework, _die(gpu))
-    if attention_kernel is not None:
-        timed = gpu_efficiency(gpu).attention_kernels
-        constants = with_attention_kernel(constants, name=attention_kernel, timed=timed)
+    timed = gpu_efficiency(gpu).attention_kernels
+    own = STAND_INS[framework].attention_kernel if framework in STAND_INS else None
+    if kernel := attention_kernel or (own if own in timed else None):
+        constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(constants, overlap=overlap, newest=_framework(framework, "default"))
     if cuda_graphs:

@@ -128,6 +128,11 @@ class StandIn:
     wraps: str | None = None
     """The framework whose code trains the model, with all that it can do; None: code of its own."""
 
+    @property
+    def attention_kernel(self) -> str | None:
+        """FlashAttention 2, by its package or torch's attention, on dies where it was timed; None: the wrapped framework's."""
+        return None if self.wraps else "fa2"
+
 
 _FORKS: tuple[Degree, ...] = tuple(each for each in DEGREES if each != "virtual_pipeline_parallel_size")
 STAND_INS = {

@@ -51,6 +51,9 @@ def test_kernels_on_h100_stand_in_their_published_ratios() -> None:
         ("torch-fsdp", "a100-sxm-80gb", "fa2"),
         ("torch-fsdp", "b200-sxm-180gb", "cudnn"),
         ("megatron-core", "h100-sxm-80gb", "cudnn"),
+        ("hf-trainer", "h100-sxm-80gb", "fa2"),
+        ("hf-trainer", "b200-sxm-180gb", "cudnn"),
+        ("verl", "h100-sxm-80gb", "cudnn"),
     ],
 )
 def test_left_open_it_is_the_frameworks_own(framework: str, gpu: str, own: str) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hp_tool.cli.main import main
+from tests import command_line
+from tests.command_line import COMMAND, Ended
 from tests.learning.machine import CONFIGURATIONS, OTHER_MODEL, QUERY, lines, report, true_step_s
 
-COMMAND = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
-Done = subprocess.CompletedProcess[str]
-HpTool = Callable[..., Done]
+HpTool = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -28,30 +25,25 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def hp_tool(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> HpTool:
+def hp_tool(environment: dict[str, str]) -> HpTool:
     """Runs `hp-tool ARGUMENTS` as its entry point does, in this process."""
 
-    def run(*arguments: str, stdin: str = "", exit_code: int = 0, **variables: str) -> Done:
-        with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
-            for name, value in (environment | variables).items():
-                patched.setenv(name, value)
-            patched.setattr(sys, "argv", ["hp-tool", *arguments])
-            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-            main()
-        out, err = capsys.readouterr()
-        assert ended.value.code == exit_code, err
-        return subprocess.CompletedProcess(arguments, exit_code, out, err)
+    def run(*arguments: str, stdin: str = "", exit_code: int = 0, **variables: str) -> Ended:
+        ended = command_line.hp_tool(*arguments, stdin=stdin, **environment | variables)
+        assert ended.returncode == exit_code, ended.stderr
+        return ended
 
     return run
 
 
 @pytest.fixture
 def hp_tool_process(environment: dict[str, str]) -> HpTool:
-    """The same, each as a process of its own."""
+    """Runs each as a process of its own."""
 
-    def run(*arguments: str, stdin: str = "") -> Done:
+    def run(*arguments: str, stdin: str = "") -> Ended:
         command = (*COMMAND, *arguments)
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=True)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=True)
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     return run
 
