@@ -14,7 +14,7 @@ MAX_FILES = 58
 MAX_CALLS_BETWEEN_FILES = 1400
 MAX_RATIOS = {"experts": (1.1, 2.3), "infeasible": (1.25, 3.5), "serving": (0.8, 1.1), "export": (1.4, 0.4)}
 """Budgets, the ratios of files and of calls between files to those of a dense estimate: lower them when the code allows. An
-estimate also says what today's recipe would take, and what those of its knobs gain that change the training: some estimates more."""
+estimate also says what today's recipe would take, and what its knobs that change the training gain: some estimates more."""
 
 
 @pytest.fixture(autouse=True)
