@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
@@ -22,8 +23,8 @@ def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem
     if estimate.intervals is None or query.training is None:
         return estimate
     release = _narrowing(problem or resolve_training(query))
-    named = {} if release is None else {"framework_version": release}
-    recorded = {"cuda_graphs": True} if "with_cuda_graphs" in estimate.provenance else {}
+    named: dict[str, Any] = {} if release is None else {"framework_version": release}
+    recorded: dict[str, Any] = {"cuda_graphs": True} if "with_cuda_graphs" in estimate.provenance else {}
     for values in dict.fromkeys((tuple(named.items()), tuple((named | recorded).items()))):
         if not values:
             continue
