@@ -13,7 +13,7 @@ from hp_tool.domain.result import Estimate, WithRecipe
 from hp_tool.domain.workload import CHOICES, OverlapSpec, TrainingWorkload
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
-from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.recipes import recipe
 
@@ -43,26 +43,26 @@ def with_recipe_figure(estimate: Estimate, *, query: Query, problem: TrainingPro
     if name is None:
         return estimate
     for training, parallel in OF_THE_LAYOUT:
-        named = _filled(query, training={"recipe": name, **training}, parallel=parallel)
-        figure = _estimate(named)
-        if figure is not None and figure.time is not None:
+        named = _resolved(_filled(query, training={"recipe": name, **training}, parallel=parallel))
+        figure = None if named is None else named.estimate(with_fixes=False)
+        if named is not None and figure is not None and figure.time is not None:
             break
     else:
         return estimate
-    assert figure.time is not None and figure.intervals is not None
-    changes = _changes(before=problem, after=resolve_training(named))
+    assert figure.intervals is not None
+    changes = _changes(before=problem, after=named.problem)
     if not changes:
         return estimate
     return replace(
         estimate,
         with_recipe=WithRecipe(
             recipe=name,
-            set={"training.recipe": name} | _paths(query, named),
+            set={"training.recipe": name} | _paths(query, named.query),
             step_s=figure.time.step_s,
             interval_s=figure.intervals.step_s,
             feasible=figure.feasible,
             changes=changes,
-            gains=_gains(named, changes=changes, query=query, step_s=figure.time.step_s),
+            gains=_gains(named.query, changes=changes, before=problem, step_s=figure.time.step_s),
         ),
     )
 
@@ -84,9 +84,10 @@ def _todays(problem: TrainingProblem) -> str | None:
     return AUDITED if audited and problem.model.name in recipe(AUDITED).models else newest.name
 
 
-def _estimate(query: Query) -> Estimate | None:
+def _resolved(query: Query) -> ResolvedConfiguration | None:
+    """The query's one configuration; None if the framework, the model or the device has no such thing."""
     try:
-        return resolve_configuration(query).estimate(with_fixes=False)
+        return resolve_configuration(query)
     except HpToolError:
         return None
 
@@ -127,15 +128,15 @@ def _knobs(problem: TrainingProblem) -> dict[str, Any]:
     return names if recompute is None else names | {"parallel.recompute": schema.to_dict(recompute)}
 
 
-def _gains(named: Query, *, changes: Mapping[str, Any], query: Query, step_s: float) -> dict[str, float]:
+def _gains(named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float) -> dict[str, float]:
     """How many times as long a step would take without each knob that changes what is trained."""
-    before = resolve_training(query).assumed
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in TRAINED):
-        usual = before.get(path)
+        usual = before.assumed.get(path)
         if usual is None or named.training is None:
             continue
-        kept = _estimate(_filled(named, training={path.removeprefix("training."): usual}, parallel={}))
-        if kept is not None and kept.time is not None:
-            gains[path] = kept.time.step_s / step_s
+        kept = _resolved(_filled(named, training={path.removeprefix("training."): usual}, parallel={}))
+        without = None if kept is None else kept.estimate(with_fixes=False).time
+        if without is not None:
+            gains[path] = without.step_s / step_s
     return gains
