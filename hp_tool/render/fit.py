@@ -7,7 +7,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.units import GIB, duration, gib
 
 LEAST = 1e-4
-NAMES = {"training.framework_version": "the release"}
+NAMES = {"training.framework_version": "the release", "training.cuda_graphs": "that kernels are recorded"}
 """Keys of a query as people call them."""
 KNOBS = {
     "training.cuda_graphs": "CUDA graphs", "training.gradient_precision": "{} gradients",
@@ -52,7 +52,8 @@ def narrower(estimate: Estimate) -> str:
     """
     if estimate.narrowest is None or estimate.intervals is None:
         return ""
-    values = ", ".join(f"{NAMES.get(path, path)} ({path}: {value})" for path, value in estimate.narrowest.set.items())
+    named = ((path, str(value).lower() if value is True else value) for path, value in estimate.narrowest.set.items())
+    values = ", ".join(f"{NAMES.get(path, path)} ({path}: {value})" for path, value in named)
     ends = (" to ".join(map(duration, each)) for each in (estimate.narrowest.step_s, estimate.intervals.step_s))
     return f"name {values}: {' instead of '.join(ends)}"
 

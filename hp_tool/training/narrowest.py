@@ -11,24 +11,28 @@ from hp_tool.training.problem import TrainingProblem, release_variance, resolve_
 
 LEAST = 1.1
 """How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""
-RELEASE = "training.framework_version"
 
 
 def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None) -> Estimate:
-    """Return the estimate of the query's one configuration with what would narrow its interval most, if anything does.
+    """Return the estimate of the query's one configuration with what would narrow its interval most, if anything does: naming
+    the release, or that kernels are recorded, or both.
 
     `problem`: the query's, if it was resolved earlier.
     """
-    if estimate.intervals is None or query.training is None or query.training.framework_version is not None:
+    if estimate.intervals is None or query.training is None:
         return estimate
     release = _narrowing(problem or resolve_training(query))
-    if release is None:
-        return estimate
-    named = replace(query, training=replace(query.training, framework_version=release))
-    narrowed = resolve_configuration(named).estimate(with_fixes=False).intervals
-    if narrowed is None or _width(estimate.intervals.step_s) <= LEAST * _width(narrowed.step_s):
-        return estimate
-    return replace(estimate, narrowest=Narrowest(set={RELEASE: release}, step_s=narrowed.step_s))
+    named = {} if release is None else {"framework_version": release}
+    recorded = {"cuda_graphs": True} if "with_cuda_graphs" in estimate.provenance else {}
+    for values in dict.fromkeys((tuple(named.items()), tuple((named | recorded).items()))):
+        if not values:
+            continue
+        naming = replace(query, training=replace(query.training, **dict(values)))
+        narrowed = resolve_configuration(naming).estimate(with_fixes=False).intervals
+        if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed.step_s):
+            paths = {f"training.{name}": value for name, value in values}
+            return replace(estimate, narrowest=Narrowest(set=paths, step_s=narrowed.step_s))
+    return estimate
 
 
 def _narrowing(problem: TrainingProblem) -> str | None:

@@ -43,26 +43,27 @@ def with_recipe_figure(estimate: Estimate, *, query: Query, problem: TrainingPro
     if name is None:
         return estimate
     for training, parallel in OF_THE_LAYOUT:
-        named = _resolved(_filled(query, training={"recipe": name, **training}, parallel=parallel))
-        figure = None if named is None else named.estimate(with_fixes=False)
-        if named is not None and figure is not None and figure.time is not None:
+        named = _filled(query, training={"recipe": name, **training}, parallel=parallel)
+        resolved = _resolved(named)
+        if resolved is not None and not resolved.reasons:
             break
     else:
         return estimate
-    assert figure.intervals is not None
-    changes = _changes(before=problem, after=named.problem)
+    figure = resolved.estimate(with_fixes=False)
+    assert figure.time is not None and figure.intervals is not None  # a legal configuration's
+    changes = _changes(before=problem, after=resolved.problem)
     if not changes:
         return estimate
     return replace(
         estimate,
         with_recipe=WithRecipe(
             recipe=name,
-            set={"training.recipe": name} | _paths(query, named.query),
+            set={"training.recipe": name} | _paths(query, named),
             step_s=figure.time.step_s,
             interval_s=figure.intervals.step_s,
             feasible=figure.feasible,
             changes=changes,
-            gains=_gains(named.query, changes=changes, before=problem, step_s=figure.time.step_s),
+            gains=_gains(named, changes=changes, before=problem, step_s=figure.time.step_s),
         ),
     )
 
@@ -85,10 +86,9 @@ def _todays(problem: TrainingProblem) -> str | None:
 
 
 def _resolved(query: Query) -> ResolvedConfiguration | None:
-    """The query's one configuration; None if the framework, the model or the device has no such thing."""
     try:
         return resolve_configuration(query)
-    except HpToolError:
+    except HpToolError:  # what the recipe sets does not run on this layout
         return None
 
 
@@ -131,12 +131,8 @@ def _knobs(problem: TrainingProblem) -> dict[str, Any]:
 def _gains(named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float) -> dict[str, float]:
     """How many times as long a step would take without each knob that changes what is trained."""
     gains: dict[str, float] = {}
-    for path in (path for path in changes if path in TRAINED):
-        usual = before.assumed.get(path)
-        if usual is None or named.training is None:
-            continue
-        kept = _resolved(_filled(named, training={path.removeprefix("training."): usual}, parallel={}))
-        without = None if kept is None else kept.estimate(with_fixes=False).time
-        if without is not None:
-            gains[path] = without.step_s / step_s
+    for path in (path for path in changes if path in TRAINED and path in before.assumed):
+        kept = _resolved(_filled(named, training={path.removeprefix("training."): before.assumed[path]}, parallel={}))
+        if kept is not None and not kept.reasons:
+            gains[path] = float(kept.problem.costs(kept.candidate).step_s) / step_s
     return gains
