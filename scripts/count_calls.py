@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import hp_tool
+from hp_tool import training
 from hp_tool.cost.shared import forget_all
 
 PACKAGE = Path(hp_tool.__file__).parent
@@ -37,8 +38,10 @@ SERVING: dict[str, Any] = {
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8", "engine": "vllm"},
 }
 QUESTIONS: dict[str, Callable[[], object]] = {
-    "dense": lambda: hp_tool.estimate(DENSE),
-    "experts": lambda: hp_tool.estimate(EXPERTS),
+    # An estimate alone, then answers: with what today's recipe gives, and with what would make it fit.
+    "dense": lambda: training.estimate(query=hp_tool.make_query(DENSE), with_fixes=False),
+    "experts": lambda: training.estimate(query=hp_tool.make_query(EXPERTS), with_fixes=False),
+    "answer": lambda: hp_tool.estimate(DENSE),
     "infeasible": lambda: hp_tool.estimate(INFEASIBLE),
     "serving": lambda: hp_tool.recommend(SERVING),
     "export": lambda: hp_tool.export(DENSE, format="megatron-lm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from hp_tool.catalog import gpu as catalogue_gpu
@@ -50,7 +51,12 @@ def stands_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
 def _gap(one: ModelSpec, other: ModelSpec) -> float:
     if bool(one.num_experts) != bool(other.num_experts) or (one.kv_lora_rank is None) != (other.kv_lora_rank is None):
         return math.inf
-    return _ratio(*(parameter_counts(each)["num_parameters"] for each in (one, other)))
+    return _ratio(_size(one), _size(other))
+
+
+@functools.lru_cache(maxsize=1024)
+def _size(model: ModelSpec) -> int:
+    return parameter_counts(model)["num_parameters"]
 
 
 def _domain(gpu: GpuSpec) -> bool:
