@@ -34,10 +34,7 @@ from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values, said_of_all
-from hp_tool.domain.pipeline_layout import (
-    layout_text,
-    splits_unevenly,
-)
+from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
@@ -391,6 +388,8 @@ def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec,
     newest = constants.newest_release
     if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
+    if newest is not None and release is None and not experts and constants.stands_for is None:
+        more += profile.doubts.unsaid_release_log_sd**2
     return more
 
 
