@@ -157,7 +157,7 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what is offloaded though the query does not say so, what no published run covers, and recomputation that frees nothing."""
+    """Print what is offloaded unasked, what no published run covers, and recomputation that frees nothing."""
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
     offloads = dict.fromkeys(
