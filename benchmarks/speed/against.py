@@ -1,4 +1,4 @@
-"""`python -m benchmarks.speed.against COMMIT [--only QUESTION ...] [--rounds 3] [--json]`: this tree's processor time over a commit's.
+"""`python -m benchmarks.speed.against COMMIT [--only QUESTION ...] [--rounds 3] [--json]`: processor time over a commit's.
 
 Both answer the same questions in turns, each round in fresh processes, so that a busy machine slows both. Below 1 is faster.
 """

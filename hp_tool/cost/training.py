@@ -6,6 +6,7 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -56,6 +57,9 @@ class TrainingCosts:
     """A rank's share of the host's memory; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers on each stage of the two kinds of GPU; empty with one kind."""
+    graphs_s: tuple[float, float] | tuple[()] = ()
+    """Of one candidate with equal stages, where the query leaves graphs open: the step as its host launches kernels, and with
+    recorded CUDA graphs."""
 
     @property
     def feasible(self) -> BoolArray:
@@ -97,6 +101,7 @@ def training_costs(
     `whole_pipeline`.
     """
     model, cluster = case.model, case.cluster
+    compares_graphs = candidates.is_alone and pipeline is None and case.recorded is not None
     pipeline = pipeline or whole_pipeline(case, candidates)
     m = micro_batches(candidates, workload=case.workload)
     layers = model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
@@ -109,21 +114,23 @@ def training_costs(
         case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m,
         capacity_bytes=capacity_bytes,
     )  # fmt: skip
-    parts = time_parts(
-        case=case,
-        candidates=candidates,
-        layers=layers.times,
-        pipeline=pipeline,
-        head=layers.head,
-        states=states.times,
-        micro_batches=m,
+    timed = functools.partial(
+        time_parts, candidates=candidates, pipeline=pipeline, head=layers.head, states=states.times, micro_batches=m,
         offloaded=fullest.offloaded,
-    )
-    slowdown = case.profile.framework.retry_slowdown
-    if slowdown > 1.0:
-        # The mean of ln(step time): nearly full devices are slow by chance, and intervals are around a median.
-        chance = retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
-        parts["overhead"] = parts["overhead"] + (slowdown**chance - 1.0) * sum(parts.values())
+    )  # fmt: skip
+    retries = _retries(case, candidates, total_bytes=fullest.total)
+    launched = timed(case=case, layers=layers.times)
+    parts = _with_retries(launched, retries)
+    step_s = sum(parts.values())
+    graphs_s: tuple[float, float] | tuple[()] = ()
+    if compares_graphs:
+        recorded_s, framework = step_s, case.profile.framework
+        if model.num_experts or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor:
+            graphs = case.with_graphs
+            if model.num_experts:  # they have launches of their own
+                layers = model_layers(case=graphs, candidates=candidates, pipeline=pipeline, micro_batches=m)
+            recorded_s = sum(_with_retries(timed(case=graphs, layers=layers.times), retries).values())
+        graphs_s = (float(step_s), float(recorded_s))
     return TrainingCosts(
         memory_parts=cast(dict[str, FloatArray], fullest.parts),
         layer_activations_bytes=cast(FloatArray, fullest.layer_activations),
@@ -135,8 +142,26 @@ def training_costs(
         host_bytes=cast(FloatArray, fullest.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),
-        step_s=cast(FloatArray, sum(parts.values())),
+        step_s=cast(FloatArray, step_s),
+        graphs_s=graphs_s,
     )
+
+
+def _retries(case: TrainingCase, candidates: Candidates, *, total_bytes: Floats) -> Floats:
+    """Share by which the allocator's retries lengthen a step: the mean of ln(step time), as intervals are around a median, of
+    nearly full devices, which are slow by chance.
+    """
+    slowdown = case.profile.framework.retry_slowdown
+    if slowdown <= 1.0:
+        return 0.0
+    return slowdown ** retry_chance(total_bytes=total_bytes, case=case, candidates=candidates) - 1.0
+
+
+def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:
+    """The exposed seconds of a step, with retries in its overhead."""
+    if isinstance(retries, float) and not retries:
+        return parts
+    return parts | {"overhead": parts["overhead"] + retries * sum(parts.values())}
 
 
 # Layers and ends depend on few axes of the candidates: each combination is costed once.
