@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, Floats
+from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
@@ -126,10 +127,8 @@ def training_costs(
     if compares_graphs:
         recorded_s, framework = step_s, case.profile.framework
         if model.num_experts or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor:
-            graphs = case.with_graphs
-            if model.num_experts:  # they have launches of their own
-                layers = model_layers(case=graphs, candidates=candidates, pipeline=pipeline, micro_batches=m)
-            recorded_s = sum(_with_retries(timed(case=graphs, layers=layers.times), retries).values())
+            as_recorded = timed(case=case.with_graphs, layers=layers.recorded_times)
+            recorded_s = sum(_with_retries(as_recorded, retries).values())
         graphs_s = (float(step_s), float(recorded_s))
     return TrainingCosts(
         memory_parts=cast(dict[str, FloatArray], fullest.parts),
@@ -180,6 +179,8 @@ class ModelLayers:
     """A layer with experts; None for models without."""
     times: tuple[LayerTime, ...]
     """The mean layer of a stage; of a model with layers of two kinds a dense one and one with experts."""
+    recorded_times: tuple[LayerTime, ...]
+    """The same with CUDA graphs recorded, where a lone candidate's query leaves these open."""
     head: HeadTime
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
@@ -206,6 +207,8 @@ class LayerKinds:
     merged_time: LayerTime | None
     """Where forward and backward passes run together; None where they never do."""
     head: HeadTime
+    recorded: LayerKinds | None = None
+    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them open."""
 
 
 _kinds: Shared[LayerKinds] = Shared()
@@ -214,18 +217,24 @@ _kinds: Shared[LayerKinds] = Shared()
 def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
     """The layers and ends of legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
-    times: tuple[LayerTime, ...] = (_spread(kinds.time, inverse),)
-    if kinds.sparse_time is not None:
-        sparse_time = _spread(kinds.sparse_time, inverse)
+
+    def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
+        dense = _spread(kinds.time, inverse)
+        if kinds.sparse_time is None:
+            return (dense,)
+        sparse = _spread(kinds.sparse_time, inverse)
         if kinds.merged_time is not None:
             share = merged_share(candidates, micro_batches=micro_batches, merges=case.workload.merges_passes)
-            sparse_time = _mix(sparse_time, _spread(kinds.merged_time, inverse), share)
+            sparse = _mix(sparse, _spread(kinds.merged_time, inverse), share)
         both = pipeline.dense is not None
-        times = (*times, sparse_time) if both else (_mix(times[0], sparse_time, pipeline.critical.expert_share),)
+        return (dense, sparse) if both else (_mix(dense, sparse, pipeline.critical.expert_share),)
+
+    own = times(kinds)
     return ModelLayers(
         dense=_spread(kinds.dense, inverse),
         sparse=None if kinds.sparse is None else _spread(kinds.sparse, inverse),
-        times=times,
+        times=own,
+        recorded_times=own if kinds.recorded is None else times(kinds.recorded),
         head=_spread(kinds.head, inverse),
     )
 
@@ -239,7 +248,7 @@ def layer_kinds(*, case: TrainingCase, candidates: Candidates) -> tuple[LayerKin
     if not candidates.is_alone:
         unique, inverse = unique_rows(candidates, axes)
         return _layer_kinds(case=case, candidates=unique, splits=splits, merges=merges), inverse
-    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy)
+    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
     numbers = (splits, merges, *axes, *(getattr(candidates, name) for name in axes))
     kinds = _kinds.get(parts, numbers, lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges))
     return kinds, None
@@ -257,18 +266,27 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
             head=both_heads(case=case, candidates=candidates),
         )
     experts, s = bool(case.model.num_experts), shapes(case=case, candidates=candidates)
+    attention = attention_time(case=case, candidates=candidates, s=s)
+    kept = attention_bytes(case=case, candidates=candidates, s=s)
 
-    def time(*, moe: bool = False, merged: bool = False) -> LayerTime:
-        return layer_time(case=case, candidates=candidates, moe=moe, split_backward=splits, merged=merged, s=s)
+    def time(case: TrainingCase = case, *, moe: bool = False, merged: bool = False) -> LayerTime:
+        return layer_time(
+            case=case, candidates=candidates, moe=moe, split_backward=splits, merged=merged, s=s, attention=attention
+        )
 
-    return LayerKinds(
-        dense=layer_bytes(case=case, candidates=candidates, s=s),
+    kinds = LayerKinds(
+        dense=layer_bytes(case=case, candidates=candidates, s=s, attention=kept),
         time=time(),
-        sparse=layer_bytes(case=case, candidates=candidates, moe=True, s=s) if experts else None,
+        sparse=layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept) if experts else None,
         sparse_time=time(moe=True) if experts else None,
         merged_time=time(moe=True, merged=True) if experts and merges else None,
         head=head_time(case=case, candidates=candidates, s=s),
     )
+    if case.recorded is None or not experts or not candidates.is_alone:
+        return kinds
+    graphs = case.with_graphs  # experts have launches of their own
+    merged_time = time(graphs, moe=True, merged=True) if merges else None
+    return replace(kinds, recorded=replace(kinds, sparse_time=time(graphs, moe=True), merged_time=merged_time))
 
 
 def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
