@@ -150,8 +150,8 @@ def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, P
 @functools.lru_cache(maxsize=256)
 def _recipe(entry: library.Entry) -> Recipe:
     content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
-    if (base := content.pop("extends", None)) is not None:
-        content = {name: getattr(recipe(base), name) for name in LISTED} | content
+    content = _listed(entry) | content
+    content.pop("extends", None)
     try:
         named: Recipe = schema.parse(Recipe, content)
         for rule in named.rules:
@@ -168,12 +168,23 @@ def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """The rules without what later ones set anew for all of an earlier one's trainings."""
     kept: list[RecipeRule] = []
     for index, rule in enumerate(rules):
-        later = [each for each in rules[index + 1 :] if each.covers(rule)]
+        later = [each for each in rules[index + 1 :] if _sets_anew(each, rule) and each.covers(rule)]
         training = {k: v for k, v in rule.training.items() if not any(k in each.training for each in later)}
         parallel = {k: v for k, v in rule.parallel.items() if not any(k in each.parallel for each in later)}
         if training or parallel:
             kept.append(replace(rule, training=training, parallel=parallel))
     return tuple(kept)
+
+
+def _sets_anew(later: RecipeRule, rule: RecipeRule) -> bool:
+    return not (later.training.keys().isdisjoint(rule.training) and later.parallel.keys().isdisjoint(rule.parallel))
+
+
+def _listed(entry: library.Entry) -> dict[str, Any]:
+    """The fields LISTED that the entry, or else the recipe that it extends, has."""
+    base = entry.fields.get("extends")
+    inherited = {} if base is None else _listed(library.entry("recipes", base, field="training.recipe"))
+    return inherited | {name: entry.fields[name] for name in LISTED if name in entry.fields}
 
 
 def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
