@@ -76,22 +76,21 @@ def layer_time(
     merged: bool = False,
     s: Shapes | None = None,
     attention: BlockTime | None = None,
+    second: BlockTime | None = None,
 ) -> LayerTime:
     """Seconds of one layer.
 
     Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward` reports separately. With
     `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow from the
-    workload, for micro-batches that differ; `attention` is its block, if that was timed earlier.
+    workload, for micro-batches that differ; `attention` and `second` are its blocks, if these were timed earlier.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
     attention = attention or attention_time(case=case, candidates=candidates, s=s)
-    if moe:
-        second = expert_time(case=case, candidates=candidates, s=s)
-        if merged:
-            second = behind_other_pass(second, attention=attention)
-    else:
-        second = mlp_time(case=case, s=s)
+    if second is None:
+        second = expert_time(case=case, candidates=candidates, s=s) if moe else mlp_time(case=case, s=s)
+    if merged:
+        second = behind_other_pass(second, attention=attention)
     both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, case=case, candidates=candidates, s=s, moe=moe)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.memory import memory, retry_chance
 from hp_tool.cost.model_states import state_costs
-from hp_tool.cost.moe import merged_share
+from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.shared import Shared
@@ -269,35 +269,42 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
     attention = attention_time(case=case, candidates=candidates, s=s)
     kept = attention_bytes(case=case, candidates=candidates, s=s)
 
-    def time(case: TrainingCase = case, *, moe: bool = False, merged: bool = False) -> LayerTime:
-        return layer_time(
-            case=case, candidates=candidates, moe=moe, split_backward=splits, merged=merged, s=s, attention=attention
+    timed = functools.partial(layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention)
+    head = head_time(case=case, candidates=candidates, s=s)
+    dense, dense_time = layer_bytes(case=case, candidates=candidates, s=s, attention=kept), timed(case=case)
+    if not experts:
+        return LayerKinds(dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head)
+    kernels = expert_kernels(case=case, candidates=candidates, s=s)
+
+    def with_experts(case: TrainingCase, *, recorded: LayerKinds | None = None) -> LayerKinds:
+        second = with_launches(kernels, case=case, candidates=candidates)
+        return LayerKinds(
+            dense=dense,
+            time=dense_time,
+            sparse=sparse,
+            sparse_time=timed(case=case, moe=True, second=second),
+            merged_time=timed(case=case, moe=True, second=second, merged=True) if merges else None,
+            head=head,
+            recorded=recorded,
         )
 
-    kinds = LayerKinds(
-        dense=layer_bytes(case=case, candidates=candidates, s=s, attention=kept),
-        time=time(),
-        sparse=layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept) if experts else None,
-        sparse_time=time(moe=True) if experts else None,
-        merged_time=time(moe=True, merged=True) if experts and merges else None,
-        head=head_time(case=case, candidates=candidates, s=s),
-    )
-    if case.recorded is None or not experts or not candidates.is_alone:
-        return kinds
-    graphs = case.with_graphs  # experts have launches of their own
-    merged_time = time(graphs, moe=True, merged=True) if merges else None
-    return replace(kinds, recorded=replace(kinds, sparse_time=time(graphs, moe=True), merged_time=merged_time))
+    sparse = layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept)
+    opens_graphs = candidates.is_alone and case.recorded is not None
+    return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
 
 
 def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     """The columns with each row's own entry; None: every row is unique. Scalars stay scalars."""
     if inverse is None:
         return columns
-    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    values = {name: getattr(columns, name) for name in columns.__slots__}
     return type(columns)(**{name: value[inverse] if isinstance(value, np.ndarray) else value for name, value in values.items()})
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
     """The mean layer of a stage in which the share `moe_fraction` of layers costs `sparse`."""
-    names = [f.name for f in fields(dense)]
-    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})
+    values = {}
+    for name in dense.__slots__:
+        one = getattr(dense, name)
+        values[name] = one + moe_fraction * (getattr(sparse, name) - one)
+    return type(dense)(**values)
