@@ -1,5 +1,6 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
+import gc
 import io
 import json
 import sys
@@ -68,6 +69,7 @@ def _options(
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    gc.set_threshold(50_000)  # imports and validators make many objects that all stay
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
         code = build(first if first in COMMANDS else None)(standalone_mode=False)
