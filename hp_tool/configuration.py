@@ -47,6 +47,11 @@ class Configuration:
             query = with_value(query, path, value)
         return _whole(row.parallel, query=query, values=values)
 
+    def without(self, path: str) -> Configuration:
+        """Return the configuration with a value of `set` left open again."""
+        values = {name: value for name, value in self.set.items() if name != path}
+        return replace(self, query=with_value(self.query, path, None), set=values)
+
     @staticmethod
     def read(result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]) -> Configuration:
         """Return the configuration of the recommendation of this rank in the JSON of an answer, or of the one it estimates.

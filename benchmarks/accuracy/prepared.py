@@ -115,7 +115,8 @@ class Prepared:
     def step_s(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
         """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
         workload = self.problem.workload
-        if (kernel := attention_kernel(workload, self.problem.model)) is not None:
+        kernel = attention_kernel(workload, self.problem.model)
+        if kernel is not None and framework.framework == workload.framework:  # another's constants come with its own kernel
             timed = gpu_efficiency(self.gpu).attention_kernels
             framework = with_attention_kernel(framework, name=kernel, timed=timed)
         framework = with_overlap(framework, overlap=workload.overlap, newest=framework)

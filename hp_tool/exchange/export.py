@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from hp_tool import training
 from hp_tool.configuration import Configuration
@@ -15,35 +16,16 @@ from hp_tool.formats.registry import Format, Kind, formats, get, writable
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.training.only import only_layout
+from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import LEAST_CHANGE
 
+Said = TypeVar("Said")
 OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
 OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
 """Those that only Megatron Core has of what is ranked here."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
-
-
-def export(
-    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
-) -> str:
-    """The text of one configuration in another tool's words.
-
-    `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
-    query, which is answered first: estimated if it allows one layout alone, else ranked. `rank` picks a recommendation, `read`
-    parses the query. Raises InputError, UnsupportedError.
-    """
-    _writer(format)
-    if "kind" in result:
-        query = read(result)
-        if rank == 1 and (estimate := only_layout(query)) is not None:
-            return write(Configuration.of(estimate, query=query), format)
-        ranking = problem_of(query).rank(top=rank)
-        if (count := len(ranking.recommendations)) < rank:
-            raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
-        return write(Configuration.of(ranking.recommendations[rank - 1], query=query), format)
-    return write(Configuration.read(result, rank=rank, parse=read), format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,25 +60,70 @@ class Exported:
         return f"ranked for {self.format} ({self.framework}): step time {self.step_s:.3g} s{cost}{out}"
 
 
+def export(
+    *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
+) -> str:
+    """Return the text of `exported`. Raises InputError, UnsupportedError."""
+    return exported(result=result, format=format, rank=rank, read=read).text
+
+
 def exported(
     *, result: Mapping[str, Any], format: str, rank: int = 1, read: Callable[[Mapping[str, Any]], Query] = schema.parse_query
 ) -> Exported:
-    """Return the text that `export` writes, with what has to be done beside it."""
-    return _noted(export(result=result, format=format, rank=rank, read=read), format)
+    """Return one configuration in another tool's words, with what has to be done beside it.
+
+    `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
+    query, which is answered first: estimated if it allows one layout alone, else ranked. `rank` picks a recommendation, `read`
+    parses the query. Raises InputError, UnsupportedError.
+    """
+    _writer(format)
+    if "kind" in result:
+        return written(_configuration(read(result), rank), format)
+    return written(Configuration.read(result, rank=rank, parse=read), format)
+
+
+def _configuration(query: Query, rank: int) -> Configuration:
+    """Return the query's one configuration, or that of this rank."""
+    if rank == 1 and (estimate := only_layout(query)) is not None:
+        return Configuration.of(estimate, query=query)
+    ranking = problem_of(query).rank(top=rank)
+    if (count := len(ranking.recommendations)) < rank:
+        raise InputError(f"the query has {count} acceptable configurations; rank {rank} is not among them", field="rank")
+    return Configuration.of(ranking.recommendations[rank - 1], query=query)
 
 
 def written(configuration: Configuration, format: str) -> Exported:
-    """Return the text of a configuration, with what has to be done beside it."""
-    return _noted(write(configuration, format), format)
+    """Return a configuration in the words of a format, with what has to be done beside it. Raises UnsupportedError, InputError.
+
+    Knobs that change nothing trained, which a ranking took and the tool has no setting for, are left out; a note says so.
+    """
+    text, expressed = _expressed(configuration, partial(write, format=format))
+    return Exported(format=format, text=text, notes=(*_left_to_the_script(configuration, expressed), *get(format).notes(text)))
 
 
-def _noted(text: str, format: str) -> Exported:
-    return Exported(format=format, text=text, notes=notes(text, format))
+def _expressed(configuration: Configuration, say: Callable[[Configuration], Said]) -> tuple[Said, Configuration]:
+    """Return what a tool says of a configuration, and the configuration without the free knobs it had no setting for."""
+    while True:
+        try:
+            return say(configuration), configuration
+        except UnsupportedError as error:
+            if error.field not in FREE or error.field not in configuration.set:
+                raise
+            configuration = configuration.without(error.field)
 
 
-def notes(text: str, format: str) -> tuple[str, ...]:
-    """Return what a written text cannot make its tool do, each with what does."""
-    return get(format).notes(text)
+def _left_to_the_script(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
+    names = ", ".join(path for path in configuration.set if path not in expressed.set)
+    if not names:
+        return ()
+    times = (f"{_step_s(each):.4g} s" for each in (configuration, expressed))
+    return (f"the ranking took {names}, for which there is no setting here: a step takes {' with it, '.join(times)} without",)
+
+
+def _step_s(configuration: Configuration) -> float:
+    time = training.estimate(query=configuration.query, with_fixes=False).time
+    assert time is not None  # it was recommended
+    return time.step_s
 
 
 def export_for(
@@ -117,13 +144,12 @@ def export_for(
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
         try:
-            text = write(Configuration.of(row, query=ranked), format)
+            text, expressed = _expressed(Configuration.of(row, query=ranked), partial(write, format=format))
         except UnsupportedError as error:
             refusal = refusal or error
             continue
-        assert row.estimate.time is not None  # recommendations have it
         best = own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
-        step_s = row.estimate.time.step_s
+        step_s = _step_s(expressed)
         return Exported(
             format=format,
             text=text,
@@ -190,4 +216,5 @@ def options(configuration: Configuration, format: str) -> dict[str, str]:
     tool = get(format)
     if tool.options is None or tool.kind != configuration.query.kind:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
-    return tool.options(problem_of(configuration.query).setup(configuration))
+    say = tool.options
+    return _expressed(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]

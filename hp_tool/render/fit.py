@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
 from hp_tool.domain.result import Estimate
+from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import GIB, duration, gib
 
 LEAST = 1e-4
@@ -86,8 +87,7 @@ def launched(estimate: Estimate) -> str:
 
 def taken(chosen: Mapping[str, object]) -> str:
     """Return `with CUDA graphs, loss fused, which change nothing that is trained`: free knobs among what a ranking chose."""
-    free = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
-    words = [KNOBS[path].format(_value(chosen[path])) for path in free if path in chosen]
+    words = [KNOBS[path].format(_value(chosen[path])) for path in FREE if path in chosen]
     return f"with {', '.join(words)}, which change nothing that is trained" if words else ""
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
@@ -22,15 +23,13 @@ def with_narrowest(estimate: Estimate, *, query: Query, problem: TrainingProblem
     if estimate.intervals is None or query.training is None:
         return estimate
     release = _narrowing(problem or resolve_training(query))
-    named = {} if release is None else {"framework_version": release}
+    named: dict[str, Any] = {} if release is None else {"framework_version": release}
     recorded = {"cuda_graphs": True} if "with_cuda_graphs" in estimate.provenance else {}
-    for values in dict.fromkeys((tuple(named.items()), tuple((named | recorded).items()))):
-        if not values:
-            continue
-        naming = replace(query, training=replace(query.training, **dict(values)))
+    for values in filter(None, (named, recorded and named | recorded)):
+        naming = replace(query, training=replace(query.training, **values))
         narrowed = resolve_configuration(naming).estimate(with_fixes=False).intervals
         if narrowed is not None and _width(estimate.intervals.step_s) > LEAST * _width(narrowed.step_s):
-            paths = {f"training.{name}": value for name, value in values}
+            paths = {f"training.{name}": value for name, value in values.items()}
             return replace(estimate, narrowest=Narrowest(set=paths, step_s=narrowed.step_s))
     return estimate
 

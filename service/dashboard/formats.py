@@ -1,6 +1,6 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -8,6 +8,7 @@ from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.render import fit
 from hp_tool.render.words import parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
@@ -222,15 +223,30 @@ def serving_details(config: ServingConfig) -> str:
 
 
 def configuration_details(configuration: Configuration) -> str:
-    """The rest of a configuration, with what it offloads and what a ranking chose of the training."""
+    """The rest of a configuration, with knobs that rankings take by themselves and what else one chose of the training."""
     config, training = configuration.parallel, configuration.query.training
     if isinstance(config, ServingConfig):
         return serving_details(config)
-    more = {path: value for path, value in configuration.set.items() if path.startswith("training.")}
-    if training is not None and training.offload not in (None, "none"):
-        more["training.offload"] = training.offload
-    chosen = (f"{path.removeprefix('training.').replace('_', ' ')} {value}" for path, value in more.items())
-    return ", ".join((details(config), *chosen))
+    knobs = () if training is None else tuple(_knobs(training))
+    listed = {path.removeprefix("training.") for path in configuration.set if path.startswith("training.")} - set(TAKEN)
+    chosen = (f"{name.replace('_', ' ')} {configuration.set[f'training.{name}']}" for name in sorted(listed))
+    return ", ".join((details(config), *chosen, *knobs))
+
+
+TAKEN = ("offload", "cuda_graphs", "cross_entropy", "overlap")
+"""Keys of `training` that a ranking takes by itself."""
+
+
+def _knobs(training: TrainingWorkload) -> Iterator[str]:
+    """Those that are used, in words, whoever wrote them."""
+    if training.offload not in (None, "none"):
+        yield f"offload {training.offload}"
+    if training.cuda_graphs:
+        yield "CUDA graphs"
+    if training.cross_entropy not in (None, "unfused"):
+        yield f"cross entropy {training.cross_entropy}"
+    if training.merges_passes:
+        yield "experts' exchange overlapped"
 
 
 def _significant(value: float) -> str:

@@ -138,7 +138,19 @@ def test_deepspeeds_file_says_what_makes_a_trainer_recompute() -> None:
     said = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--model", "llama-3-8b", "--set", "training.sequence_length=4096")
     assert imported(ran.stdout, *said)["parallel"]["recompute"] == "full"
     kept = RECOMPUTED | {"parallel": RECOMPUTED["parallel"] | {"recompute": "none"}}  # type: ignore[operator]
-    assert run("export", "-", "--format", "deepspeed", content=kept).stderr == ""
+    assert "gradient_checkpointing" not in run("export", "-", "--format", "deepspeed", content=kept).stderr
+
+
+def test_a_free_knob_that_a_format_cannot_say_is_left_out_with_a_word_on_its_price() -> None:
+    answer = json.loads(run("recommend", "-", "--top", "1", "--json", content=RECOMPUTED).stdout)
+    assert answer["recommendations"][0]["set"]["training.cross_entropy"] == "fused"
+    ran = run("export", "-", "--format", "deepspeed", content=answer)
+    (note,) = (line for line in ran.stderr.splitlines() if "training.cross_entropy" in line)
+    step_s = answer["recommendations"][0]["estimate"]["time"]["step_s"]
+    assert f"{step_s:.4g} s with it" in note and "without" in note
+    said = RECOMPUTED | {"training": RECOMPUTED["training"] | {"cross_entropy": "fused"}}  # type: ignore[operator]
+    refused = run("export", "-", "--format", "deepspeed", content=said)
+    assert refused.returncode == 2 and "training.cross_entropy" in refused.stderr  # what a user asks for is never left out
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from hp_tool.errors import InputError
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best
 
+FREE = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
 WORTH = 0.99
 """Of the fastest step without a knob: what it must take with it."""
 
