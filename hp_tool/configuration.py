@@ -96,9 +96,12 @@ def _whole(config: RunConfig, *, query: Query, values: ChosenValues) -> Configur
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:
-    """Return the query with the value at a path of two names."""
+    """Return the query with the value at a path of two names; a mapping is read as a query's text is."""
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
+    if isinstance(value, dict):
+        whole: Query = schema.parse(Query, schema.lay(schema.query_mapping(query), {path: value}))
+        return whole
     name, _, key = path.partition(".")
     values: dict[str, Any] = {name: replace(getattr(query, name), **{key: value})}
     return replace(query, **values)

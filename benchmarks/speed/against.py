@@ -1,4 +1,4 @@
-"""`python -m benchmarks.speed.against COMMIT [--rounds 5] [--json]`: processor time of this tree over that of a commit.
+"""`python -m benchmarks.speed.against COMMIT [--only QUESTION ...] [--rounds 3] [--json]`: processor time over a commit's.
 
 Both answer the same questions in turns, each round in fresh processes, so that a busy machine slows both. Below 1 is faster.
 """
@@ -12,6 +12,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from compileall import compile_dir
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,23 +45,27 @@ MODELS = {
 NARROW: dict[str, Any] = {"expert_parallel_size": 8, "micro_batch_size": [1, 2], "moe_token_dispatcher_type": "alltoall"}
 """Axes of spaces that take a second."""
 LAYOUTS = 250
-"""Layouts drawn of each model."""
-PROCESS = "recommend, as a process"
+"""Layouts drawn of each model whose estimates are timed alone."""
+LINES = 50
+"""Of these, as lines of a batch."""
+QUESTIONS = ("estimates", "lines", "export", "serving", "candidates", "process")
 
 
-def questions() -> dict[str, Any]:
-    """Return what `benchmarks.speed.questions` is given."""
-    return {
-        "warm": SMALL_QUERY,
-        "layouts": {name: layouts(query) for name, query in MODELS.items()},
-        "export": str(REPOSITORY / "examples" / "gpt3-175b.yaml"),
-        "serving": serving.QUESTION,
-        "spaces": {
+def questions(only: Sequence[str]) -> dict[str, Any]:
+    """Return what `benchmarks.speed.questions` is given: of each question its variants by name."""
+    drawn = {name: layouts(query) for name, query in MODELS.items()} if {"estimates", "lines"} & {*only} else {}
+    variants = {
+        "estimates": drawn,
+        "lines": {name: queries[:LINES] for name, queries in drawn.items()},
+        "export": {"dense": str(REPOSITORY / "examples" / "gpt3-175b.yaml")},
+        "serving": {"dense": serving.QUESTION},
+        "candidates": {
             "dense": workloads.QUERY | {"parallel": workloads.EVERYTHING},
             "mixture": workloads.MOE_QUERY | {"parallel": NARROW},
             "both kinds": workloads.MIXED_QUERY | {"parallel": NARROW},
         },
     }
+    return {"warm": SMALL_QUERY} | {name: variants[name] for name in only if name in variants}
 
 
 def layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
@@ -69,32 +75,36 @@ def layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
     return [query_mapping(one) for one in workloads.drawn(parsed, candidates, count=LAYOUTS)]
 
 
-def times_of(tree: Path, file: Path, query: Path) -> dict[str, float]:
-    """Return processor seconds of every question in a tree."""
+def times_of(tree: Path, file: Path, processes: Mapping[str, Path], *, repeats: int) -> dict[str, float]:
+    """Return processor seconds of every question in a tree; of `processes` those of the whole command."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     script = Path(__file__).with_name("questions.py")
-    done = subprocess.run([sys.executable, script, file], cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
+    command = [sys.executable, script, file, str(repeats)]
+    done = subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE)
     times: dict[str, float] = json.loads(done.stdout)
-    command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", query]
-    before = os.times()
-    subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
-    after = os.times()
-    return times | {PROCESS: after.children_user + after.children_system - before.children_user - before.children_system}
+    for name, query in processes.items():
+        command = [sys.executable, "-c", "from hp_tool.cli.main import main; main()", "recommend", query]
+        before = os.times()
+        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+        after = os.times()
+        times[name] = after.children_user + after.children_system - before.children_user - before.children_system
+    return times
 
 
-def compared(commit: str, *, rounds: int) -> list[dict[str, Any]]:
+def compared(commit: str, *, rounds: int, repeats: int, only: Sequence[str] = QUESTIONS) -> list[dict[str, Any]]:
     """Return for each question best and median of both trees, and the ratio of the bests."""
     with tempfile.TemporaryDirectory(prefix="hp-speed-") as folder, ExitStack() as stack:
         tree, file, query = (Path(folder) / name for name in ("tree", "questions.json", "query.json"))
-        file.write_text(json.dumps(questions()))
+        file.write_text(json.dumps(questions(only)))
         query.write_text(json.dumps(workloads.EXPERT_QUERY))
+        processes = {"process, recommend": query} if "process" in only else {}
         add = ("git", "worktree", "add", "--quiet", "--detach", str(tree), commit)
         subprocess.run(add, cwd=REPOSITORY, check=True, stdout=sys.stderr)
         stack.callback(subprocess.run, ("git", "worktree", "remove", "--force", str(tree)), cwd=REPOSITORY, check=True)
         trees = (tree, REPOSITORY)
-        for each in trees:  # compiles what is imported
-            times_of(each, file, query)
-        times = [[times_of(each, file, query) for each in trees] for _ in range(rounds)]
+        for each in trees:
+            compile_dir(each / "hp_tool", quiet=1)
+        times = [[times_of(each, file, processes, repeats=repeats) for each in trees] for _ in range(rounds)]
     rows = []
     for name in times[0][0]:
         before, now = ([pair[side][name] for pair in times] for side in (0, 1))
@@ -119,10 +129,12 @@ def as_text(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.against", description=__doc__)
     parser.add_argument("commit")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2, help="calls in each process, of which the least time counts")
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="questions to ask")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    rows = compared(arguments.commit, rounds=arguments.rounds)
+    rows = compared(arguments.commit, rounds=arguments.rounds, repeats=arguments.repeats, only=arguments.only)
     print(json.dumps({"questions": rows}, indent=2) if arguments.json else as_text(rows))
 
 

@@ -1,6 +1,6 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
 
-import importlib.metadata
+import gc
 import io
 import json
 import sys
@@ -25,8 +25,14 @@ _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
-def build() -> typer.Typer:
-    """The application, with our commands and those of installed packages."""
+COMMANDS: dict[str, Callable[..., None]] = {
+    **{command.__name__: command for command in (estimate, recommend, tune, size, calibrate, measurements, batch)},
+    **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, doctor)},
+}
+
+
+def build(only: str | None = None) -> typer.Typer:
+    """The application with our commands and those of installed packages, or with `only` one of COMMANDS, which is quicker."""
     app = typer.Typer(
         name="hp-tool",
         help="Choose the parallelism of large transformers: predict, run little, measure, calibrate.",
@@ -34,12 +40,13 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    commands: tuple[Callable[..., None], ...] = (
-        *(estimate, recommend, tune, size, calibrate, measurements, batch),
-        *(models, gpus, clusters, recipes, trainers, doctor),
-    )
-    for command in commands:
-        app.command()(command)
+    for name, command in COMMANDS.items():
+        if only in (None, name):
+            app.command()(command)
+    if only is not None:
+        return app
+    import importlib.metadata
+
     app.command(cls=FormatsCommand)(export)
     app.command(name="import", cls=FormatsCommand)(import_)
     app.add_typer(db, name="db")
@@ -62,8 +69,10 @@ def _options(
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    gc.set_threshold(50_000)  # imports and validators make many objects that all stay
     try:
-        code = build()(standalone_mode=False)
+        first = sys.argv[1] if len(sys.argv) > 1 else None
+        code = build(first if first in COMMANDS else None)(standalone_mode=False)
     except HpToolError as error:
         where = f" ({error.field})" if error.field and error.field not in error.message else ""
         sys.stderr.write(f"hp-tool: {printable(error.message)}{printable(where)}\n")

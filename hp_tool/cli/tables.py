@@ -157,14 +157,14 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what a search offloads by itself, what no published run covers, and recomputation that frees nothing."""
+    """Print what is offloaded unasked, what no published run covers, and recomputation that frees nothing."""
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
     offloads = dict.fromkeys(
         each["training.offload"] for each in assumed if isinstance(each, dict) and "training.offload" in each
     )
     for offload in offloads:
-        console.print(f"nothing fits without training.offload: {offload}, which these use", highlight=False)
+        console.print(f"these use training.offload: {offload}", highlight=False)
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
         console.print(f"* {unchecked_words(names)}", highlight=False)

@@ -4,7 +4,7 @@ docs/cost-model.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, where
 from hp_tool.cost.candidates import Candidates
@@ -44,7 +44,7 @@ class BlockTime:
     expert_backward: Floats = 0.0
 
     def __add__(self, other: BlockTime) -> BlockTime:
-        return BlockTime(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return BlockTime(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     retries = float(retry_chance(total_bytes=memory.total_bytes, case=case, candidates=candidate))
     log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
     fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
-    recorded_s = _recorded_s(case, candidate, step_s=step_s, overhead_s=parts["overhead"])
+    recorded_s = _recorded_s(case, candidate, costs)
     tokens = step_tokens(workload)
     flops = token_flops(model, workload)
     halved = flops.causal
@@ -103,14 +103,16 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     return _with_whole_training(estimate, case=case, tokens=tokens, step_s=step_s, busy=busy)
 
 
-def _recorded_s(case: TrainingCase, candidate: Candidates, *, step_s: float, overhead_s: float) -> float | None:
+def _recorded_s(case: TrainingCase, candidate: Candidates, costs: TrainingCosts) -> float | None:
     """Return the step with recorded CUDA graphs where the query leaves these open and the host's launches bound it."""
-    waits_s = overhead_s - case.profile.framework.step_overhead_s * case.profile.release_factor
+    framework, step_s = case.profile.framework, float(costs.step_s)
+    waits_s = float(costs.parts["overhead"]) - framework.step_overhead_s * case.profile.release_factor
     if case.recorded is None or (waits_s <= WAITS * step_s and not case.model.num_experts):
         return None
-    with_graphs = replace(case, profile=case.recorded, recorded=None)
-    # Both anew: the costs may be a calibration's, or of stages and rows that differ.
-    as_launched, as_recorded = (float(training_costs(case=each, candidates=candidate).step_s) for each in (case, with_graphs))
+    # Anew where the costs are a row's.
+    graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
+    assert graphs_s  # of one candidate, which leaves graphs open
+    as_launched, as_recorded = graphs_s
     return step_s * as_recorded / as_launched if as_launched > BOUND * as_recorded else None
 
 

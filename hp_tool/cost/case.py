@@ -1,5 +1,7 @@
 """The inputs of a prediction besides the candidates: model, machine and training."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,3 +31,14 @@ class TrainingCase(Machine):
     """Values of knobs by their key in a query, where the query left them open; for the answer's provenance."""
     recorded: EfficiencyProfile | None = None
     """The profile with recorded CUDA graphs, where the query leaves open whether there are any."""
+
+    @property
+    def with_graphs(self) -> TrainingCase:
+        """The case with CUDA graphs recorded, where the query leaves them open."""
+        return TrainingCase(
+            model=self.model,
+            cluster=self.cluster,
+            workload=self.workload,
+            profile=self.recorded or self.profile,
+            strategy=self.strategy,
+        )

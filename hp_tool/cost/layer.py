@@ -22,15 +22,23 @@ GATHER_COST = 0.5
 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1, and up to 0.5 SP quickens the backward pass, as in Table 4."""
 
 
-def layer_bytes(*, case: TrainingCase, candidates: Candidates, moe: bool = False, s: Shapes | None = None) -> LayerBytes:
+def layer_bytes(
+    *,
+    case: TrainingCase,
+    candidates: Candidates,
+    moe: bool = False,
+    s: Shapes | None = None,
+    attention: BlockBytes | None = None,
+) -> LayerBytes:
     """Activation bytes of one layer.
 
     For a plain GPT with dropout and unfused attention these are the paper's formulas to the byte: sbh(34+5as/h) on one device,
     sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t with selective recomputation, 2sbh with full recomputation.
-    With sequence parallelism the layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core).
+    With sequence parallelism the layer's input, which full recomputation keeps, is sharded: 2sbh/t (Megatron Core). `attention`
+    is the block's, if it was computed earlier.
     """
     s = s or shapes(case=case, candidates=candidates)
-    attention: BlockBytes = attention_bytes(case=case, candidates=candidates, s=s)
+    attention = attention or attention_bytes(case=case, candidates=candidates, s=s)
     second = expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
     both = attention + second
     if case.workload.lora is not None:
@@ -67,22 +75,22 @@ def layer_time(
     split_backward: bool = False,
     merged: bool = False,
     s: Shapes | None = None,
+    attention: BlockTime | None = None,
+    second: BlockTime | None = None,
 ) -> LayerTime:
     """Seconds of one layer.
 
     Weight matmuls run three times: forward, input gradient, weight gradient, which `split_backward` reports separately. With
     `merged`, forward and backward passes of different micro-batches run together. `s` replaces the sizes that follow from the
-    workload, for micro-batches that differ.
+    workload, for micro-batches that differ; `attention` and `second` are its blocks, if these were timed earlier.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
-    attention = attention_time(case=case, candidates=candidates, s=s)
-    if moe:
-        second = expert_time(case=case, candidates=candidates, s=s)
-        if merged:
-            second = behind_other_pass(second, attention=attention)
-    else:
-        second = mlp_time(case=case, s=s)
+    attention = attention or attention_time(case=case, candidates=candidates, s=s)
+    if second is None:
+        second = expert_time(case=case, candidates=candidates, s=s) if moe else mlp_time(case=case, s=s)
+    if merged:
+        second = behind_other_pass(second, attention=attention)
     both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, case=case, candidates=candidates, s=s, moe=moe)

@@ -76,7 +76,26 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Seconds of the block.
+    """Seconds of the block."""
+    return with_launches(expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates)
+
+
+def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
+    """The block with what its host takes to launch it: half of the preparation of the dispatch in each pass, and each expert's
+    own kernels.
+    """
+    framework = case.profile.framework
+    alone = kernels_of_expert(case)
+    each = framework.expert_launch_s * ((case.model.num_experts or 1) / candidates.expert_parallel_size)
+    return replace(
+        block,
+        elementwise=0.5 * framework.expert_overhead_s + each * alone.forward + block.elementwise,
+        elementwise_backward=0.5 * framework.expert_overhead_s + each * alone.backward + block.elementwise_backward,
+    )
+
+
+def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
+    """Seconds of the block on a device that waits for no launch.
 
     Two all-to-alls forward (dispatch, combine) and two backward; with expert tensor parallelism also an all-gather and a
     reduce-scatter of the dispatched tokens per pair.
@@ -123,15 +142,11 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     sent = token * s.e * (model.num_experts_per_tok or 1)
     communication = exchanges + 2.0 * around.seconds(sent * (etp - 1.0))
     exposed = communication - profile.framework.expert_parallel_overlap * minimum(communication, forward)
-    alone, each = kernels_of_expert(case), profile.framework.expert_launch_s * local_experts
-    waiting, waiting_backward = (
-        0.5 * profile.framework.expert_overhead_s + each * count for count in (alone.forward, alone.backward)
-    )
     return BlockTime(
         matmul=forward,
         weight_gradient=gradient,
-        elementwise=waiting + elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
-        elementwise_backward=waiting_backward + elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
+        elementwise=elementwise_seconds(traffic, machine=case, kernels=KERNELS.forward),
+        elementwise_backward=elementwise_seconds(traffic_backward, machine=case, kernels=KERNELS.backward),
         expert=exposed,
         expert_backward=exposed,
     )

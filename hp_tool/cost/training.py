@@ -6,6 +6,7 @@ Sources: arXiv 2205.05198 (activations, sequence parallelism, selective recomput
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, Floats
+from hp_tool.cost.attention import attention_bytes, attention_time
 from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
@@ -23,7 +25,7 @@ from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder
 from hp_tool.cost.layer import layer_bytes, layer_time
 from hp_tool.cost.memory import memory, retry_chance
 from hp_tool.cost.model_states import state_costs
-from hp_tool.cost.moe import merged_share
+from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.shared import Shared
@@ -56,6 +58,9 @@ class TrainingCosts:
     """A rank's share of the host's memory; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers on each stage of the two kinds of GPU; empty with one kind."""
+    graphs_s: tuple[float, float] | tuple[()] = ()
+    """Of one candidate with equal stages, where the query leaves graphs open: the step as its host launches kernels, and with
+    recorded CUDA graphs."""
 
     @property
     def feasible(self) -> BoolArray:
@@ -97,6 +102,7 @@ def training_costs(
     `whole_pipeline`.
     """
     model, cluster = case.model, case.cluster
+    compares_graphs = candidates.is_alone and pipeline is None and case.recorded is not None
     pipeline = pipeline or whole_pipeline(case, candidates)
     m = micro_batches(candidates, workload=case.workload)
     layers = model_layers(case=case, candidates=candidates, pipeline=pipeline, micro_batches=m)
@@ -109,21 +115,21 @@ def training_costs(
         case=case, candidates=candidates, pipeline=pipeline, layers=layers.of_stages(pipeline), states=states, micro_batches=m,
         capacity_bytes=capacity_bytes,
     )  # fmt: skip
-    parts = time_parts(
-        case=case,
-        candidates=candidates,
-        layers=layers.times,
-        pipeline=pipeline,
-        head=layers.head,
-        states=states.times,
-        micro_batches=m,
+    timed = functools.partial(
+        time_parts, candidates=candidates, pipeline=pipeline, head=layers.head, states=states.times, micro_batches=m,
         offloaded=fullest.offloaded,
-    )
-    slowdown = case.profile.framework.retry_slowdown
-    if slowdown > 1.0:
-        # The mean of ln(step time): nearly full devices are slow by chance, and intervals are around a median.
-        chance = retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
-        parts["overhead"] = parts["overhead"] + (slowdown**chance - 1.0) * sum(parts.values())
+    )  # fmt: skip
+    retries = _retries(case, candidates, total_bytes=fullest.total)
+    launched = timed(case=case, layers=layers.times)
+    parts = _with_retries(launched, retries)
+    step_s = sum(parts.values())
+    graphs_s: tuple[float, float] | tuple[()] = ()
+    if compares_graphs:
+        recorded_s, framework = step_s, case.profile.framework
+        if model.num_experts or launched["overhead"] > framework.step_overhead_s * case.profile.release_factor:
+            as_recorded = timed(case=case.with_graphs, layers=layers.recorded_times)
+            recorded_s = sum(_with_retries(as_recorded, retries).values())
+        graphs_s = (float(step_s), float(recorded_s))
     return TrainingCosts(
         memory_parts=cast(dict[str, FloatArray], fullest.parts),
         layer_activations_bytes=cast(FloatArray, fullest.layer_activations),
@@ -135,8 +141,26 @@ def training_costs(
         host_bytes=cast(FloatArray, fullest.host_bytes),
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),
-        step_s=cast(FloatArray, sum(parts.values())),
+        step_s=cast(FloatArray, step_s),
+        graphs_s=graphs_s,
     )
+
+
+def _retries(case: TrainingCase, candidates: Candidates, *, total_bytes: Floats) -> Floats:
+    """Share by which the allocator's retries lengthen a step: the mean of ln(step time), as intervals are around a median, of
+    nearly full devices, which are slow by chance.
+    """
+    slowdown = case.profile.framework.retry_slowdown
+    if slowdown <= 1.0:
+        return 0.0
+    return slowdown ** retry_chance(total_bytes=total_bytes, case=case, candidates=candidates) - 1.0
+
+
+def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:
+    """The exposed seconds of a step, with retries in its overhead."""
+    if isinstance(retries, float) and not retries:
+        return parts
+    return parts | {"overhead": parts["overhead"] + retries * sum(parts.values())}
 
 
 # Layers and ends depend on few axes of the candidates: each combination is costed once.
@@ -155,6 +179,8 @@ class ModelLayers:
     """A layer with experts; None for models without."""
     times: tuple[LayerTime, ...]
     """The mean layer of a stage; of a model with layers of two kinds a dense one and one with experts."""
+    recorded_times: tuple[LayerTime, ...]
+    """The same with CUDA graphs recorded, where a lone candidate's query leaves these open."""
     head: HeadTime
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
@@ -181,6 +207,8 @@ class LayerKinds:
     merged_time: LayerTime | None
     """Where forward and backward passes run together; None where they never do."""
     head: HeadTime
+    recorded: LayerKinds | None = None
+    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them open."""
 
 
 _kinds: Shared[LayerKinds] = Shared()
@@ -189,18 +217,24 @@ _kinds: Shared[LayerKinds] = Shared()
 def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
     """The layers and ends of legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
-    times: tuple[LayerTime, ...] = (_spread(kinds.time, inverse),)
-    if kinds.sparse_time is not None:
-        sparse_time = _spread(kinds.sparse_time, inverse)
+
+    def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
+        dense = _spread(kinds.time, inverse)
+        if kinds.sparse_time is None:
+            return (dense,)
+        sparse = _spread(kinds.sparse_time, inverse)
         if kinds.merged_time is not None:
             share = merged_share(candidates, micro_batches=micro_batches, merges=case.workload.merges_passes)
-            sparse_time = _mix(sparse_time, _spread(kinds.merged_time, inverse), share)
+            sparse = _mix(sparse, _spread(kinds.merged_time, inverse), share)
         both = pipeline.dense is not None
-        times = (*times, sparse_time) if both else (_mix(times[0], sparse_time, pipeline.critical.expert_share),)
+        return (dense, sparse) if both else (_mix(dense, sparse, pipeline.critical.expert_share),)
+
+    own = times(kinds)
     return ModelLayers(
         dense=_spread(kinds.dense, inverse),
         sparse=None if kinds.sparse is None else _spread(kinds.sparse, inverse),
-        times=times,
+        times=own,
+        recorded_times=own if kinds.recorded is None else times(kinds.recorded),
         head=_spread(kinds.head, inverse),
     )
 
@@ -214,7 +248,7 @@ def layer_kinds(*, case: TrainingCase, candidates: Candidates) -> tuple[LayerKin
     if not candidates.is_alone:
         unique, inverse = unique_rows(candidates, axes)
         return _layer_kinds(case=case, candidates=unique, splits=splits, merges=merges), inverse
-    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy)
+    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
     numbers = (splits, merges, *axes, *(getattr(candidates, name) for name in axes))
     kinds = _kinds.get(parts, numbers, lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges))
     return kinds, None
@@ -232,29 +266,45 @@ def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, me
             head=both_heads(case=case, candidates=candidates),
         )
     experts, s = bool(case.model.num_experts), shapes(case=case, candidates=candidates)
+    attention = attention_time(case=case, candidates=candidates, s=s)
+    kept = attention_bytes(case=case, candidates=candidates, s=s)
 
-    def time(*, moe: bool = False, merged: bool = False) -> LayerTime:
-        return layer_time(case=case, candidates=candidates, moe=moe, split_backward=splits, merged=merged, s=s)
+    timed = functools.partial(layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention)
+    head = head_time(case=case, candidates=candidates, s=s)
+    dense, dense_time = layer_bytes(case=case, candidates=candidates, s=s, attention=kept), timed(case=case)
+    if not experts:
+        return LayerKinds(dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head)
+    kernels = expert_kernels(case=case, candidates=candidates, s=s)
 
-    return LayerKinds(
-        dense=layer_bytes(case=case, candidates=candidates, s=s),
-        time=time(),
-        sparse=layer_bytes(case=case, candidates=candidates, moe=True, s=s) if experts else None,
-        sparse_time=time(moe=True) if experts else None,
-        merged_time=time(moe=True, merged=True) if experts and merges else None,
-        head=head_time(case=case, candidates=candidates, s=s),
-    )
+    def with_experts(case: TrainingCase, *, recorded: LayerKinds | None = None) -> LayerKinds:
+        second = with_launches(kernels, case=case, candidates=candidates)
+        return LayerKinds(
+            dense=dense,
+            time=dense_time,
+            sparse=sparse,
+            sparse_time=timed(case=case, moe=True, second=second),
+            merged_time=timed(case=case, moe=True, second=second, merged=True) if merges else None,
+            head=head,
+            recorded=recorded,
+        )
+
+    sparse = layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept)
+    opens_graphs = candidates.is_alone and case.recorded is not None
+    return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
 
 
 def _spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     """The columns with each row's own entry; None: every row is unique. Scalars stay scalars."""
     if inverse is None:
         return columns
-    values = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    values = {name: getattr(columns, name) for name in columns.__slots__}
     return type(columns)(**{name: value[inverse] if isinstance(value, np.ndarray) else value for name, value in values.items()})
 
 
 def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
     """The mean layer of a stage in which the share `moe_fraction` of layers costs `sparse`."""
-    names = [f.name for f in fields(dense)]
-    return type(dense)(**{n: getattr(dense, n) + moe_fraction * (getattr(sparse, n) - getattr(dense, n)) for n in names})
+    values = {}
+    for name in dense.__slots__:
+        one = getattr(dense, name)
+        values[name] = one + moe_fraction * (getattr(sparse, name) - one)
+    return type(dense)(**values)

@@ -58,24 +58,17 @@ class RecipeRule(Strict):
 
     def covers(self, other: "RecipeRule") -> bool:
         """Whether this rule holds for every training that the other holds for."""
-        return all(
-            mine is None or mine == theirs
-            for mine, theirs in (
-                (self.experts, other.experts),
-                (self.latent_attention, other.latent_attention),
-                (self.min_gpus, other.min_gpus),
-                (self.max_gpus, other.max_gpus),
-                (self.min_batch, other.min_batch),
-                (self.max_batch, other.max_batch),
-            )
-        ) and all(
-            not mine or (theirs and set(theirs) <= set(mine))
-            for mine, theirs in (
-                (self.models, other.models),
-                (self.gpus, other.gpus),
-                (self.precisions, other.precisions),
-                (self.tasks, other.tasks),
-            )
+        return (
+            self.experts in (None, other.experts)
+            and self.latent_attention in (None, other.latent_attention)
+            and self.min_gpus in (None, other.min_gpus)
+            and self.max_gpus in (None, other.max_gpus)
+            and self.min_batch in (None, other.min_batch)
+            and self.max_batch in (None, other.max_batch)
+            and _hold(self.models, other.models)
+            and _hold(self.gpus, other.gpus)
+            and _hold(self.precisions, other.precisions)
+            and _hold(self.tasks, other.tasks)
         )
 
     def holds(self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload) -> bool:
@@ -91,6 +84,11 @@ class RecipeRule(Strict):
             and (not self.precisions or workload.precision in self.precisions)
             and (not self.tasks or workload.task in self.tasks)
         )
+
+
+def _hold(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether all others are among the names; no names stand for all there are."""
+    return not names or (bool(others) and set(others) <= set(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

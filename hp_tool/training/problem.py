@@ -91,7 +91,8 @@ class TrainingProblem(TrainingCase):
         """The configuration with what the query says for all candidates, and with the layout that its framework gives stages
         which cannot hold equally many layers."""
         values = said_of_all(self.parallel, context_parallel_size=config.context_parallel_size)
-        config = dataclasses.replace(config, **values)
+        if any(getattr(config, name) != value for name, value in values.items()):
+            config = dataclasses.replace(config, **values)
         if self.strategy.pipeline_layout is not None or facts(self.workload.framework).is_plain or self.kinds:
             return config
         layers, mtp = self.model.num_hidden_layers, self.model.num_nextn_predict_layers
@@ -180,7 +181,8 @@ def resolve_training(query: Query) -> TrainingProblem:
             raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = named_model(query.model)
-    query = dataclasses.replace(query, parallel=without_usual_layout(query.parallel, model))
+    if (parallel := without_usual_layout(query.parallel, model)) is not query.parallel:
+        query = dataclasses.replace(query, parallel=parallel)
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
@@ -188,12 +190,13 @@ def resolve_training(query: Query) -> TrainingProblem:
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.training.expert_precision is not None:
         peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
-    workload, rows, lengths = _with_lengths(with_named_targets(query.training, model=model))
+    training = _first_equal(query.training)
+    workload, rows, lengths = _with_lengths(with_named_targets(training, model=model))
     if model.architecture == "encoder_decoder" and workload.decoder_sequence_length is None:
         workload = dataclasses.replace(workload, decoder_sequence_length=workload.sequence_length)
-    workload = _first_equal(workload)
+    workload = training if workload is training else _first_equal(workload)
     strategy = _first_equal(_strategy(query.parallel, model=model, workload=workload, cluster=cluster))
-    open_knobs = assumed(original, resolved=query, model=model, gpu=cluster.gpu, strategy=strategy)
+    open_knobs = assumed(original, workload=training, parallel=query.parallel, model=model, gpu=cluster.gpu, strategy=strategy)
     cases = [
         TrainingCase(
             model=model,

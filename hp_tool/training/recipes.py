@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from hp_tool.catalog import library
 from hp_tool.cost.optimizer import stored_precision
+from hp_tool.cost.shared import Shared
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -86,23 +87,40 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
     return query if same else replace(query, training=workload, parallel=parallel)
 
 
-def assumed(query: Query, *, resolved: Query, model: ModelSpec, gpu: GpuSpec, strategy: Strategy) -> dict[str, object]:
-    """The value of each knob by its key, where the query as asked left it open and it matters to this training."""
-    before, after = query.training, resolved.training
-    assert before is not None and after is not None
-    set_by_recipe = {name: schema.to_dict(value) for name in TRAINING_KNOBS if (value := getattr(after, name)) is not None}
-    knobs = set_by_recipe | dict(_training_values(after, model))
+def assumed(
+    query: Query,
+    *,
+    workload: TrainingWorkload,
+    parallel: ParallelQuery,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    strategy: Strategy,
+) -> dict[str, object]:
+    """The value of each knob by its key, where the query as asked left it open and it matters to this training: `workload` and
+    `parallel` are the query's with its recipe.
+    """
+    before = query.training
+    assert before is not None
+    knobs = _knobs.get((workload, model), (), lambda: _training_knobs(workload, model))
     values: dict[str, object] = {f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None}
     if before.recipe is not None and (words := stands_in(recipe(before.recipe), model=model, gpu=gpu)):
         values["training.recipe"] = words
-    if after.framework != before.framework:
-        values["training.framework"] = after.framework
+    if workload.framework != before.framework:
+        values["training.framework"] = workload.framework
     for name in PARALLEL_KNOBS:
         if getattr(query.parallel, name) is not None:
             continue
-        if (value := _parallel_value(name, resolved.parallel, model, strategy)) is not None:
+        if (value := _parallel_value(name, parallel, model, strategy)) is not None:
             values[f"parallel.{name}"] = value
     return values
+
+
+_knobs: Shared[dict[str, object]] = Shared()
+
+
+def _training_knobs(workload: TrainingWorkload, model: ModelSpec) -> dict[str, object]:
+    written = {name: schema.to_dict(value) for name in TRAINING_KNOBS if (value := getattr(workload, name)) is not None}
+    return written | dict(_training_values(workload, model))
 
 
 def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[tuple[str, object]]:
@@ -150,8 +168,8 @@ def _typed(values: Mapping[str, Mapping[str, Any]]) -> tuple[TrainingWorkload, P
 @functools.lru_cache(maxsize=256)
 def _recipe(entry: library.Entry) -> Recipe:
     content = {**entry.fields, "name": entry.name, "source": entry.source, "rules": _rules(entry)}
-    if (base := content.pop("extends", None)) is not None:
-        content = {name: getattr(recipe(base), name) for name in LISTED} | content
+    content = _listed(entry) | content
+    content.pop("extends", None)
     try:
         named: Recipe = schema.parse(Recipe, content)
         for rule in named.rules:
@@ -168,12 +186,23 @@ def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """The rules without what later ones set anew for all of an earlier one's trainings."""
     kept: list[RecipeRule] = []
     for index, rule in enumerate(rules):
-        later = [each for each in rules[index + 1 :] if each.covers(rule)]
+        later = [each for each in rules[index + 1 :] if _sets_anew(each, rule) and each.covers(rule)]
         training = {k: v for k, v in rule.training.items() if not any(k in each.training for each in later)}
         parallel = {k: v for k, v in rule.parallel.items() if not any(k in each.parallel for each in later)}
         if training or parallel:
             kept.append(replace(rule, training=training, parallel=parallel))
     return tuple(kept)
+
+
+def _sets_anew(later: RecipeRule, rule: RecipeRule) -> bool:
+    return not (later.training.keys().isdisjoint(rule.training) and later.parallel.keys().isdisjoint(rule.parallel))
+
+
+def _listed(entry: library.Entry) -> dict[str, Any]:
+    """The fields LISTED that the entry, or else the recipe that it extends, has."""
+    base = entry.fields.get("extends")
+    inherited = {} if base is None else _listed(library.entry("recipes", base, field="training.recipe"))
+    return inherited | {name: entry.fields[name] for name in LISTED if name in entry.fields}
 
 
 def _rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:

@@ -12,6 +12,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.render import fit
 from hp_tool.render.words import parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
+from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
 
@@ -228,13 +229,13 @@ def configuration_details(configuration: Configuration) -> str:
     if isinstance(config, ServingConfig):
         return serving_details(config)
     knobs = () if training is None else tuple(_knobs(training))
-    listed = {path.removeprefix("training.") for path in configuration.set if path.startswith("training.")} - set(TAKEN)
-    chosen = (f"{name.replace('_', ' ')} {configuration.set[f'training.{name}']}" for name in sorted(listed))
+    listed = sorted(path for path in configuration.set if path.startswith("training.") and path not in TAKEN)
+    chosen = (f"{path.removeprefix('training.').replace('_', ' ')} {configuration.set[path]}" for path in listed)
     return ", ".join((details(config), *chosen, *knobs))
 
 
-TAKEN = ("offload", "cuda_graphs", "cross_entropy", "overlap")
-"""Keys of `training` that a ranking takes by itself."""
+TAKEN = ("training.offload", *FREE)
+"""Keys that a ranking takes by itself, which _knobs words."""
 
 
 def _knobs(training: TrainingWorkload) -> Iterator[str]:

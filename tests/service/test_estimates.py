@@ -105,14 +105,14 @@ def test_a_batch_of_recommendations(http: TestClient, query: Query) -> None:
 def test_a_bug_on_one_line_stays_on_it(http: TestClient, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     from hp_tool import answers as lines
 
-    honest = lines.resolve_configuration
+    honest = lines.problem_of
 
-    def broken(query: Any) -> Any:
+    def broken(query: Any, **resolved: Any) -> Any:
         if query.id == "bug":
             raise ZeroDivisionError("secret")
-        return honest(query)
+        return honest(query, **resolved)
 
-    monkeypatch.setattr(lines, "resolve_configuration", broken)
+    monkeypatch.setattr(lines, "problem_of", broken)
     content = "\n".join(json.dumps(query | {"id": name}) for name in ("a", "bug", "c"))
     answers = [json.loads(line) for line in http.post("/v1/batch", content=content).text.splitlines()]
     assert [answer["status"] for answer in answers] == ["ok", "error", "ok"]

@@ -16,6 +16,8 @@ from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best
 
 FREE = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
+HIDDEN = {"expert_parallel": True}
+"""Experts' all-to-alls behind another micro-batch, as `training.overlap` is written."""
 WORTH = 0.99
 """Of the fastest step without a knob: what it must take with it."""
 
@@ -46,7 +48,7 @@ def _sets(problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     values["cuda_graphs"] = True
     yield dict(values)
     if problem.model.num_experts and workload.overlap is None:
-        yield values | {"overlap": OverlapSpec(expert_parallel=True)}
+        yield values | {"overlap": OverlapSpec(**HIDDEN)}
 
 
 def _with(query: Query, values: Mapping[str, Any], *, before: TrainingProblem) -> TrainingProblem | None:
@@ -55,7 +57,7 @@ def _with(query: Query, values: Mapping[str, Any], *, before: TrainingProblem) -
         problem = resolve_training(replace(query, training=replace(query.training, **values)))
     except InputError:  # the framework, the model or the device has no such thing
         return None
-    paths = {f"training.{name}": value for name, value in values.items()}
+    paths = {f"training.{name}": HIDDEN if name == "overlap" else value for name, value in values.items()}
     return replace(
         problem.with_num_gpus(before.cluster.num_gpus),
         assumed={**before.assumed, **problem.assumed, **paths},
