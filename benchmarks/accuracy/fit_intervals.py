@@ -18,12 +18,16 @@ import numpy as np
 from benchmarks.accuracy import evidence
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import change_constants, command_line, write_constants
+from benchmarks.accuracy.dgxc_runs import dgxc_cases
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.fitting import FRAMEWORKS
 from benchmarks.accuracy.groups import votes
-from benchmarks.accuracy.pairs import log_ratios, regular_scatter
+from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
+from benchmarks.accuracy.recipe_runs import gb300_cases, release_cases
 from hp_tool import documents
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
@@ -129,6 +133,11 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
             "two settings of MLPerf's LoRA on the same devices",
         ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
+        "unsaid_release_log_sd": (
+            together(*(scatter((across_releases(cases), 0.0)) for cases in dense_cases(folder))),
+            "dense pre-training beside the newest release of its model, GPUs, batch and precision: MLPerf's rounds, DGX Cloud's"
+            " benchmarks, recipes of Megatron Bridge and NeMo",
+        ),
         "feature_log_sd": (
             together(math.sqrt(lora), math.sqrt(experts)),
             "as adapters and mixtures of experts by constants that saw neither them nor their model",
@@ -139,6 +148,13 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ),
     }
     return profiles, doubts
+
+
+def dense_cases(folder: Path) -> list[list[Case]]:
+    """Return pre-training of dense models by publisher: MLPerf, DGX Cloud, recipes."""
+    recipes = [*release_cases(folder), *gb300_cases(folder)]
+    publishers = (mlperf_cases(folder), dgxc_cases(folder), recipes)
+    return [[case for case in cases if case.task == "pretrain" and not case.has_experts] for cases in publishers]
 
 
 def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:

@@ -23,6 +23,7 @@ from hp_tool.calibration.regimes import LOG_MEAN
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
+from hp_tool.domain.releases import release_numbers
 
 Floats = NDArray[np.float64]
 Cell = Callable[[Comparison], Hashable]
@@ -56,6 +57,33 @@ def pairs(
 def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
     """ln(measured / predicted) of the same ratios."""
     return np.array([other.log_ratio - one.log_ratio for one, other in _paired(rows, cell)])
+
+
+def across_releases(cases: Iterable[Case]) -> list[Comparison]:
+    """Each run beside that of the newest release with its model, devices, batch and precision, by predictions that know of no
+    release: what differs in the layouts and the other knobs cancels, what the releases do stays.
+    """
+    grouped: dict[Hashable, list[Case]] = defaultdict(list)
+    for case in cases:
+        training, cluster = case.query.training, case.cluster
+        assert training is not None
+        if case.release:
+            key = case.name, case.card, cluster.num_gpus, training.global_batch_size, training.precision
+            grouped[key].append(case)
+    ratios = []
+    for members in grouped.values():
+        newest = max(members, key=lambda case: release_numbers(case.release))
+        earlier = [case for case in members if case.release != newest.release]
+        rows = [Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier)]
+        ratios += [_ratio(rows[0], row, bound=1.0) for row in rows[1:] if math.isfinite(row.predicted / rows[0].predicted)]
+    return ratios
+
+
+def _without_release(case: Case) -> Case:
+    assert case.query.training is not None
+    training = dataclasses.replace(case.query.training, framework_version=None)
+    query = dataclasses.replace(case.query, training=training)
+    return dataclasses.replace(case, what=f"{case.what}, no release named", query=query)
 
 
 def regular_scatter(logs: Floats) -> float:

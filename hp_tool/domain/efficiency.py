@@ -217,6 +217,8 @@ class Doubts(Strict):
     """The same of the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
     """A release after the newest of the runs."""
+    unsaid_release_log_sd: float = 0.0
+    """A release that the query does not name, of a model without experts: those have `earlier_expert_time_log_sd`."""
     feature_log_sd: float = 0.0
     """Each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0

@@ -34,6 +34,7 @@ def width(interval: Sequence[float]) -> float:
         (*MIXTURE, PIPELINE),
         (*MIXTURE, "--set=parallel.expert_parallel_size=8"),
         (*MIXTURE, PIPELINE, "--gpu=a100-sxm-80gb"),
+        (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
         (*MIXTURE, PIPELINE, "--gpu=b200-sxm-180gb", "--model=qwen3-30b-a3b", "--set=training.cuda_graphs=false"),
     ],
 )
@@ -52,10 +53,10 @@ def test_writing_what_is_named_gives_the_interval_that_is_promised(entry_point: 
     "query",
     [
         (*MIXTURE, PIPELINE, '--set=training.framework_version="25.09"'),
-        (*MIXTURE, PIPELINE, "--model=llama-3-8b"),
+        (*MIXTURE, "--model=llama-3-8b", "--set=training.framework=torch-fsdp"),
         (*MIXTURE, "--set=parallel.pipeline_parallel_size=7"),
     ],
-    ids=["said", "dense", "illegal"],
+    ids=["said", "another framework", "illegal"],
 )
 def test_nothing_is_named_where_nothing_unsaid_widens(entry_point: Run, query: tuple[str, ...]) -> None:
     assert estimated(entry_point, *query)["narrowest"] is None

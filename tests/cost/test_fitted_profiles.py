@@ -75,7 +75,7 @@ def _on(device: str) -> Estimate:
         kind="training",
         model="gpt3-1.3b",
         cluster=ClusterQuery(gpu=spec, num_gpus=1),
-        training=TrainingWorkload(sequence_length=2048, global_batch_size=4),
+        training=TrainingWorkload(sequence_length=2048, global_batch_size=4, framework_version="26.04", cuda_graphs=False),
         parallel=ParallelQuery(recompute="full"),
     )
     return estimate(query=query)

@@ -18,9 +18,15 @@ from hp_tool.training.problem import resolve_training
 
 H100: dict[str, Any] = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
 DENSE: dict[str, Any] = {
-    "model": "gpt3-1.3b", "training": {"sequence_length": 2048, "global_batch_size": 16, "cuda_graphs": False},
+    "model": "gpt3-1.3b",
+    "training": {"sequence_length": 2048, "global_batch_size": 16, "cuda_graphs": False, "framework_version": "26.04"},
 }  # fmt: skip
 EXPERTS = DENSE | {"model": "qwen3-30b-a3b"}
+
+
+def unsaid(query: dict[str, Any]) -> dict[str, Any]:
+    """The query without its release."""
+    return query | {"training": {name: value for name, value in query["training"].items() if name != "framework_version"}}
 
 
 def found(cluster: dict[str, Any] = H100, parallel: dict[str, Any] | None = None, **query: Any) -> Estimate:
@@ -44,12 +50,11 @@ def adding(*deviations: float | None) -> Any:
 def test_each_kind_of_model_has_the_scatter_of_its_kind() -> None:
     constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
     assert time_sd(found(**DENSE)) == pytest.approx(constants.time_log_sd)
-    today = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "26.04"}}
     earlier = EXPERTS | {"training": EXPERTS["training"] | {"framework_version": "25.09"}}
     own, experts = constants.time_log_sd, constants.expert_time_log_sd
     assert experts and constants.earlier_expert_time_log_sd
-    assert time_sd(found(**today)) == adding(own, experts)
-    for query in (earlier, EXPERTS):
+    assert time_sd(found(**EXPERTS)) == adding(own, experts)
+    for query in (earlier, unsaid(EXPERTS)):
         assert time_sd(found(**query)) == adding(own, experts, constants.earlier_expert_time_log_sd)
 
 
@@ -69,6 +74,20 @@ def test_what_the_measured_runs_do_not_tell_adds_in_variance() -> None:
     sharded = efficiency(gpu=gpu("b200-sxm-180gb"), framework="torch-fsdp").framework.time_log_sd
     on_b200 = found(cluster={"gpu": "b200-sxm-180gb", "num_gpus": 8}, **DENSE | fsdp)
     assert time_sd(on_b200) == adding(sharded, known.card_log_sd, known.silicon_log_sd), "another framework's runs do not tell"
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8, "target_modules": ["q_proj"]}])
+def test_a_dense_model_may_run_under_any_release_if_none_is_named(lora: dict[str, Any] | None) -> None:
+    training = DENSE["training"] | ({} if lora is None else {"task": "lora", "lora": lora})
+    query = DENSE | {"training": training}
+    assert doubts().unsaid_release_log_sd > 0.0
+    assert time_sd(found(**unsaid(query))) == adding(time_sd(found(**query)), doubts().unsaid_release_log_sd)
+
+
+@pytest.mark.parametrize("framework", ["torch-fsdp", "megatron-deepspeed"])
+def test_a_release_that_tells_nothing_need_not_be_named(framework: str) -> None:
+    query = DENSE | {"training": DENSE["training"] | {"framework": framework, "framework_version": "26.04"}}
+    assert time_sd(found(**unsaid(query))) == time_sd(found(**query))
 
 
 def test_software_of_2022_may_have_changed_since() -> None:
