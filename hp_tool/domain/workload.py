@@ -10,6 +10,7 @@ from annotated_types import Interval, MaxLen
 
 from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
+from hp_tool.domain.knobs import CHOICES
 
 StatePrecision = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionKind = Literal["flash", "unfused"]
@@ -21,11 +22,6 @@ CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
 MOST_TRACED = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
-CHOICES = (
-    "global_batch_size", "precision", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
-    "exp_avg_sq_precision", "master_precision", "expert_precision", "dispatch_precision", "expert_capacity_factor",
-)  # fmt: skip
-"""What changes the numbers that are trained: no ranking varies it unless the query lists values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

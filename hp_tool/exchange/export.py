@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from hp_tool import training
 from hp_tool.configuration import Configuration
 from hp_tool.domain.frameworks import wrapped
+from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
@@ -16,7 +17,6 @@ from hp_tool.formats.registry import Format, Kind, formats, get, writable
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.training.only import only_layout
-from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import LEAST_CHANGE
 
 Said = TypeVar("Said")

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.workload import CHOICES
 from hp_tool.units import GIB, decimal
 
 ABSENT = "-"

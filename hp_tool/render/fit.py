@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
+from hp_tool.domain.knobs import FREE
 from hp_tool.domain.result import Estimate
-from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import GIB, duration, gib
 
 LEAST = 1e-4

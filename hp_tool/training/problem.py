@@ -32,13 +32,14 @@ from hp_tool.cost.uncertainty import with_pairs
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
+from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values, said_of_all
 from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
 from hp_tool.domain.query import Constraints, OwnFile, Query
 from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
-from hp_tool.domain.workload import CHOICES, TrainingWorkload, VariableLengthWorkload
+from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.graphs import recorded, recorded_modules
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout

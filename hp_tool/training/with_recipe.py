@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from hp_tool.catalog import library
+from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, WithRecipe
-from hp_tool.domain.workload import CHOICES, OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import ResolvedConfiguration, resolve_configuration

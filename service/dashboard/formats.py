@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from hp_tool.configuration import Configuration
+from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
@@ -12,7 +13,6 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.render import fit
 from hp_tool.render.words import parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
-from hp_tool.training.ranking.knobs import FREE
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
 

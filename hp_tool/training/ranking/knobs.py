@@ -15,7 +15,6 @@ from hp_tool.errors import InputError
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best
 
-FREE = ("training.cuda_graphs", "training.cross_entropy", "training.overlap")
 HIDDEN = {"expert_parallel": True}
 """Experts' all-to-alls behind another micro-batch, as `training.overlap` is written."""
 WORTH = 0.99
