@@ -392,8 +392,8 @@ def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec,
     newest = constants.newest_release
     if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
-    if newest is not None and release is None and not experts and constants.stands_for is None:
-        more += profile.doubts.unsaid_release_log_sd**2
+    elif newest is not None and release is None and not experts and constants.stands_for is None:
+        more += profile.doubts.unsaid_release_log_sd**2  # of constants that saw many releases; others are one software's
     return more
 
 

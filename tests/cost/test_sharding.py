@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
+from hp_tool.configuration import Configuration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import shards_broken
 from hp_tool.cost.zero import fully_sharded_seconds
@@ -18,7 +19,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.training import config_query, estimate, recommend
+from hp_tool.training import estimate, recommend
 from tests.cost.cases import Problem, columns, problems
 from tests.cost.test_primitives import NETWORK, NVLINK, plain_profile
 
@@ -132,7 +133,7 @@ def test_sizes_of_shard_groups_are_an_axis_and_results_can_be_asked_again() -> N
     found = recommend(query=query).recommendations
     assert {row.parallel.data_parallel_shard_size for row in found} == {8, 16, 0}
     for row in found:
-        again = estimate(query=replace(query, parallel=config_query(row.parallel)))
+        again = estimate(query=Configuration.of(row, query=query).query)
         assert again.parallel == row.parallel and again.time == row.estimate.time and again.memory == row.estimate.memory
     assert Candidates.from_configs([row.parallel for row in found]).config(0) == found[0].parallel
 

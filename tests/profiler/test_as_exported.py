@@ -46,7 +46,7 @@ QUERIES: dict[str, dict[str, Any]] = {
     "experts": {"model": "qwen3-30b-a3b", "parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 1}},
     "experts of a recipe": {
         "model": "qwen3-30b-a3b",
-        "training": {"recipe": "megatron-bridge-26.02"},
+        "training": {"recipe": "megatron-bridge-26.02", "cuda_graphs": False},
         "parallel": {"expert_parallel_size": 16, "tensor_parallel_size": 1, "pipeline_parallel_size": 1},
     },
     "latent": {
