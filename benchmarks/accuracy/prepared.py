@@ -27,12 +27,8 @@ from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
 from hp_tool.training.evaluate import resolve_config, resolve_configuration
 from hp_tool.training.graphs import recorded_modules
-from hp_tool.training.problem import (
-    TrainingProblem,
-    release_factor,
-    resolve_training,
-    with_scatter,
-)
+from hp_tool.training.problem import TrainingProblem, resolve_training, with_scatter
+from hp_tool.training.releases import release_factor
 from hp_tool.units import GIB
 
 CLOCKS = Path(hp_tool.__file__).parent / "catalog/data/efficiency/clocks"

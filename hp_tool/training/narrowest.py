@@ -8,7 +8,8 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.releases import LATEST, is_later
 from hp_tool.domain.result import Estimate, Narrowest
 from hp_tool.training.evaluate import resolve_configuration
-from hp_tool.training.problem import TrainingProblem, release_variance, resolve_training
+from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.releases import release_variance
 
 LEAST = 1.1
 """How many times as wide an interval must be, in the logarithm, for what narrows it to be named."""

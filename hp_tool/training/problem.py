@@ -29,7 +29,7 @@ from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
 from hp_tool.cost.shared import Shared
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs
-from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.knobs import CHOICES
@@ -37,20 +37,17 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Strategy, TokenDispatcher, axis_values, said_of_all
 from hp_tool.domain.pipeline_layout import layout_text, splits_unevenly
 from hp_tool.domain.query import Constraints, OwnFile, Query
-from hp_tool.domain.releases import FIRST_CONTAINER, FLEX_IS_USUAL, LATEST, has_come, is_later, release_numbers
 from hp_tool.domain.result import Estimate, Reason
 from hp_tool.domain.workload import TrainingWorkload, VariableLengthWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.graphs import recorded, recorded_modules
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
+from hp_tool.training.releases import release_factor, release_variance, usual_dispatcher
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 T = TypeVar("T")
-MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
-"""How far the trend of releases is carried: as far back as there are runs of today's frameworks, and a year ahead of them."""
-
 BEYOND_PEAK = 2.0
 """Kernels skip the causal half of attention at most."""
 
@@ -252,24 +249,6 @@ def named_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
     return catalogue_model(model) if isinstance(model, str) else model_from_mapping(model)
 
 
-def usual_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """flex from the releases of FLEX_IS_USUAL on; alltoall, which runs everywhere, before them and for unknown releases."""
-    return "flex" if has_come(framework_version or "", since=FLEX_IS_USUAL) else "alltoall"
-
-
-def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Step time under a release of the framework over that under the newest one of its runs, by their trend; 1 for releases
-    that no query names, and for Megatron Core's own versions, which tell no date.
-    """
-    if not framework.yearly_gain or framework.newest_release is None or release is None:
-        return 1.0
-    numbers, newest = (release_numbers(one) for one in (release, framework.newest_release))
-    if len(numbers) < 2 or numbers[0] < FIRST_CONTAINER:
-        return 1.0
-    years = newest[0] - numbers[0] + (newest[1] - numbers[1]) / 12.0
-    return math.exp(framework.yearly_gain * min(max(years, -MOST_YEARS_AHEAD), MOST_YEARS_BACK))
-
-
 def _with_rank_order(cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery) -> ClusterSpec:
     """The cluster with its ranks in the query's order."""
     if parallel.rank_order is None:
@@ -377,24 +356,6 @@ def with_scatter(
         return profile
     scatter = math.sqrt(constants.time_log_sd**2 + more)
     return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
-
-
-def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None) -> float:
-    """Return what a model's experts and its framework's release add to the variance of ln(measured / predicted step time)."""
-    constants, more = profile.framework, 0.0
-    if experts and constants.expert_time_log_sd is None:
-        # No run of the framework had experts: they scatter as Megatron Core's of all releases do.
-        measured = efficiency(gpu=gpu, framework="megatron-core").framework
-        more += (measured.expert_time_log_sd or 0.0) ** 2 + (measured.earlier_expert_time_log_sd or 0.0) ** 2
-    elif experts:
-        earlier = constants.earlier_expert_time_log_sd if usual_dispatcher(release) != "flex" else None
-        more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
-    newest = constants.newest_release
-    if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
-        more += profile.doubts.release_log_sd**2
-    elif newest is not None and release is None and not experts and constants.stands_for is None:
-        more += profile.doubts.unsaid_release_log_sd**2  # of constants that saw many releases; others are one software's
-    return more
 
 
 def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
