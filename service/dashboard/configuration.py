@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -29,7 +28,7 @@ from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.evidence import SearchId, known_to, newest, of_search
+from service.dashboard.evidence import SearchId, calibration_in_words, known_to, newest, of_search
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
@@ -380,7 +379,7 @@ def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | N
     sources = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
     if estimate.intervals is not None and estimate.intervals.source:
         sources["intervals"] = estimate.intervals.source
-    special = {"calibration": _calibration, "assumed": _assumed}
+    special = {"calibration": calibration_in_words, "assumed": _assumed}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in sources.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
 
@@ -390,14 +389,3 @@ def _assumed(value: Any) -> str:
     if not isinstance(value, dict):
         return formats.in_words(value)
     return ", ".join(f"{path}: {formats.in_words(assumption)}" for path, assumption in value.items())
-
-
-def _calibration(value: Any) -> str:
-    """Version of a stored calibration, its measurements, and its factors."""
-    if not isinstance(value, dict):
-        return formats.in_words(value)
-    shown_elsewhere = ("version", "measurements", "cluster_key", "created_at", "id", "framework", "model_family")
-    factors = {name: factor for name, factor in value.items() if name not in shown_elsewhere}
-    version, runs, cluster_key, created_at = map(value.get, shown_elsewhere[:4])
-    when = f" of {formats.moment(datetime.fromisoformat(created_at))}" if isinstance(created_at, str) else ""
-    return f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"

@@ -1,5 +1,6 @@
 """Which runs the figures on a configuration's page rest on: those its search knows, else the newest calibration's."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Query as QueryParameter
@@ -11,6 +12,7 @@ from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.queries import schema
 from service.api.searches import known_rows
+from service.dashboard import formats
 
 ALONE = "the cost model alone"
 SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
@@ -41,3 +43,14 @@ def newest(calibrated: Estimate | None) -> str:
 def of_search(record: SearchRecord) -> str:
     """Return the words for a search's evidence."""
     return f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
+
+
+def calibration_in_words(value: Any) -> str:
+    """Return the version of a stored calibration, its measurements, and its factors."""
+    if not isinstance(value, dict):
+        return formats.in_words(value)
+    shown_elsewhere = ("version", "measurements", "cluster_key", "created_at", "id", "framework", "model_family")
+    factors = {name: factor for name, factor in value.items() if name not in shown_elsewhere}
+    version, runs, cluster_key, created_at = map(value.get, shown_elsewhere[:4])
+    when = f" of {formats.moment(datetime.fromisoformat(created_at))}" if isinstance(created_at, str) else ""
+    return f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"
