@@ -28,7 +28,7 @@ def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
     """
     if not best.feasible or best.problems[0].recorded is None:
         return None
-    fastest_s = float(best.rows.step_s.min())
+    fastest_s = _fastest_s(best.problems[0], best)  # by the cost model, as with each knob: rows may be corrected
     chosen: TrainingProblem | None = None
     for values in _sets(best.problems[0]):
         problem = _with(query, values, before=best.problems[0])
