@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch() -> None:
+    """Not on import: every process of pytest-xdist would load it."""
+    pytest.importorskip("torch")
+
 
 from hp_tool.domain.measurement import DeviceState
 from hp_tool.profiler.__main__ import failure
