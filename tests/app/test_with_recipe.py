@@ -87,3 +87,10 @@ def test_a_ranking_takes_free_knobs_where_they_save_a_step_something() -> None:
     assert again.time == first.estimate.time and again.intervals == first.estimate.intervals
     for settled in (dense(cuda_graphs=False), dense(recipe="megatron-bridge")):
         assert "training.cuda_graphs" not in recommend(query=settled, top=1).recommendations[0].set
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_query_that_names_graphs_leaves_other_knobs_free(graphs: bool) -> None:
+    query = dense({"sequence_length": 8192, "global_batch_size": 512}, cuda_graphs=graphs)
+    first = recommend(query=query, top=1).recommendations[0]
+    assert first.set["training.cross_entropy"] == "fused" and "training.cuda_graphs" not in first.set
