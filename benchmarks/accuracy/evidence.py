@@ -25,7 +25,7 @@ from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
-from benchmarks.accuracy.plain import plain_cases
+from benchmarks.accuracy.plain import asked, plain_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
@@ -160,25 +160,12 @@ def _plain(folder: Path) -> list[Group]:
     """Return today's runs by plain queries: model, GPUs, precision, batch and layout."""
     if not today_runs(folder):
         return []
-    cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)
-    questions = {
-        "dense in 16 bits on H100": [case for case in cloud if _precision(case) == "bf16"],
-        "dense in fp8 on H100": [case for case in cloud if _precision(case) == "fp8"],
-        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
-        "LoRA of MLPerf": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
-        "mixtures of experts": [case for case in cases if case.has_experts],
-    }
     return [
         Group(
             title=f"The plain question: {what}", left_out="all" if "LoRA" in what else "model",
-            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model",
-            rows=(
-                compare_all(plain_cases(chosen), Prepared.shipped)
-                if "LoRA" in what
-                else today_left_out(folder, plain_cases(chosen), "name")
-            ),
+            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model", rows=without_model(folder, plain_cases(chosen)),
         )
-        for what, chosen in questions.items()
+        for what, chosen in asked(folder).items()
     ]  # fmt: skip
 
 

@@ -71,9 +71,9 @@ LLAMA_3 = (
     (16384, 8192, 2048, 1, 400.0),
     (16384, 131072, 128, 16, 380.0),
 )
-"""arXiv 2407.21783, table 4: the stages of Llama 3.1 405B's pre-training on H100, TP 8 and PP 16. Section 3.3.2: the schedule is
-interleaved; the first model chunk holds the embedding alone and the last one the output layer, with the 126 layers eight chunks
-a rank of one layer each. How FLOPs are counted is not told: taken as torchtitan counts them, attention in full."""
+"""arXiv 2407.21783, table 4: the stages of Llama 3.1 405B's pre-training on H100, TP 8 and PP 16. Section 3.3.2: the schedule
+is interleaved; the first model chunk holds the embedding alone and the last one the output layer, which with 126 layers makes
+eight chunks a rank of one layer each. How FLOPs are counted is not told: taken as torchtitan does, attention in full."""
 LLAMA_3_LAYOUT = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "micro_batch_size": 1}
 
 MCORE_H100 = (

@@ -33,12 +33,12 @@ def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
     """Seconds of the block: two or three matrices, the norm, the activation function, the residual."""
     model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t
-    gates = float(model.mlp_inputs)
+    gates, again = float(model.mlp_inputs), s.product == 0.0
     matrices = shapes(mlp_matrices(model, tensor=s.t))
     matmul, weight_gradient = weight_matmuls(s.tokens, matrices, case=case, precision=workload.precision)
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * (5.0 * s.e + s.mask) / s.shards + (gates + 1.0) * s.e * hidden + cast)
-    backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0 + (s.product == 0.0)) * s.e * hidden + cast_backward)
+    backward = s.tokens * (s.h * (8.0 * s.e + s.mask) / s.shards + (2.0 * gates + 1.0 + again) * s.e * hidden + cast_backward)
     if not workload.kernel_fusion:
         split = gates * hidden if model.has_mlp_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_mlp_bias)
