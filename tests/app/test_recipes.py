@@ -155,6 +155,13 @@ def test_rules_hold_for_their_trainings_alone() -> None:
     assert adapters.parameter_precision is None, "only what is trained is kept quantised by rows and columns"
 
 
+@pytest.mark.parametrize(("gpu", "gpus", "graphs"), [("b200-sxm-180gb", 64, True), ("gb200-nvl72", 8, False)])
+def test_audited_adapters_are_recorded_as_graphs_on_many_gpus(gpu: str, gpus: int, graphs: bool) -> None:
+    lora = mixture({"recipe": "mlperf-training-5.0", "task": "lora", "precision": "fp8", "global_batch_size": gpus})
+    lora |= {"model": "llama-2-70b", "parallel": {}, "cluster": {"gpu": gpu, "num_gpus": gpus}}
+    assert bool(resolved(lora).workload.cuda_graphs) is graphs
+
+
 def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:
     names = [each.name for each in recipes()]
     assert NEWEST in names and len(names) > 8
