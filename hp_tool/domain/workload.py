@@ -117,9 +117,11 @@ class TrainingWorkload(Strict):
     packed: bool = False
     """Whether short sequences share a row."""
     activation_func_fp8_input_store: bool | None = None
-    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8."""
+    """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8, as
+    in NVIDIA's audited LoRA."""
     gated_product: Literal["kept", "recomputed"] | None = None
-    """What enters a gated MLP's last matmul: kept (None), or formed again by the activation's backward kernel (xformers)."""
+    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by the activation's backward
+    kernel (recomputed; xformers' fused SwiGLU)."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: AttentionKernel | None = None
@@ -134,7 +136,8 @@ class TrainingWorkload(Strict):
     """Fraction of the parameters, or of the layers, that is offloaded; None: all."""
     cross_entropy: CrossEntropy | None = None
     """None: unfused. fused reads the logits fewer times; Megatron Core's still keeps their fp32 copy. in_place writes the
-    gradient over the 16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, twice (TRL's)."""
+    gradient over the 16-bit logits (Transformer Engine's). chunked computes 256 tokens at a time, and again for the backward
+    pass (TRL's)."""
     attention_mask_flops: Literal["full", "causal"] = "full"
     """How reported model FLOPs count attention: in full (72BLsh^2(1+s/6h+V/12hL)), or the causal half."""
     expert_precision: Choice[Precision | None] = None
