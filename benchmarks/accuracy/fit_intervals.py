@@ -77,7 +77,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
     """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
     groups = {group.title: group.rows for group in evidence.groups(folder)}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
-    own = scatter(([*groups["Dense pre-training on H100"], *cut], 0.0)) ** 2
+    own = scatter(([*groups["Dense pre-training on H100 in fp8"], *cut], 0.0)) ** 2
     early = scatter(([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]], 0.0)) ** 2
     fsdp = scatter((groups["MPT under FSDP"], 0.0)) ** 2
     internevo = max(scatter((rows, 0.0)) for title, rows in groups.items() if title.startswith("InternEvo, a ")) ** 2

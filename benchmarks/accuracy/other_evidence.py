@@ -121,7 +121,8 @@ def other_software(folder: Path) -> list[Group]:
     return [
         Group(title="MPT under FSDP by Megatron Core's constants", left_out="framework", saw=TODAY,
               rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core")),
-        Group(title="Dense pre-training on H100 by FSDP's constants", left_out="framework", saw="ops/, MPT under llm-foundry",
+        Group(title="Dense pre-training on H100 in fp8 by FSDP's constants", left_out="framework",
+              saw="ops/, MPT under llm-foundry",
               rows=_by_framework(dense, "torch-fsdp")),
         Group(title="nanotron's grid by Megatron Core's constants", left_out="framework", saw=TODAY,
               rows=_without_intervals(grid.steps(cells))),
