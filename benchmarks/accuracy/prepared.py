@@ -19,7 +19,8 @@ from hp_tool.catalog.efficiency import doubts, efficiency, gpu_efficiency, susta
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
-from hp_tool.cost.roofline import attention_kernel, below_16_bits, is_narrow, with_attention_kernel
+from hp_tool.cost.precision import is_narrow
+from hp_tool.cost.roofline import attention_kernel, below_16_bits, with_attention_kernel
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, step_log_sd, unchecked_features
 from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEfficiency
 from hp_tool.domain.hardware import GpuSpec

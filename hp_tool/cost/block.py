@@ -10,7 +10,7 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Ring, tensor_ring
-from hp_tool.cost.roofline import is_narrow, quantized_bytes
+from hp_tool.cost.precision import is_narrow, quantized_bytes
 from hp_tool.domain.frameworks import FrameworkFacts, facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec

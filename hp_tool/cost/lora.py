@@ -14,7 +14,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import Matrix, rank_matrices
-from hp_tool.cost.roofline import ELEMENT_BYTES, FROZEN_BYTES, elementwise_seconds, weight_matmuls, wide_precision
+from hp_tool.cost.precision import ELEMENT_BYTES, FROZEN_BYTES, wide_precision
+from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
