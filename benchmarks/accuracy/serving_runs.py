@@ -16,7 +16,7 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.parameters import active_parameters
-from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import offline_costs

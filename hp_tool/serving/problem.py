@@ -13,7 +13,7 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
-from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
