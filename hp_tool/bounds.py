@@ -26,6 +26,8 @@ class Bounds:
     """Called every few milliseconds of long work; raises to end it."""
     planned: int = 0
     """Combinations to be looked at, as far as that is known."""
+    again: bool = False
+    """Whether what is announced was announced before."""
     done: int = 0
     """How many of them were."""
     spent_s: float = 0.0
@@ -51,6 +53,19 @@ def begin_again() -> None:
         bounds.planned, bounds.done, bounds.spent_s = 0, 0, 0.0
 
 
+@contextmanager
+def over_again() -> Iterator[None]:
+    """Within, spaces that were announced already are searched again with choices of ours: they do not count twice."""
+    if (bounds := _CURRENT.get()) is None:
+        yield
+        return
+    before, bounds.again = bounds.again, True
+    try:
+        yield
+    finally:
+        bounds.again = before
+
+
 def check(*, done: int = 0) -> None:
     """Count `done` combinations as looked at; raises where the work is to end."""
     if (bounds := _CURRENT.get()) is not None:
@@ -65,9 +80,10 @@ def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
     the bounds leave.
     """
     if (bounds := _CURRENT.get()) is not None:
-        bounds.planned += count
-        if bounds.planned > bounds.max_combinations:
-            raise _too_many(bounds.planned, most=bounds.max_combinations, axes=axes, code="request_too_costly")
+        planned = count if bounds.again else bounds.planned + count
+        bounds.planned = max(planned, bounds.planned)
+        if planned > bounds.max_combinations:
+            raise _too_many(planned, most=bounds.max_combinations, axes=axes, code="request_too_costly")
     if count > most:
         raise _too_many(count, most=most, axes=axes, code="space_too_large")
 

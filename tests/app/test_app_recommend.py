@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_tool import bounds
 from hp_tool.configuration import Configuration
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
@@ -15,6 +16,7 @@ from hp_tool.queries.schema import parse_query, to_dict
 from hp_tool.space.enumerate import CHUNK
 from hp_tool.training import config_query, estimate, recommend
 from hp_tool.training.problem import resolve_training
+from hp_tool.training.ranking.best import best_of
 from hp_tool.training.ranking.rank import cost_space
 
 EVERY_RECOMPUTATION = [
@@ -208,3 +210,19 @@ def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_agai
         assert found.parallel == one.parallel == one.estimate.parallel
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
         assert to_dict(one.parallel)["hierarchical_context_parallel_sizes"] == [4, 2]
+
+
+@pytest.mark.parametrize(("model", "num_gpus"), [("mixtral-8x7b", 32), ("llama-3-70b", 8)])
+def test_a_space_counts_once_however_often_a_ranking_goes_over_it(model: str, num_gpus: int) -> None:
+    """With free knobs; offloaded, where nothing fits; for what comes nearest, where nothing helps."""
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}
+    training = {"sequence_length": 8192, "global_batch_size": 64}
+    asked = query(model=model, cluster=cluster, training=training)
+
+    def limits(most: int) -> bounds.Bounds:
+        return bounds.Bounds(max_combinations=most, max_values=64, max_yaml_bytes=1, check=lambda _: None)
+
+    with bounds.bounded(once := limits(10**9)):
+        best_of(resolve_training(asked), keep=1, rank_by="expected")
+    with bounds.bounded(limits(once.planned)):
+        recommend(query=asked, top=1)

@@ -52,7 +52,8 @@ def recommend(*, query: Query, top: int = 10, calibrations: Calibrations | None 
     problem, predictor = best.problems[0], best.predictors[0]
     misses: tuple[Recommendation, ...] = ()
     if best.computed and not best.feasible:
-        misses = nearest_misses(problem, predictor)
+        with bounds.over_again():
+            misses = nearest_misses(problem, predictor)
     chosen = choose(best, count=top)
     ranked = chosen_recommendations(chosen)
     if predictor is None and calibrations is not None:
@@ -106,7 +107,8 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
     if faster is None:
         return best
     predictor = None if calibrations is None else calibrations(faster)
-    other = best_of(faster, keep=keep, rank_by=query.rank_by, predictor=predictor)
+    with bounds.over_again():
+        other = best_of(faster, keep=keep, rank_by=query.rank_by, predictor=predictor)
     return other if other.feasible and other.value_s[0] < best.value_s[0] else best
 
 
@@ -129,7 +131,8 @@ def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations
             chosen={**before.chosen, "training.offload": offload},
         )
         predictor = None if calibrations is None else calibrations(problem)
-        offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
+        with bounds.over_again():
+            offloads.append(best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor))
     return min((one for one in offloads if one.feasible), key=lambda one: float(one.value_s[0]), default=best)
 
 
