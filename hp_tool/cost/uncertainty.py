@@ -177,8 +177,10 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
 def simplified(model: ModelSpec) -> dict[str, object]:
     """Provenance's `simplified` entry, a list of sentences; empty if the model is counted whole."""
     simplifications = []
-    if model.norms_per_layer != 2 or model.query_key_norm is not None or model.embedding_norm:
-        simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
+    if model.norms_per_layer != 2 or model.embedding_norm:
+        simplifications.append(
+            "norms: all count as parameters, time and activations are those of two a layer beside queries' and keys'"
+        )
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
     if model.left_out is not None:

@@ -84,7 +84,7 @@ class ModelSpec(Strict):
     4 where their outputs are normalized too (Gemma 2). Counted as parameters; time and activations are those of two."""
     query_key_norm: QueryKeyNorm | None = None
     """Norms of queries and keys: one vector for all heads (head: Qwen3), or one as wide as all heads (all_heads: OLMo 2);
-    None: none. Counted as parameters alone."""
+    None: none."""
     embedding_norm: bool = False
     """A norm behind the embedding (BLOOM, BERT), on each side of an encoder-decoder model."""
     final_norm: bool = True
