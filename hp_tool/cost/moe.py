@@ -59,12 +59,13 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     routed_input = s.saved_input
     if case.workload.expert_precision is not None:
         routed_input = quantized_bytes(case.workload.of_experts) if is_narrow(case.workload.of_experts) else s.e
+    activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + routed_input))
-    beside = s.tokens * shared * (gates * s.activation_input + s.saved_input)
+    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + activated + routed_input))
+    beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
         norm_output=s.tokens * s.h * s.e / s.shards,
