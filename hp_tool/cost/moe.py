@@ -14,7 +14,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
-from hp_tool.cost.candidates import DISPATCHERS, DUALPIPE, Candidates
+from hp_tool.cost.candidates import ALLTOALL, DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
@@ -127,7 +127,9 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     norm = s.tokens * s.h / s.shards
     active = routed * width * s.e
     traffic = norm * (5.0 * s.e + s.mask) + (4.0 + sorting) * moved + (gates + 1.0) * active + routed * cast
-    traffic_backward = norm * (8.0 * s.e + s.mask) + (5.0 + sorting) * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    traffic_backward = (
+        norm * (8.0 * s.e + s.mask) + (5.0 + sorting) * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    )
     if model.expert_bias:
         # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums both biases' gradients.
         traffic = traffic + 28.0 * routed * s.h
@@ -178,10 +180,8 @@ def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
     """Whether copies come in the order of the ranks that sent them, to several experts: under alltoall (Megatron Core,
     MoEAlltoAllTokenDispatcher.sort_input_by_local_experts)."""
     several = c.expert_parallel_size < (case.model.num_experts or 1)
-    chosen = c.moe_token_dispatcher_type
-    by_ranks: Bools = chosen == DISPATCHERS.index("alltoall")
-    if case.strategy.moe_token_dispatcher_type == "alltoall":
-        by_ranks = by_ranks | (chosen == DISPATCHERS.index(None))
+    codes, usual = c.moe_token_dispatcher_type, DISPATCHERS.index(case.strategy.moe_token_dispatcher_type)
+    by_ranks: Bools = (codes == ALLTOALL) | ((codes == 0) & (usual == ALLTOALL))
     return several & by_ranks
 
 
