@@ -144,7 +144,7 @@ def training_costs(
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),
         step_s=cast(FloatArray, step_s),
-        retry_slowdown=slowdown,
+        retry_slowdown=cast(FloatArray, slowdown),
         graphs_s=graphs_s,
     )
 
