@@ -198,6 +198,11 @@ class ModelSpec(Strict):
         return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
 
     @cached_property
+    def begins_dense(self) -> bool:
+        """Whether layers with experts follow dense ones."""
+        return 0 < self.moe_layers < self.num_hidden_layers
+
+    @cached_property
     def qk_head_size(self) -> int:
         """Width of a query or key head; of latent attention with its rotary part."""
         return self.head_size if self.attention == "grouped" else self.qk_nope_size + (self.qk_rope_head_dim or 0)
