@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.accuracy import baseline, days, evidence, report
 from benchmarks.accuracy.groups import Group, figures, votes
+from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import gb300_cases, recipe_cases, release_cases
 
 Figures = Callable[[str], Mapping[str, Any]]
@@ -170,7 +171,7 @@ def test_duplicates_count_once(groups: dict[str, Group], folder: Path) -> None:
 def test_recipes_run_as_their_release_sets_them(folder: Path) -> None:
     """DeepSeek-V3 in 16 chunks as its library lays it out; a row without settings by its release's preset."""
     laid_out = {
-        (case.query.parallel.pipeline_layout, case.query.model == "deepseek-v3")
+        (Prepared.of(case).stated.parallel.pipeline_layout, case.query.model == "deepseek-v3")  # type: ignore[union-attr]
         for case in recipe_cases(folder)
         if case.name == "deepseek-v3" and "H100" not in case.what
     }

@@ -47,9 +47,6 @@ SCALING = {"fp8_cs": "tensorwise", "fp8_sc": "blockwise"}
 ADAPTERS = LoraSpec(rank=16, target_modules=("linear_qkv",))
 """Megatron Bridge, scripts/performance, llama3_llm_finetune.py (cfg.peft.target_modules)."""
 TASKS = {"Pre-Training": "pretrain", "SFT": "sft", "LoRA": "lora"}
-LAYOUTS = {("deepseek_v3", 16): "Et*4|(t*4|)*14tmL"}
-"""Pipelines that a recipe lays out where a preset leaves them open, by model and number of chunks (Megatron Bridge,
-recipes/deepseek/deepseek_v3.py): the last chunk alone lacks layers, beside the predicted token's and the loss."""
 DISPATCHERS = {"": None, "allgather": "allgather", "alltoall": "alltoall", "flex_deepep": "flex", "flex_hybridep": "flex"}
 
 
@@ -131,7 +128,7 @@ def recipe_case(row: Row) -> Case:
         parallel=layout(
             row, "tp", "pp", "vp", "cp", "ep", "etp", "mbs",
             zero_stage=3 if row["fsdp"] == "1" else 1, recompute=_recompute(row),
-            pipeline_layout=_layout(row), moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],
+            pipeline_layout=row["layout"] or None, moe_token_dispatcher_type=DISPATCHERS[row["dispatcher"]],
         ),
     )  # fmt: skip
     sizes = f"TP {row['tp']}, PP {row['pp']}, VP {row['vp']}, EP {row['ep']}{', FSDP' if row['fsdp'] == '1' else ''}"
@@ -153,13 +150,6 @@ def _model(row: Row) -> str | ModelSpec:
 def _recompute(row: Row) -> RecomputeName | Recompute:
     modules = tuple(row["recompute_modules"].split("+")) if row["recompute_modules"] else ()
     return Recompute(granularity="selective", modules=modules) if modules else "none"  # type: ignore[arg-type]
-
-
-def _layout(row: Row) -> str | None:
-    usual = LAYOUTS.get((row["model"], int(row["pp"]) * int(row["vp"])), "")
-    if row["mtp"] == "w/o MTP":
-        usual = usual.replace("m", "")
-    return row["layout"] or usual or None
 
 
 def _records_graphs(row: Row) -> bool:

@@ -166,9 +166,7 @@ def v_stage_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: b
     return full - (first > 0) - ((1 - alone) * (last > 0) + alone * last), most, most
 
 
-def chunk_layers(
-    *, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False
-) -> list[int]:
+def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False) -> list[int]:
     """Layers of each of the p v model chunks, in the order in which a micro-batch passes them; `late`: those that are left over
     are on the last ones.
     """

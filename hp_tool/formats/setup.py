@@ -49,9 +49,7 @@ class TrainingSetup:
         c = self.parallel
         stages, chunks = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
         model = self.model
-        return missing_layers(
-            num_layers=model.num_hidden_layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense
-        )
+        return missing_layers(num_layers=model.num_hidden_layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense)
 
     @property
     def accumulation_steps(self) -> int:

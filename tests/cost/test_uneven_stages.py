@@ -66,7 +66,7 @@ def test_the_layers_of_all_stages_add_up() -> None:
 
 
 def test_deepseek_v3_is_split_as_megatron_bridge_splits_it() -> None:
-    """Its layout of (16, 1), (8, 2) and (4, 4) stages and chunks: 4 layers in each but the last, which has one; of (4, 1): 13."""
+    """Its layouts of (16, 1), (8, 2) and (4, 4) stages and chunks: 4 layers in each, one in the last; of (4, 1): 13 there."""
     for stages, chunks in ((16, 1), (8, 2), (4, 4)):
         assert chunk_layers(num_layers=61, stages=stages, chunks=chunks, begins_dense=True) == [*[4] * 15, 1]
     assert chunk_layers(num_layers=61, stages=4, chunks=1, begins_dense=True) == [16, 16, 16, 13]
