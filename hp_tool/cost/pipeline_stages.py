@@ -125,7 +125,8 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     if framework.balances_blocks:
         return _filled_pipeline(model, c)
     chunks = c.virtual_pipeline_parallel_size
-    split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks, "begins_dense": model.begins_dense}
+    split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks}
+    split["begins_dense"] = model.begins_dense
     on_ends = stage_layers(**split, late=framework.late_layers)
     if c.names_schedules:  # in a V the first and the last chunks lie on the same ranks
         on_v_ends = v_stage_layers(**split)
