@@ -26,8 +26,8 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.disaggregated import pool_costs
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ExpertEfficiency
-from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 KEYS = {

@@ -16,14 +16,14 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.parameters import active_parameters
-from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}

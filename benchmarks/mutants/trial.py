@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ LOCKING = ("launchers", "store")
 """Folders whose tests see locks, and no predictions: they are run where a lock may be lost."""
 SELECTION = "not long and not slow and not distributed and not slurm and not ray"
 """Of the default run, what starts no training job or cluster."""
+FIRST_FILES = 4
 TEST_LIMIT_S = 300
 RUN_LIMIT_S = 3600
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
@@ -51,6 +55,8 @@ class Copy:
     """Tests seen to pass without a fault."""
     unreliable: set[str] = field(default_factory=set)
     """Tests that failed without a fault, or not every time with one: left out from then on."""
+    killers: Counter[str] = field(default_factory=Counter)
+    """Faults that each test file saw."""
 
     @classmethod
     def of(cls, repository: Path, root: Path) -> Copy:
@@ -67,12 +73,21 @@ class Copy:
         folders = [f"--ignore=tests/{name}" for name in (STRANGERS if locks else STRANGERS + LOCKING)]
         self._pytest(["-p", "benchmarks.mutants.reached", "--reached", str(output), *folders, "tests"])
 
-    def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach]) -> Verdict:
-        """Run the test files that reach the function, the shortest first; for what runs on import, all that reach anything."""
-        seeing = [name for name, one in reached.items() if mutant.function in one.functions or not mutant.function]
-        killed_by = self._killer(mutant, sorted(seeing, key=lambda name: reached[name].seconds)) if seeing else None
+    def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach], limit_s: float = math.inf) -> Verdict:
+        """Run the test files that reach the function; all, where none was seen to, since it may run on import.
+
+        Those that saw most faults so far go first, then the shortest. What tests of `limit_s` recorded seconds do not see
+        counts as survived.
+        """
+        running = [name for name, one in reached.items() if mutant.function in one.functions]
+        seeing = sorted(running or reached, key=lambda name: (-self.killers[name], reached[name].seconds))
+        ends = accumulate(reached[name].seconds for name in seeing)
+        tests = [name for name, end_s in zip(seeing, ends, strict=True) if end_s <= limit_s] or seeing[:1]
+        killed_by = self._killer(mutant, tests) if tests else None
+        if killed_by:
+            self.killers[killed_by.partition("::")[0]] += 1
         diff = mutant.diff((self.root / mutant.path).read_bytes())
-        return Verdict(mutant=mutant, diff=diff, killed_by=killed_by, reached=bool(seeing))
+        return Verdict(mutant=mutant, diff=diff, killed_by=killed_by, reached=bool(running or not mutant.function))
 
     def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
         """The first test that fails with the fault. A test's first failure counts if it repeats, and goes without the fault."""
@@ -100,6 +115,15 @@ class Copy:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _first_failure(self, tests: Sequence[str]) -> str | None:
+        """The test that failed first, in processes of ever more files: most faults are seen before the last are imported."""
+        start, size = 0, FIRST_FILES
+        while start < len(tests):
+            if failed := self._failure(tests[start : start + size]):
+                return failed
+            start, size = start + size, 4 * size
+        return None
+
+    def _failure(self, tests: Sequence[str]) -> str | None:
         """The test that failed first, or the file whose test took longer than any may."""
         left_out = [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in sorted(self.unreliable)]
         try:
@@ -115,7 +139,19 @@ class Copy:
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a run in the copy, without reference data and settings."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SELECTION]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
+            "--hypothesis-seed=0",
+            "-m",
+            SELECTION,
+        ]
         command += ["-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true", *arguments]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HP_")}
         environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{ROOT}"

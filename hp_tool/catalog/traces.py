@@ -19,8 +19,8 @@ import numpy as np
 from hp_tool import documents
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.domain.fields import bounds_of
+from hp_tool.domain.inference import MOST_TRACED, LogNormalTokens, TraceSpec
 from hp_tool.domain.query import OwnFile
-from hp_tool.domain.workload import MOST_TRACED, LogNormalTokens, TraceSpec
 from hp_tool.errors import InputError, NotFoundError
 
 FIELD = "inference.trace"

@@ -6,14 +6,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
 from hp_tool.cost.parameters import attention_matrices, kv_heads, query_heads, shapes
-from hp_tool.cost.roofline import (
-    additive_seconds,
-    cast_traffic,
-    elementwise_seconds,
-    matmul_seconds,
-    peak_flops,
-    weight_matmuls,
-)
+from hp_tool.cost.precision import cast_traffic
+from hp_tool.cost.roofline import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload

@@ -14,7 +14,8 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.moe import routed_tokens
 from hp_tool.cost.parameters import Matrix, rank_matrices
-from hp_tool.cost.roofline import ELEMENT_BYTES, FROZEN_BYTES, elementwise_seconds, weight_matmuls, wide_precision
+from hp_tool.cost.precision import ELEMENT_BYTES, FROZEN_BYTES, wide_precision
+from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -177,6 +178,8 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
     """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes, mlp_bytes and expert_bytes."""
     whole = tokens * matrix.inputs
+    if matrix.source == "activation" and not moe:
+        return whole * s.product
     if matrix.source in ("activation", "routed_input", "routed_activation"):
         return whole * s.saved_input
     if matrix.source == "core":

@@ -33,7 +33,7 @@ from hp_tool.cost.parameters import (
     special_parameters,
 )
 from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
-from hp_tool.cost.roofline import weight_copies
+from hp_tool.cost.precision import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.shared import Shared
 from hp_tool.cost.zero import Sharding, StateTimes, sharding

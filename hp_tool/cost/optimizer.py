@@ -10,7 +10,8 @@ from hp_tool.cost.case import Machine, TrainingCase
 from hp_tool.cost.network import group_ring
 from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
-from hp_tool.cost.roofline import frozen_bytes, matmul_seconds, quantized_bytes
+from hp_tool.cost.precision import frozen_bytes, quantized_bytes
+from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.cost.zero import Sharding
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import GpuSpec

@@ -5,12 +5,13 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER, ClusterSpec
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.measurement import Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ContextCommunication, Strategy
 from hp_tool.domain.pipeline_layout import ends_are_shorter, splits_unevenly
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 
 Unsupported = Iterator[tuple[str, str]]
 Sizes: TypeAlias = Any
@@ -46,6 +47,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "expert_precision": (None,),
     "dispatch_precision": (None, "bf16"),
     "gradient_reduction": (None, "micro_batch"),
+    "gated_product": (None, "kept"),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": (*_FP32, "bf16"),

@@ -9,10 +9,11 @@ from annotated_types import Interval
 
 from hp_tool.domain.fields import Amount, Fraction, Strict
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 
 Kind = Literal["training", "inference"]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Operation, ProfileRequest, Request, Runner
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

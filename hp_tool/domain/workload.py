@@ -1,4 +1,4 @@
-"""What work is asked for: a training run's or a serving load's figures, independent of how it is parallelised."""
+"""A training run as a query describes it: batch, precision and software, independent of how it is parallelised."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from annotated_types import Interval, MaxLen
+from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Axis, Choice, Count, Devices, Fraction, Release, Strict
+from hp_tool.domain.fields import Choice, Count, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.knobs import CHOICES
 
@@ -19,8 +19,6 @@ FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
-MOST_TRACED = 10_000
-"""Requests of a trace that stands in a query; files may have more."""
 GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 
 
@@ -121,6 +119,9 @@ class TrainingWorkload(Strict):
     activation_func_fp8_input_store: bool | None = None
     """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8, as
     in NVIDIA's audited LoRA."""
+    gated_product: Literal["kept", "recomputed"] | None = None
+    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by the activation's backward
+    kernel (recomputed; xformers' fused SwiGLU)."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: AttentionKernel | None = None
@@ -267,135 +268,3 @@ class VariableLengthWorkload(TrainingWorkload):
     def computed_attention_length(self) -> float:
         # Padding is computed like anything else; packed sequences attend to themselves alone.
         return self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSpec(Strict):
-    """How requests arrive."""
-
-    arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
-    """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
-    neither): all requests are queued at once, without an HTTP front end. With neither, closed and poisson ask for the highest
-    load."""
-    num_prompts: Count | None = None
-    """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
-    warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
-    """Requests before the measured ones; leave it out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeSpec(Strict):
-    """Speculative decoding: drafted tokens are verified together in one pass of the model (arXiv 2211.17192)."""
-
-    num_speculative_tokens: Annotated[int, Interval(ge=1, le=64)]
-    """Tokens drafted per pass (k)."""
-    acceptance_rate: Annotated[float, Interval(ge=0.0, le=1.0)]
-    """Probability that a drafted token is accepted, given that those before it were (a)."""
-    draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
-    """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
-    multi-token prediction about the ratio of the weights read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationSpec(Strict):
-    """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two kinds of GPU
-    (cluster.stages) the first prefills."""
-
-    prefill_tensor_parallel_size: Axis[Devices] = None
-    """Devices that split a prefill replica's attention; a value or a list."""
-    decode_tensor_parallel_size: Axis[Devices] = None
-    """Devices that split a decoding replica's attention; a value or a list."""
-    prefill_expert_parallel_size: Axis[Devices] = None
-    """Devices of a prefill replica that hold different experts; None: one, or all of the replica."""
-    decode_expert_parallel_size: Axis[Devices] = None
-    """Devices of a decoding replica that hold different experts; None: one, or all of the replica."""
-    prefill_attention_data_parallel_size: Axis[Devices] = None
-    """Groups of a prefill replica that attend to different requests; None: powers of two for a model with experts."""
-    decode_attention_data_parallel_size: Axis[Devices] = None
-    """Groups of a decoding replica that attend to different requests; None: powers of two for a model with experts."""
-    prefill_replicas: Count | None = None
-    """Number of prefill replicas."""
-    decode_replicas: Count | None = None
-    """Number of decoding replicas."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConcurrencyRange(Strict):
-    """Loads to choose the highest from, both ends included."""
-
-    min: Count = 1
-    max: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateRange(Strict):
-    """Rates to choose the highest from, in requests per second, both ends included."""
-
-    min: Amount
-    max: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormalTokens(Strict):
-    """Lengths whose logarithm is normal."""
-
-    median: Annotated[float, Interval(ge=1.0, le=float(1 << 24))]
-    """Tokens."""
-    sigma: Annotated[float, Interval(ge=0.0, le=10.0)]
-    """Standard deviation of the logarithm."""
-    longest: Annotated[int, Interval(ge=1, le=1 << 24)] = 1 << 17
-    """Longer ones are cut to it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSpec(Strict):
-    """Requests one by one, in columns of equal length; a column of lengths may be a distribution instead."""
-
-    arrival_s: Annotated[tuple[Annotated[float, Interval(ge=0.0, le=1e12)], ...], MaxLen(MOST_TRACED)] | None = None
-    """When each came; None: lengths alone, under a concurrency or independent arrivals at a rate."""
-    input_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
-    output_tokens: Annotated[tuple[Annotated[int, Interval(ge=1, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | LogNormalTokens
-    prefix_tokens: Annotated[tuple[Annotated[int, Interval(ge=0, le=1 << 24)], ...], MaxLen(MOST_TRACED)] | None = None
-    """Of the input, found in the engine's prefix cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceWorkload(Strict):
-    """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
-    of one of them narrows that."""
-
-    input_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
-    """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
-    output_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
-    """Tokens of an answer; 0, or left out, with a trace: the trace's."""
-    trace: str | TraceSpec | None = None
-    """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
-    lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
-    concurrency: Axis[Count] | ConcurrencyRange = None
-    """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
-    request_rate_per_second: Axis[Amount] | RateRange = None
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
-    think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
-    """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
-    precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"
-    """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
-    kv_cache_precision: Precision | None = None
-    """Precision of cached keys and values; None: the engine's choice for this precision."""
-    prefix_cache_hit_rate: Fraction = 0.0
-    """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a trace in place of its
-    prefix_tokens."""
-    speculative: SpeculativeSpec | None = None
-    expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] | None = None
-    """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of
-    experts even them out; 1: a balanced router."""
-    two_batch_overlap: bool | None = None
-    """Whether two halves of a batch take turns, one computing while the other's tokens travel to experts and back; None: where
-    experts span NVLink domains and it is faster."""
-    disaggregated: DisaggregationSpec | None = None
-    """recommend only: {} also ranks separate pools for prefill and decoding."""
-    engine: str = "vllm"
-    """Inference engine: vllm, sglang, trtllm or megatron-core."""
-    engine_version: Release | None = None
-    """Release of the engine; None: the newest measured."""
-    load: LoadSpec | None = None
-    """How requests arrive; it decides the TTFT."""

@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import DEFAULT_STRATEGY, ParallelConfig, Recompute, Strategy
 from hp_tool.domain.pipeline_layout import missing_layers
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.switches import Switches, switches
-from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from hp_tool import catalog
 from hp_tool.catalog.traces import request_trace
 from hp_tool.domain.hardware import ClusterQuery, NodeType
+from hp_tool.domain.inference import TraceSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.domain.records import JsonObject, RegistrationKind
 from hp_tool.domain.sizing import SizingQuery
-from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import ConflictError, InputError
 from hp_tool.queries import schema
 

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from hp_tool import bounds
 from hp_tool.documents import load_yaml
 from hp_tool.domain.fields import building, out_of_bounds
+from hp_tool.domain.inference import DisaggregationSpec
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Kind, OwnFile, Query
 from hp_tool.domain.sizing import SizingQuery
-from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import InputError
 from hp_tool.queries.short_names import meant
 

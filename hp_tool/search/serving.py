@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 from hp_tool.search.problem import Question
 
 PENALTY = 2.0

@@ -15,10 +15,10 @@ from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.inference import DisaggregationSpec
 from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
-from hp_tool.domain.workload import DisaggregationSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.serving.highest import highest
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case

@@ -13,17 +13,17 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
-from hp_tool.cost.roofline import ELEMENT_BYTES
+from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.hardware import ClusterSpec, Precision
+from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
 from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.targets import Targets
-from hp_tool.domain.workload import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.problem import named_model
 

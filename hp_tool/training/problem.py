@@ -25,7 +25,8 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
-from hp_tool.cost.roofline import QUANTIZED_BYTES, attention_kernel, peak_flops
+from hp_tool.cost.precision import QUANTIZED_BYTES
+from hp_tool.cost.roofline import attention_kernel, peak_flops
 from hp_tool.cost.shared import Shared
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import with_pairs

@@ -10,13 +10,13 @@ from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import ServingCosts
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain.digests import json_digest
+from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Hardware, Runner
 from hp_tool.domain.ports import Store
 from hp_tool.domain.profiling import unserved, unserved_sizes
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, TraceSpec
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import check_known
 from hp_tool.learning.make import accuracy_of, predicted_unseen, save

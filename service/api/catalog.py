@@ -10,11 +10,11 @@ from fastapi import Depends, Query, status
 from hp_tool import catalog
 from hp_tool.domain.fields import Strict
 from hp_tool.domain.hardware import GpuSpec, NodeType
+from hp_tool.domain.inference import TraceSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.ports import Store
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
-from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.queries.registered import checked_registration, read_spec
 from hp_tool.trainers import RegisteredTrainer, registered_trainers

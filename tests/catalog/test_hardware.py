@@ -11,8 +11,9 @@ from hp_tool import catalog
 from hp_tool.catalog import library
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import ClusterQuery, StageGpus
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.query import Query
-from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.tuning import resolve_search
 from hp_tool.units import GIB

@@ -16,9 +16,9 @@ from hp_tool.cost.parameters import (
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.memory import weight_bytes
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 768, "num_attention_heads": 12, "vocab_size": 1000, "normalization": "rmsnorm"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hp_tool.domain.inference import InferenceWorkload, LoadSpec
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.requests import InferenceRequest
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, LoadSpec
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.launchers import create, jobs, torchrun
 from hp_tool.profiler.support import check_serving

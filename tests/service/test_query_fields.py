@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 import pytest
 from fastapi.testclient import TestClient
 
+from hp_tool.domain.inference import DisaggregationSpec, InferenceWorkload
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.workload import DisaggregationSpec, InferenceWorkload, OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.queries import schema
 from hp_tool.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import AXES, detail_fields

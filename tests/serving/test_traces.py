@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import hp_tool
 from hp_tool import answers, serving
 from hp_tool.catalog.traces import request_trace
+from hp_tool.domain.inference import TraceSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.domain.workload import TraceSpec
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.serving.problem import resolve_serving

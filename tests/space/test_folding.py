@@ -21,10 +21,11 @@ from hp_tool.cost.parameters import entries, expert_matrices
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery, TokenDispatcher
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload, TrainingWorkload
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.serving.problem import serving_case
 from hp_tool.space import default_axes, legal_chunks
 from tests.conftest import skip_or_fail

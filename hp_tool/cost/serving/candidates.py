@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
 from hp_tool.domain.hardware import Precision
+from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, ServingConfig
-from hp_tool.domain.workload import SpeculativeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, shapes, shared_expert_matrices
-from hp_tool.cost.roofline import ELEMENT_BYTES, peak_flops, roofline_seconds
+from hp_tool.cost.precision import ELEMENT_BYTES
+from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
 from hp_tool.domain.efficiency import Roofline, ThinRoofline

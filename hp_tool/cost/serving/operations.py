@@ -10,7 +10,8 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.parameters import Shape, cached_width
-from hp_tool.cost.roofline import ELEMENT_BYTES, additive_seconds, peak_flops, roofline_seconds
+from hp_tool.cost.precision import ELEMENT_BYTES
+from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import Roofline, ThinRoofline

@@ -14,8 +14,8 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.legality import legality
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 MODELS = ("llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite")

@@ -19,8 +19,8 @@ from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.cost.serving.memory import weight_bytes
 from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.domain.workload import InferenceWorkload
 from hp_tool.serving.problem import serving_case
 
 few = settings(max_examples=40, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hp_tool.cost.serving.engine import tokens_per_pass
 from hp_tool.cost.serving.operations import prefill_keys, seen_tokens
-from hp_tool.domain.workload import SpeculativeSpec
+from hp_tool.domain.inference import SpeculativeSpec
 from tests.cost.serving.serving_cases import Serving, serving, servings
 
 rates = st.floats(0.0, 1.0)
