@@ -86,7 +86,10 @@ def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterat
         ends = [(rank == 0, rank == output_at) for rank in range(p)]
     else:
         chunks = int(candidate.virtual_pipeline_parallel_size)
-        layers = chunk_layers(num_layers=problem.model.total_layers, stages=p, chunks=chunks, late=framework.late_layers)
+        layers = chunk_layers(
+            num_layers=problem.model.total_layers, stages=p, chunks=chunks, late=framework.late_layers,
+            begins_dense=problem.model.begins_dense,
+        )  # fmt: skip
         counts = [float(sum(layers[rank::p])) for rank in range(p)]
         ends = [(rank == 0, rank == p - 1) for rank in range(p)]
         if candidate.is_v:

@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.accuracy import baseline, days, evidence, report
 from benchmarks.accuracy.groups import Group, figures, votes
-from benchmarks.accuracy.recipe_runs import release_cases
+from benchmarks.accuracy.prepared import Prepared
+from benchmarks.accuracy.recipe_runs import gb300_cases, recipe_cases, release_cases
 
 Figures = Callable[[str], Mapping[str, Any]]
 """Of a group, by its title."""
@@ -165,3 +166,17 @@ def test_duplicates_count_once(groups: dict[str, Group], folder: Path) -> None:
     assert len(release_cases(folder)) == 82 + 41 - 23 - 2  # two rows stand twice in the older table itself
     eleven = [row for row in groups["LoRA of MLPerf"].rows if row.what.startswith("B200 x8, v5.0")]
     assert len(eleven) == 11 and len(votes(eleven)) == 1
+
+
+def test_recipes_run_as_their_release_sets_them(folder: Path) -> None:
+    """DeepSeek-V3 in 16 chunks as its library lays it out; a row without settings by its release's preset."""
+    laid_out = {
+        (Prepared.of(case).stated.parallel.pipeline_layout, case.query.model == "deepseek-v3")  # type: ignore[union-attr]
+        for case in recipe_cases(folder)
+        if case.name == "deepseek-v3" and "H100" not in case.what
+    }
+    assert laid_out == {("Et*4|(t*4|)*14tmL", True), ("Et*4|(t*4|)*14tL", False)}
+    (qwen,) = (case for case in gb300_cases(folder) if case.name == "qwen3-30b-a3b" and case.release == "25.11")
+    training = qwen.query.training
+    assert training is not None and training.cuda_graph_modules == ("moe_router", "moe_preprocess")
+    assert qwen.query.parallel.moe_token_dispatcher_type == "flex" and training.parameter_precision == "fp8"

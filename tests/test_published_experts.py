@@ -15,7 +15,7 @@ def test_they_hold_and_name_what_they_assume() -> None:
         assert one.source and one.assumed
     deepseek = found[0]
     assert deepseek.factor is not None and deepseek.factor <= 1.27
-    assert "Et*3|(t*4|)*14ttmL" in deepseek.assumed, "61 layers over 16 stages"
+    assert "Et*4|(t*4|)*14tmL" in deepseek.assumed, "61 layers over 16 stages"
     text = published_experts.as_text(found)
     assert text.count("holds") == 3 and "MISSED" not in text
     assert json.loads(json.dumps(published_experts.as_dict(found)))[0]["published"] == 1543.0

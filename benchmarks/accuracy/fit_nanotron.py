@@ -46,8 +46,9 @@ MEMORY_PRIORS = {
 NOISE = 0.1
 """Relative scatter between like runs; beyond it a run counts less and less."""
 
-RETRY_SLOWDOWN = 3.0
-"""Before any run: as stalls of any cause (`calibration.regimes.LOG_MEAN`)."""
+RETRY_BYTES_PER_SECOND = 2.0**21 / 1e-4
+"""Before any run: some 100 us for a page of 2 MiB. CUDA's calls that map one, make it accessible and unmap it took 63 us on an
+A100, beside its creation (github.com/magnate3/linux-riscv-dev, nccl/gpu/shm/bench_vmm)."""
 FIXED = FrameworkEfficiency(
     framework="nanotron",
     matmul_slowdown=1.2,
@@ -86,7 +87,7 @@ def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficien
     priors = {name: prior for name, prior in TIME_PRIORS.items() if not (clocks_known and name == "matmul_slowdown")}
     start = dataclasses.replace(FIXED, matmul_slowdown=1.0) if clocks_known else FIXED
     timed = _fitted(start, priors, grouped, measured="step_s", predicted="step_s")
-    timed = dataclasses.replace(timed, retry_slowdown=_retry_slowdown(grouped, timed))
+    timed = dataclasses.replace(timed, retry_bytes_per_second=_retry_rate(grouped, timed))
     constants = _fitted(timed, MEMORY_PRIORS, grouped, measured="used_bytes", predicted="first_stage_bytes")
     models = " and ".join(sorted({row["model"] for row in ran}))
     return dataclasses.replace(
@@ -96,14 +97,17 @@ def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficien
     )
 
 
-def _retry_slowdown(grouped: Sequence[Group], timed: FrameworkEfficiency) -> float:
-    """The geometric mean of how much longer pipelines took that held NEARLY_FULL of their device or more; the prior is one of
-    them."""
-    logs = [math.log(RETRY_SLOWDOWN)]
+def _retry_rate(grouped: Sequence[Group], timed: FrameworkEfficiency) -> float:
+    """The geometric mean of the bytes per second at which pipelines that held NEARLY_FULL of their device or more would have
+    got their activations anew in the time they lost; the prior is one of them."""
+    logs = [math.log(RETRY_BYTES_PER_SECOND)]
+    retrying = dataclasses.replace(timed, retry_bytes_per_second=RETRY_BYTES_PER_SECOND)
     for group in grouped:
+        step_s = np.asarray(group.predict(timed).step_s)
         full = group.used_bytes >= NEARLY_FULL * group.cluster.gpu.memory_bytes
-        slow = full & (group.candidates.pipeline_parallel_size > 1)
-        logs += list(np.log(group.step_s / group.predict(timed).step_s)[slow])
+        slow = full & (group.candidates.pipeline_parallel_size > 1) & (group.step_s > step_s)
+        kept = (np.asarray(group.predict(retrying).retry_slowdown) - 1.0) * RETRY_BYTES_PER_SECOND * step_s
+        logs += list(np.log(kept[slow] / (group.step_s - step_s)[slow]))
     return float(f"{math.exp(np.mean(logs)):.4g}")
 
 

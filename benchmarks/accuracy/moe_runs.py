@@ -41,6 +41,8 @@ def _case(row: Row, *, dropped: bool) -> Case:
         training=dataclasses.replace(
             training,
             framework_version=row["release"],
+            parameter_precision="fp8",  # as every preset of these precisions
+            cross_entropy="in_place",
             expert_capacity_factor=1.0 if dropped else None,
             # Token dropping keeps shapes fixed; the recipe for B200 records the whole iteration as a CUDA graph then.
             cuda_graphs=dropped and row["system"] == "DGX-B200",

@@ -18,6 +18,9 @@ from hp_tool.domain.workload import LoraSpec, OverlapSpec, TrainingWorkload
 
 FILE = "training_megatron_bridge_recipes.csv"
 FILE_GB300 = "training_megatron_bridge_recipes_2.csv"
+FILE_PRESETS = "recipe_settings_by_release.csv"
+PRESET = ("release", "model", "system", "precision", "task")
+KNOBS = ("dispatcher", "ep_overlap", "recompute_modules", "cuda_graph_impl", "cuda_graph_modules", "offload_layers")
 SOURCE = "Megatron Bridge and NeMo"
 MODELS = {
     "llama3_8b": "llama-3-8b",
@@ -78,10 +81,19 @@ def _rate(case: Case) -> tuple[str, int]:
 
 
 def gb300_cases(folder: Path) -> list[Case]:
-    """Recipes on GB300 with their knobs, of models that other cards ran too."""
+    """Recipes on GB300 with their knobs, of models that other cards ran too; a row that does not give them has those of its
+    release's preset.
+    """
     absent = dict.fromkeys(("mtp", "token_drop", "layout"), "")  # columns of the other table alone
-    rows = [row for row in read(folder, FILE_GB300) if row["model"] in MODELS and row["gpu"] == "GB300"]
-    return [recipe_case(absent | row) for row in rows]
+    presets = {tuple(row[name] for name in PRESET): row for row in read(folder, FILE_PRESETS)}
+    cases = []
+    for row in read(folder, FILE_GB300):
+        if row["model"] in MODELS and row["gpu"] == "GB300":
+            cell = (row["release"], row["model"], "gb300", row["precision"], row["task"])
+            known = {} if row["knobs_from"] else {name: presets.get(cell, {}).get(name, "") for name in KNOBS}
+            narrow = {} if row["knobs_from"] else {"fp8_params": str(int(row["precision"].startswith("fp8")))}
+            cases.append(recipe_case(absent | row | known | narrow))
+    return cases
 
 
 def recipe_cases(folder: Path) -> list[Case]:

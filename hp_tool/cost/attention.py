@@ -25,9 +25,10 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism); Q, K, V and the core's
     output (split by heads); latents; the output once more if context parallelism exchanges it before its projection. V is
     projected into one storage with the unrotated queries and keys, which stays if V is read there: by unfused attention, and by
-    a core that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). `core`, which selective recomputation
-    drops: with unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without; with
-    fused attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
+    a core that is recomputed. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and keys keep that
+    storage whatever is recomputed, and of several groups on a rank also the queries put together. `core`, which selective
+    recomputation drops: with unfused attention the scores, 5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t
+    without; with fused attention the fp32 log-sum-exp, 4asb/t, from which the backward pass rebuilds them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -43,6 +44,12 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     core = core_bytes(workload=case.workload, s=s, heads=heads)
     if model.kv_lora_rank is not None:
         up_projected = s.tokens * s.e * heads * (2.0 * qk + v)
+    elif model.query_key_norm is not None:
+        fused = s.facts.fuses_queries_keys_values
+        grouped = fused & (keys > 1) & (heads > keys)
+        split = split + s.tokens * s.e * ((heads + keys) * qk + grouped * heads * qk)
+        if case.workload.attention == "flash":
+            core = core + fused * s.tokens * s.e * keys * v
     elif model.positions == "rotary" and s.facts.fuses_queries_keys_values:
         unrotated = s.tokens * s.e * (heads + keys) * qk
     if case.workload.attention == "flash":
@@ -72,8 +79,8 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     """Seconds of the attention block.
 
     Elementwise forward: the norm reads and writes, the residual addition reads two tensors, writes one and uses a mask, rotary
-    positions pass over queries and keys. Backward: the norm reads gradient and input and writes, the residual's gradient is
-    added.
+    positions pass over queries and keys, and so do their norms. Backward: norms read gradient and input and write, the
+    residual's gradient is added.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
@@ -83,10 +90,11 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     qk = model.qk_head_size
     heads = (model.num_attention_heads + model.kv_heads) / s.t
     rotary = 2.0 * s.e * heads * qk if model.positions == "rotary" else 0.0
+    normed = s.e * heads * qk if model.query_key_norm is not None else 0.0
     per_hidden, per_hidden_backward = 5.0 * s.e + s.mask, 8.0 * s.e + s.mask
     cast, cast_backward = cast_traffic(workload, matrices)
-    forward = s.tokens * (s.h * per_hidden / s.shards + rotary + cast)
-    backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + cast_backward)
+    forward = s.tokens * (s.h * per_hidden / s.shards + rotary + 2.0 * normed + cast)
+    backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + 3.0 * normed + cast_backward)
     if not workload.kernel_fusion:
         split = projected(model, s) if model.has_attention_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_attention_output_bias)

@@ -87,13 +87,14 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
             unchecked=unchecked,
             recorded_s=recorded_s,
             retries=retries,
+            slowdown=float(costs.retry_slowdown),
         ),
         out_of_memory_probability=fails,
         fit=fit_of(out_of_memory_probability=fails, within_headroom=memory.total_bytes <= memory.capacity_bytes),
         provenance=_provenance(case, config)
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
-        | _nearly_full(case, retries)
+        | _nearly_full(costs, retries)
         | ({"unchecked": list(unchecked)} if unchecked else {})
         | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
@@ -136,9 +137,9 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
     )
 
 
-def _nearly_full(case: TrainingCase, retries: float) -> dict[str, object]:
+def _nearly_full(costs: TrainingCosts, retries: float) -> dict[str, object]:
     """Provenance of a nearly full device: the chance that its allocator retries, and how much longer a step takes then."""
-    slowdown = case.profile.framework.retry_slowdown
+    slowdown = float(costs.retry_slowdown)
     return {"nearly_full": {"probability": retries, "slowdown": slowdown}} if retries > WORTH_SAYING else {}
 
 

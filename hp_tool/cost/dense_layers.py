@@ -100,7 +100,7 @@ def stage_counts(
     layers: int, leading: int, p: int, v: int, schedule: int, *, late: bool = False
 ) -> tuple[list[float], list[float]]:
     """(layers, dense ones among them) of each stage: chunk i is on stage i mod p, in a V chunk 2p - 1 - r on stage r too."""
-    chunks = chunk_layers(num_layers=layers, stages=p, chunks=v, late=late)
+    chunks = chunk_layers(num_layers=layers, stages=p, chunks=v, late=late, begins_dense=0 < leading < layers)
     dense = [min(max(leading - before, 0), count) for before, count in zip(accumulate([0, *chunks]), chunks, strict=False)]
 
     def of_stages(column: list[int]) -> list[float]:

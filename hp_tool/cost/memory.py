@@ -41,6 +41,8 @@ class Memory:
     worst_stage: Ints | Floats
     first_stage: Floats
     """Bytes on the first stage, without `overhead`."""
+    kept: Floats
+    """Activation bytes that one micro-batch keeps on all stages together; 0 where no retries are counted."""
     total: Floats
     host_bytes: Floats
     """Maximum over the ranks of bytes in host memory."""
@@ -109,6 +111,7 @@ def memory(
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,
+        kept=_kept_bytes(case, candidates, layer=layers[0]),
         total=allocated + overhead,
         host_bytes=host,
         offloaded=each[len(pipeline.ends) - 1].offloaded,
@@ -123,11 +126,27 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
     the driver again, micro-batch after micro-batch. Without a pipeline blocks are freed in the order of their use.
     """
     framework = case.profile.framework
-    if framework.retry_slowdown == 1.0:
+    if framework.retry_bytes_per_second is None:
         return 0.0
     full = NEARLY_FULL * case.cluster.gpu.memory_bytes
     chance: Floats = 1.0 / (1.0 + (full / total_bytes) ** (LOGISTIC / framework.memory_log_sd))
     return chance * (candidates.pipeline_parallel_size > 1)
+
+
+def retry_slowdown(*, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase) -> Floats:
+    """1 + m K / (r step): a retrying pipeline's step over one with room, with the bytes K that a micro-batch keeps on all
+    stages together, freed and got again at r bytes per second. Each stage waits for the others' allocators too: nanotron's
+    slow runs lost the same time on two, four and eight stages.
+    """
+    rate = case.profile.framework.retry_bytes_per_second
+    return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
+
+
+def _kept_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
+    """Activation bytes of one micro-batch in all layers."""
+    if case.profile.framework.retry_bytes_per_second is None:
+        return 0.0
+    return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))
 
 
 def cached_gradients(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:

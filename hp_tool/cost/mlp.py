@@ -14,12 +14,12 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     """Activation bytes of the MLP block.
 
     Norm input, matmul input and dropout mask (whole, or sharded by SP); pre-activations and activation (split); the activated
-    gate too if the activation is not fused. A product that is formed again comes back in the backward pass.
+    gate too if the activation is not fused. A product that a fused kernel forms again comes back in the backward pass.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
+    activated = s.e if model.gated_mlp and s.product and not s.facts.fused_activation else 0.0
     split = s.tokens * hidden * (gates * s.activation_input + activated + s.product)
     gathered, again = 1.0 + 2.0 * s.sharded, s.product == 0.0
     return BlockBytes(

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import Floats, Ints, maximum, minimum, where
+from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
-from hp_tool.cost.candidates import DISPATCHERS, DUALPIPE, Candidates
+from hp_tool.cost.candidates import ALLTOALL, DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
@@ -53,12 +53,13 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     routed_input = s.saved_input
     if case.workload.expert_precision is not None:
         routed_input = quantized_bytes(case.workload.of_experts) if is_narrow(case.workload.of_experts) else s.e
+    activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     shared = model.shared_expert_size / s.t
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + routed_input))
-    beside = s.tokens * shared * (gates * s.activation_input + s.saved_input)
+    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + activated + routed_input))
+    beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
         norm_output=s.tokens * s.h * s.e / s.shards,
@@ -113,12 +114,16 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 
-    # Permute (read, write) and un-permute (read, weighted sum) every copy; norm, residual and activation as in a dense MLP.
+    # Permute (read, write) and un-permute (read, weighted sum) every copy, and where they arrive by ranks sort them by experts
+    # and back; norm, residual and activation as in a dense MLP.
     moved = routed * s.h * s.e
+    sorting = 4.0 * arrives_by_ranks(case, c)
     norm = s.tokens * s.h / s.shards
     active = routed * width * s.e
-    traffic = norm * (5.0 * s.e + s.mask) + 4.0 * moved + (gates + 1.0) * active + routed * cast
-    traffic_backward = norm * (8.0 * s.e + s.mask) + 5.0 * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    traffic = norm * (5.0 * s.e + s.mask) + (4.0 + sorting) * moved + (gates + 1.0) * active + routed * cast
+    traffic_backward = (
+        norm * (8.0 * s.e + s.mask) + (5.0 + sorting) * moved + (2.0 * gates + 1.0) * active + routed * cast_backward
+    )
     if model.expert_bias:
         # The second bias, times a token's weight, is added in fp32 expert by expert; backward sums both biases' gradients.
         traffic = traffic + 28.0 * routed * s.h
@@ -163,6 +168,15 @@ def _dispatched_seconds(one_copy: Floats, *, case: TrainingCase, group: Group, d
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
     reached = case.profile.framework.dispatch_bandwidth_fraction if dispatcher == "flex" else None
     return exchange_seconds(one_copy * near, one_copy * away, machine=case, group=group, fraction=reached)
+
+
+def arrives_by_ranks(case: TrainingCase, c: Candidates) -> Bools:
+    """Whether copies come in the order of the ranks that sent them, to several experts: under alltoall (Megatron Core,
+    MoEAlltoAllTokenDispatcher.sort_input_by_local_experts)."""
+    several = c.expert_parallel_size < (case.model.num_experts or 1)
+    codes, usual = c.moe_token_dispatcher_type, DISPATCHERS.index(case.strategy.moe_token_dispatcher_type)
+    by_ranks: Bools = (codes == ALLTOALL) | ((codes == 0) & (usual == ALLTOALL))
+    return several & by_ranks
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:

@@ -125,9 +125,11 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
     if framework.balances_blocks:
         return _filled_pipeline(model, c)
     chunks = c.virtual_pipeline_parallel_size
-    on_ends = stage_layers(num_layers=model.total_layers, stages=p, chunks=chunks, late=framework.late_layers)
+    split: dict[str, Any] = {"num_layers": model.total_layers, "stages": p, "chunks": chunks}
+    split["begins_dense"] = model.begins_dense
+    on_ends = stage_layers(**split, late=framework.late_layers)
     if c.names_schedules:  # in a V the first and the last chunks lie on the same ranks
-        on_v_ends = v_stage_layers(num_layers=model.total_layers, stages=p, chunks=chunks)
+        on_v_ends = v_stage_layers(**split)
         on_ends = tuple(where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True))
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = each - first_layers, each - last_layers, p * each - model.total_layers

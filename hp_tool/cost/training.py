@@ -23,7 +23,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.encoder_decoder import both_heads, counted_candidates, decoder_case, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time
-from hp_tool.cost.memory import memory, retry_chance
+from hp_tool.cost.memory import Memory, memory, retry_chance, retry_slowdown
 from hp_tool.cost.model_states import state_costs
 from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
 from hp_tool.cost.pipeline_stages import Pipeline, whole_pipeline
@@ -58,6 +58,8 @@ class TrainingCosts:
     """A rank's share of the host's memory; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers on each stage of the two kinds of GPU; empty with one kind."""
+    retry_slowdown: FloatArray | float = 1.0
+    """Step with the allocator's retries over one without, if it retries."""
     graphs_s: tuple[float, float] | tuple[()] = ()
     """Of one candidate with equal stages, where the query leaves graphs open: the step as its host launches kernels, and with
     recorded CUDA graphs."""
@@ -119,8 +121,8 @@ def training_costs(
         time_parts, candidates=candidates, pipeline=pipeline, head=layers.head, states=states.times, micro_batches=m,
         offloaded=fullest.offloaded,
     )  # fmt: skip
-    retries = _retries(case, candidates, total_bytes=fullest.total)
     launched = timed(case=case, layers=layers.times)
+    slowdown, retries = _retries(case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m)
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
     graphs_s: tuple[float, float] | tuple[()] = ()
@@ -142,18 +144,21 @@ def training_costs(
         host_capacity_bytes=cluster.gpu.host_memory_bytes or math.inf if case.workload.offload else math.inf,
         parts=cast(dict[str, FloatArray], parts),
         step_s=cast(FloatArray, step_s),
+        retry_slowdown=cast(FloatArray, slowdown),
         graphs_s=graphs_s,
     )
 
 
-def _retries(case: TrainingCase, candidates: Candidates, *, total_bytes: Floats) -> Floats:
-    """Share by which the allocator's retries lengthen a step: the mean of ln(step time), as intervals are around a median, of
-    nearly full devices, which are slow by chance.
+def _retries(
+    case: TrainingCase, candidates: Candidates, *, fullest: Memory, step_s: Floats, micro_batches: Floats
+) -> tuple[Floats, Floats]:
+    """(slowdown of a step whose allocator retries, share by which retries lengthen it): the mean of ln(step time), as intervals
+    are around a median, of nearly full devices, which are slow by chance.
     """
-    slowdown = case.profile.framework.retry_slowdown
-    if slowdown <= 1.0:
-        return 0.0
-    return slowdown ** retry_chance(total_bytes=total_bytes, case=case, candidates=candidates) - 1.0
+    if case.profile.framework.retry_bytes_per_second is None:
+        return 1.0, 0.0
+    slowdown = retry_slowdown(kept=fullest.kept, step_s=step_s, micro_batches=micro_batches, case=case)
+    return slowdown, slowdown ** retry_chance(total_bytes=fullest.total, case=case, candidates=candidates) - 1.0
 
 
 def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:

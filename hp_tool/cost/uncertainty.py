@@ -40,15 +40,17 @@ def intervals(
     unchecked: tuple[str, ...],
     recorded_s: float | None = None,
     retries: float = 0.0,
+    slowdown: float = 1.0,
 ) -> Intervals:
     """Return the central 90 % of step time, of allocated memory, and of what the allocator holds.
 
     `recorded_s`: the step with CUDA graphs, where the query leaves these open: the interval reaches down to its own.
 
     The allocator may keep more than is in use, never less: `reserved_log_sd` extends the last one's upper bound. `retries` is
-    the chance p that it retries (`memory.retry_chance`): ln of the step time varies by p (1 - p) ln(slowdown)^2 more.
+    the chance p that it retries (`memory.retry_chance`) and takes `slowdown` times as long: ln of the step time varies by
+    p (1 - p) ln(slowdown)^2 more.
     """
-    unsure = math.sqrt(retries * (1.0 - retries)) * math.log(case.profile.framework.retry_slowdown)
+    unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
     time = math.exp(NORMAL_QUANTILE * math.hypot(step_log_sd(case=case, unchecked=len(unchecked)), unsure))
     allocated, reserved = (
         math.exp(NORMAL_QUANTILE * float(memory_log_sd(case=case, unchecked=len(unchecked), reserved=each)))
@@ -179,8 +181,10 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
 def simplified(model: ModelSpec) -> dict[str, object]:
     """Provenance's `simplified` entry, a list of sentences; empty if the model is counted whole."""
     simplifications = []
-    if model.norms_per_layer != 2 or model.query_key_norm is not None or model.embedding_norm:
-        simplifications.append("norms: all count as parameters, their time and activations are those of two a layer")
+    if model.norms_per_layer != 2 or model.embedding_norm:
+        simplifications.append(
+            "norms: all count as parameters, time and activations are those of two a layer beside queries' and keys'"
+        )
     if model.attention_sinks:
         simplifications.append("attention_sinks: counted as parameters alone")
     if model.left_out is not None:

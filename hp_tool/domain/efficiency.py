@@ -182,9 +182,9 @@ class FrameworkEfficiency(Strict):
     message_stall_s: float = 0.0
     """By which each blocking message between pipeline stages is held up in jobs of more than `message_stall_nodes` nodes."""
     message_stall_nodes: int = 0
-    retry_slowdown: float = 1.0
-    """Step time of a pipeline on a nearly full device, whose allocator frees its blocks and asks for them again, over that of
-    one with room; 1: no run was slow there."""
+    retry_bytes_per_second: float | None = None
+    """At which a nearly full device's allocator frees a pipeline's activations and asks the driver for them again; None: no run
+    was slow there."""
     temporaries_fraction: float = 0.0
     """Unfused kernels' results on their way, and holes between the allocator's blocks, against saved activations and logits."""
     workspace_bytes: float = 0.0

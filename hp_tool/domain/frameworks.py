@@ -74,6 +74,7 @@ FACTS = {
     "torch-fsdp": FrameworkFacts(
         accumulates_in_fp32=False,
         wide_weights=True,
+        fused_activation=False,
         fuses_queries_keys_values=False,
         loss_copies=3.0,
         fused_loss_in_place=True,

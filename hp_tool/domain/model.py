@@ -84,7 +84,7 @@ class ModelSpec(Strict):
     4 where their outputs are normalized too (Gemma 2). Counted as parameters; time and activations are those of two."""
     query_key_norm: QueryKeyNorm | None = None
     """Norms of queries and keys: one vector for all heads (head: Qwen3), or one as wide as all heads (all_heads: OLMo 2);
-    None: none. Counted as parameters alone."""
+    None: none."""
     embedding_norm: bool = False
     """A norm behind the embedding (BLOOM, BERT), on each side of an encoder-decoder model."""
     final_norm: bool = True
@@ -196,6 +196,11 @@ class ModelSpec(Strict):
     def moe_layers(self) -> int:
         """Layers with experts: all but the leading dense ones; none in a dense model."""
         return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
+
+    @cached_property
+    def begins_dense(self) -> bool:
+        """Whether layers with experts follow dense ones."""
+        return 0 < self.moe_layers < self.num_hidden_layers
 
     @cached_property
     def qk_head_size(self) -> int:

@@ -97,23 +97,37 @@ def _written_out(text: str) -> str:
 #
 # Megatron Core counts the output layer, or it and the embedding, as a layer each (account_for_loss_in_pipeline_split,
 # account_for_embedding_in_pipeline_split): BLOOM's 70 layers lie on 12 stages, Llama 3.1 405B's 126 on 64 chunks. With one
-# chunk a rank it takes any number for either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage), as
-# NeMo's recipe has the 61 layers of DeepSeek-V3 on 16 stages: 3, fourteen times 4, and 2. What is left is laid out chunk by
-# chunk, a layer fewer in each of the first and the last few. Sizes are numbers or arrays: L layers on p stages of v chunks.
+# chunk a rank it takes any number for either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage).
+# Mixtures that begin with dense layers, which are light, have a full first chunk: Megatron Bridge lays out the 61 layers of
+# DeepSeek-V3 and of Kimi-K2 on 16 chunks as fifteen times 4, and 1 (recipes/deepseek, recipes/kimi). What is left is laid out
+# chunk by chunk, a layer fewer in each of the first and the last few. Sizes are numbers or arrays: L layers on p stages of v
+# chunks.
 
 
-def missing_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any]:
+def missing_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> tuple[Any, Any]:
     """(a, b): layers to the next multiple of p v, shared out to both ends. The last one, which has the output layer too, lacks
-    more. Both are 0 where p v divides L.
+    more; `begins_dense`: all of them, where it holds a layer then. Both are 0 where p v divides L.
     """
     missing = -num_layers % (stages * chunks)
-    return missing // 2, missing - missing // 2
+    first = missing // 2
+    if begins_dense:
+        first = first * (missing >= -(-num_layers // (stages * chunks)))
+    return first, missing - first
 
 
-def ends_are_shorter(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
-    """Whether the ends alone lack layers: they have enough of them, or lack no more than one each."""
-    _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+def ends_are_shorter(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> Any:
+    """Whether the ends alone lack layers, and a framework is told by sizes: they have enough of them, or lack no more than one
+    each.
+    """
+    _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
     return (last <= 1) | ((chunks == 1) & (last < -(-num_layers // stages)))
+
+
+def _only_ends(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
+    """Whether the ends alone lack layers, however a framework is told."""
+    sizes = {"num_layers": num_layers, "stages": stages, "chunks": chunks, "begins_dense": begins_dense}
+    first, last = missing_layers(**sizes)
+    return ends_are_shorter(**sizes) | (begins_dense & (first == 0) & (last > 0))
 
 
 def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
@@ -122,14 +136,16 @@ def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
 
 
-def stage_layers(*, num_layers: Any, stages: Any, chunks: Any, late: bool = False) -> tuple[Any, Any, Any]:
+def stage_layers(
+    *, num_layers: Any, stages: Any, chunks: Any, late: bool = False, begins_dense: bool = False
+) -> tuple[Any, Any, Any]:
     """Layers of the (first, last, fullest) stage; `late`: as in chunk_layers."""
     p = stages
     if late:
         return num_layers // p, -(-num_layers // p), -(-num_layers // p)
-    first, last = missing_layers(num_layers=num_layers, stages=p, chunks=chunks)
+    first, last = missing_layers(num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense)
     full = -(-num_layers // (p * chunks)) * chunks
-    ends = ends_are_shorter(num_layers=num_layers, stages=p, chunks=chunks)
+    ends = _only_ends(num_layers=num_layers, stages=p, chunks=chunks, begins_dense=begins_dense)
     # Chunk i is on rank i mod p, so of every p neighbouring chunks that lack a layer each stage has one.
     rounds, (begun, ended) = first // p + last // p, (first % p, last % p)
     spread = (rounds + (begun > 0), rounds + (ended > 0), rounds + (begun + ended >= p))
@@ -139,26 +155,27 @@ def stage_layers(*, num_layers: Any, stages: Any, chunks: Any, late: bool = Fals
     )
 
 
-def v_stage_layers(*, num_layers: Any, stages: Any, chunks: Any) -> tuple[Any, Any, Any]:
+def v_stage_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False) -> tuple[Any, Any, Any]:
     """Layers of the (first, last, fullest) stage of a V, whose rank r holds the chunks r and 2p - 1 - r: the last is as full as
     any.
     """
-    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
     full = -(-num_layers // (stages * chunks)) * chunks
-    most = full - (first >= stages) - (last >= stages)
-    return full - (first > 0) - (last > 0), most, most
+    alone = begins_dense & (first == 0) & (last > 0)  # the last chunk lacks all of them
+    most = full - (1 - alone) * ((first >= stages) * 1 + (last >= stages))
+    return full - (first > 0) - ((1 - alone) * (last > 0) + alone * last), most, most
 
 
-def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False) -> list[int]:
+def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False) -> list[int]:
     """Layers of each of the p v model chunks, in the order in which a micro-batch passes them; `late`: those that are left over
     are on the last ones.
     """
-    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
+    first, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
     count = stages * chunks
     if late:
         return [num_layers // count + (place >= count - num_layers % count) for place in range(count)]
     sizes = [(num_layers + first + last) // count] * count
-    if ends_are_shorter(num_layers=num_layers, stages=stages, chunks=chunks):
+    if _only_ends(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense):
         sizes[0] -= first
         sizes[-1] -= last
         return sizes
@@ -166,9 +183,10 @@ def chunk_layers(*, num_layers: int, stages: int, chunks: int, late: bool = Fals
 
 
 @functools.lru_cache(maxsize=1024)
-def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int) -> str:
+def layout_text(*, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False) -> str:
     """Return the split of `chunk_layers` in the notation of `domain.pipeline_layout`: `Et*5|(t*6|)*10t*5L`."""
-    first, *between, last = (_layers(count) for count in chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks))
+    sizes = chunk_layers(num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense)
+    first, *between, last = (_layers(count) for count in sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))
     middle = "".join(f"({text}|)*{times}" if times > 1 else f"{text}|" for text, times in runs)
     return f"E{first}|{middle}{last}{'m' * mtp_layers}L"

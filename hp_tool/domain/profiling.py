@@ -163,7 +163,7 @@ def unprofiled_sizes(
     yield (model.num_experts is None) & experts, "expert parallelism of a dense model"
     p, v, layers = sizes.pipeline_parallel_size, sizes.virtual_pipeline_parallel_size, model.num_hidden_layers
     split = {"num_layers": layers, "stages": p, "chunks": v}
-    uneven = splits_unevenly(**split) & ends_are_shorter(**split)
+    uneven = splits_unevenly(**split) & ends_are_shorter(**split, begins_dense=model.begins_dense)
     yield (layers % (p * v) != 0) & (uneven == 0), f"num_hidden_layers {layers} in {p * v} unequal chunks"
     schedule = sizes.pipeline_schedule  # None or a name; of many candidates codes, 0 for None
     yield (schedule is not None) & (schedule != 0), f"pipeline_schedule: {schedule}"

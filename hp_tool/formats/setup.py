@@ -49,7 +49,8 @@ class TrainingSetup:
         """Layers that the first and the last pipeline stage hold fewer than the others, unless there is a layout."""
         c = self.parallel
         stages, chunks = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
-        return missing_layers(num_layers=self.model.num_hidden_layers, stages=stages, chunks=chunks)
+        model = self.model
+        return missing_layers(num_layers=model.num_hidden_layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense)
 
     @property
     def accumulation_steps(self) -> int:

@@ -172,14 +172,14 @@ def _interleaving(request: ProfileRequest) -> int | None:
 
 def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
     """Fewer layers at the ends, if the layers do not divide among the stages."""
-    parallel, layers = request.parallel, request.model.num_hidden_layers
+    parallel, layers, dense = request.parallel, request.model.num_hidden_layers, request.model.begins_dense
     stages, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_parallel_size
-    first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks)
+    first, last = missing_layers(num_layers=layers, stages=stages, chunks=chunks, begins_dense=dense)
     if (first, last) == (0, 0):
         return {}
     if last == 1:
         return {"account_for_embedding_in_pipeline_split": first == 1, "account_for_loss_in_pipeline_split": True}
-    counts = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    counts = chunk_layers(num_layers=layers, stages=stages, chunks=chunks, begins_dense=dense)
     return {"num_layers_in_first_pipeline_stage": counts[0], "num_layers_in_last_pipeline_stage": counts[-1]}
 
 

@@ -24,7 +24,7 @@ def without_usual_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQ
     layers = model.num_hidden_layers
     if not isinstance(chunks, int) or stages * chunks != len(layout.chunks) or layers % len(layout.chunks) == 0:
         return parallel
-    usual = chunk_layers(num_layers=layers, stages=stages, chunks=chunks)
+    usual = chunk_layers(num_layers=layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense)
     if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[-1].mtp_layers != model.num_nextn_predict_layers:
         return parallel
     return dataclasses.replace(parallel, pipeline_layout=None, virtual_pipeline_parallel_size=chunks)

@@ -98,7 +98,7 @@ class TrainingProblem(TrainingCase):
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
         if layers % (p * v) == 0 or not splits_unevenly(num_layers=layers, stages=p, chunks=v):
             return config
-        layout = layout_text(num_layers=layers, mtp_layers=mtp, stages=p, chunks=v)
+        layout = layout_text(num_layers=layers, mtp_layers=mtp, stages=p, chunks=v, begins_dense=self.model.begins_dense)
         return dataclasses.replace(config, pipeline_layout=layout)
 
     def with_num_gpus(self, num_gpus: int) -> TrainingProblem:

@@ -38,7 +38,7 @@ def _dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
 
 def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
     """The layout that has to be written; None where the framework makes it of the sizes, or with a layer less at the ends."""
-    layers, own = problem.model.num_hidden_layers, replace(config, pipeline_layout=None)
+    layers, dense, own = problem.model.num_hidden_layers, problem.model.begins_dense, replace(config, pipeline_layout=None)
     sizes = {"stages": config.pipeline_parallel_size, "chunks": config.virtual_pipeline_parallel_size}
     usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
     wanted = problem.strategy.pipeline_layout if config.pipeline_layout is None else parse_layout(config.pipeline_layout)
@@ -49,4 +49,4 @@ def _layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout 
             raise InputError(f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_FIELD)
         if usual is None or parse_layout(usual).chunks != wanted.chunks:
             return wanted
-    return None if usual is None or ends_are_shorter(num_layers=layers, **sizes) else parse_layout(usual)
+    return None if usual is None or ends_are_shorter(num_layers=layers, begins_dense=dense, **sizes) else parse_layout(usual)

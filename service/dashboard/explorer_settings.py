@@ -266,8 +266,10 @@ class Control:
 def controls(settings: Settings, *, model: ModelSpec, framework: str, config: ParallelConfig) -> tuple[Control, ...]:
     """A control for each axis, set to its value in `config`, where `settings` are."""
     n, c = settings.num_gpus, config
-    recompute = str(settings.recompute)
     recomputation = OTHER_RECOMPUTATION.get(framework, RECOMPUTATION)
+    recompute = str(settings.recompute)
+    if recompute == "full" and "per_layer" in recomputation:
+        recompute = "per_layer"  # FSDP's name of what a ranking calls full
     zero = {str(stage): f"{stage}, {ZERO[stage]}" for stage in sorted({*facts(framework).zero_stages, c.zero_stage})}
     layers = model.num_hidden_layers
     sizes = [size for size in powers(MAX_SIZE) if size <= n]

@@ -144,7 +144,8 @@ def test_405b_keeps_most_layers_and_recomputes_a_few_of_each_chunk() -> None:
 
 
 def test_deepseek_recomputes_sets_of_modules() -> None:
-    step_s, c = first(known("deepseek"), rank_by="mean")
+    """On eight stages, which hold too much otherwise."""
+    step_s, c = first(known("deepseek", pipeline_parallel_size=8), rank_by="mean")
     sizes = {
         name: getattr(c, name).tolist() for name in ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
     }

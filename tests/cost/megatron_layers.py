@@ -153,7 +153,7 @@ def kept_bytes(case: dict[str, Any]) -> float:
             num_experts=config.num_moe_experts,
             normalization=config.normalization,
             multi_latent_attention=latent,
-            qk_layernorm=latent,
+            qk_layernorm=latent or case.get("query_key_norm", False),
         )
     if config.num_moe_experts:
         layer.submodules.mlp.submodules.experts.module = EvenExperts
@@ -161,6 +161,9 @@ def kept_bytes(case: dict[str, Any]) -> float:
     if latent:
         attention = layer.submodules.self_attention.submodules
         attention.q_layernorm = attention.kv_layernorm = FusedNorm
+    elif case.get("query_key_norm"):
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = FusedNorm
     if case["attention"] == "flash":
         layer.submodules.self_attention.submodules.core_attention = FusedAttention
     if encoder_length:

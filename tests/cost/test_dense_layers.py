@@ -74,6 +74,8 @@ def test_a_swapped_layer_moves_the_step_by_no_more_than_its_own_time(name: str, 
     layers = model["num_hidden_layers"]
     limit = layer_seconds(model, layers_on_stage=-(-layers // question["stages"]), **question)
     counts = sorted({0, 1, 2, 3, 4, 5, layers // 3, layers // 2, layers // 2 + 1, layers - 3, layers - 2, layers - 1, layers})
+    if layers % (question["stages"] * question.get("virtual_pipeline_parallel_size", 1)):
+        counts = counts[1:-1]  # layers of one kind are split otherwise
     steps = [answer(model | {"first_k_dense_replace": dense}, **question).time.step_s for dense in counts]
     for (one, one_s), (other, other_s) in itertools.pairwise(zip(counts, steps, strict=True)):
         assert abs(other_s - one_s) <= (other - one) * limit, (one, other)

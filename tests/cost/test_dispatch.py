@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
+from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.moe import travelling_copies, used_share
+from hp_tool.cost.moe import expert_kernels, travelling_copies, used_share
 from hp_tool.cost.network import group_ring, neighbours
+from hp_tool.cost.roofline import elementwise_seconds
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, Strategy
@@ -178,7 +180,8 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
     )  # fmt: skip
     assert flex.parts["expert_parallel"] < 0.5 * plain.parts["expert_parallel"]
     # What hides behind the exchange, or waits for the host meanwhile, may change with it.
-    others = flex.parts.keys() - {"expert_parallel", "data_parallel", "overhead"}
+    others = flex.parts.keys() - {"expert_parallel", "data_parallel", "overhead", "compute"}
+    assert flex.parts["compute"] < plain.parts["compute"]  # nothing is sorted again
     assert {name: flex.parts[name] for name in others} == {name: plain.parts[name] for name in others}
     assert flex.step_s < plain.step_s
     assert flex.memory_total_bytes == plain.memory_total_bytes
@@ -193,3 +196,22 @@ def test_experts_across_nodes_cost_less_by_flex() -> None:
 )  # fmt: skip
 def test_the_release_decides_where_nothing_is_said(version: str | None, expected: str) -> None:
     assert usual_dispatcher(version) == expected
+
+
+@pytest.mark.parametrize(("ep", "sorted_again"), [(8, True), (128, False)])
+def test_what_arrives_by_ranks_is_sorted_by_experts(ep: int, sorted_again: bool) -> None:
+    """Under alltoall two passes over every copy on its way to the experts and two back, read and written, in each direction."""
+    case = case_of(model=QWEN, workload=WORKLOAD, cluster=cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128)))
+
+    def layer(dispatcher: str) -> BlockTime:
+        config = ParallelConfig(
+            data_parallel_size=128, expert_parallel_size=ep, moe_token_dispatcher_type=dispatcher,  # type: ignore[arg-type]
+        )  # fmt: skip
+        candidate = Candidates.alone(config)
+        return expert_kernels(case=case, candidates=candidate, s=shapes(case=case, candidates=candidate))
+
+    by_ranks, by_experts = layer("alltoall"), layer("flex")
+    copies = elementwise_seconds(4.0 * 4096 * 8 * QWEN.hidden_size * 2.0, machine=case, kernels=0.0)
+    for name in ("elementwise", "elementwise_backward"):
+        more = getattr(by_ranks, name) - getattr(by_experts, name)
+        assert more == pytest.approx(copies * sorted_again, abs=1e-12)

@@ -32,6 +32,10 @@ FAMILIES = {
         num_hidden_layers=2, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8, intermediate_size=28672, **LLAMA
     ),
     "gated": ModelSpec(num_hidden_layers=2, hidden_size=4096, num_attention_heads=32, intermediate_size=11008, **LLAMA),
+    "normed": ModelSpec(
+        num_hidden_layers=2, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=12288,
+        query_key_norm="head", **LLAMA,
+    ),
     # A decoder layer with cross attention to an encoder of another length.
     "t5": ModelSpec(
         architecture="encoder_decoder", num_hidden_layers=2, hidden_size=4096, num_attention_heads=64, intermediate_size=10240,
@@ -55,7 +59,7 @@ CASES = [
     if (attention == "flash" or t in (1, 8))  # a formula that holds at both ends of unfused attention holds between
     and (t > 1 or not sharded)  # no sequence parallelism over one rank
     # Unfused attention copies grouped keys and values to every query head; nobody trains GQA so, and it is not counted.
-    and (family, recompute, attention) != ("gqa", "none", "unfused")
+    and (family not in ("gqa", "normed") or (recompute, attention) != ("none", "unfused"))
 ]
 SEQUENCE, ENCODER, MICRO_BATCH = 2048, 512, 2
 SLACK_BYTES = 8
@@ -99,6 +103,7 @@ def megatron_case(
         "encoder_length": ENCODER if model.architecture == "encoder_decoder" else None,
         "micro_batch_size": MICRO_BATCH,
         "rotary": model.positions == "rotary",
+        "query_key_norm": model.query_key_norm is not None,
         "config": config,
     }
 
@@ -148,6 +153,8 @@ def test_saved_bytes_are_megatrons(case: tuple[Any, ...]) -> None:
     norms, numbers = 3 if two_sided else 2, 1 if model.normalization == "rmsnorm" else 2
     statistics = norms * numbers * 4 * SEQUENCE * MICRO_BATCH / (t if sharded else 1)
     angles = 4 * SEQUENCE * model.head_size * 2 if model.positions == "rotary" else 0
+    if model.query_key_norm is not None:
+        statistics += 4 * SEQUENCE * MICRO_BATCH * (model.num_attention_heads + model.kv_heads) / t
     left_out = 0.0 if recompute == "full" else statistics + angles
     assert counted(*case) == pytest.approx(float(saved) + left_out, abs=(norms - 1) * SLACK_BYTES)
 

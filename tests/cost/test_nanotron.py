@@ -169,7 +169,9 @@ def test_small_layers_take_the_hosts_time(micro: int) -> None:
 
 
 def test_a_pipeline_on_a_nearly_full_device_takes_longer_by_its_chance() -> None:
-    """1B with ever larger micro-batches: at NEARLY_FULL of the device the chance is a half, and more memory only slows."""
+    """1B with ever larger micro-batches: at NEARLY_FULL of the device the chance is a half, and more memory only slows. A
+    micro-batch's activations in all layers are freed and got again.
+    """
     config = ParallelConfig(pipeline_parallel_size=2, data_parallel_size=4)
     ratios, shares = [], []
     sd = efficiency(
@@ -177,14 +179,27 @@ def test_a_pipeline_on_a_nearly_full_device_takes_longer_by_its_chance() -> None
     ).framework.memory_log_sd
     for micro in (1, 2, 4, 8, 16):
         there = dataclasses.replace(config, micro_batch_size=micro)
-        slow, plain = (costs(there, retry_slowdown=slowdown) for slowdown in (4.0, 1.0))
+        slow, plain = (costs(there, retry_bytes_per_second=rate) for rate in (1e10, None))
         shares.append(float(plain.memory_total_bytes / plain.device_bytes))
         ratios.append(float(slow.step_s / plain.step_s))
         chance = 0.5 * math.erfc(math.log(NEARLY_FULL / shares[-1]) / sd / math.sqrt(2.0))
-        assert math.log(ratios[-1]) / math.log(4.0) == pytest.approx(chance, abs=0.011)
+        layer = micro * 4096 * (16 * 2048 + 8 * 8192 + 4 * 32)
+        slowdown = 1.0 + 256 / (4 * micro) * 16 * layer / 1e10 / float(plain.step_s)
+        assert slow.retry_slowdown == pytest.approx(slowdown) and plain.retry_slowdown == 1.0
+        assert math.log(ratios[-1]) / math.log(slowdown) == pytest.approx(chance, abs=0.011)
     assert shares[0] < 0.5 < NEARLY_FULL < shares[-1] and ratios == sorted(ratios)
     alone = ParallelConfig(data_parallel_size=8, micro_batch_size=16)
-    assert costs(alone, retry_slowdown=4.0).step_s == costs(alone, retry_slowdown=1.0).step_s
+    assert costs(alone, retry_bytes_per_second=1e10).step_s == costs(alone, retry_bytes_per_second=None).step_s
+
+
+def test_retries_cost_the_same_time_on_any_number_of_stages() -> None:
+    """As nanotron's full runs lost it: a stage waits for the allocators of all others."""
+    lost = []
+    for stages in (2, 4, 8):
+        config = ParallelConfig(pipeline_parallel_size=stages, data_parallel_size=8 // stages, micro_batch_size=4)
+        slow, plain = (costs(config, retry_bytes_per_second=rate) for rate in (1e10, None))
+        lost.append((float(slow.retry_slowdown) - 1.0) * float(plain.step_s) * config.data_parallel_size / 64)
+    assert lost == pytest.approx([lost[0]] * 3)
 
 
 @settings(deadline=None)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates, recompute_codes, recompute_from_codes
 from hp_tool.cost.layer import layer_bytes
+from hp_tool.cost.mlp import mlp_bytes
 from hp_tool.cost.recomputation import per_op_matrices
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -136,3 +138,28 @@ def test_where_it_is_not_known_it_is_refused(said: dict[str, Any], word: str) ->
     with pytest.raises(UnsupportedError) as caught:
         asked("per_op", **said)
     assert caught.value.field == "parallel.recompute" and word in str(caught.value)
+
+
+def test_eager_mlps_keep_the_activated_gate() -> None:
+    """Gate, up, the activated gate and their product, as torch saves them of silu(w1 x) * w3 x before w2."""
+    torch = torch_or_skip()
+    model = SHAPES[0]
+    h, f = model.hidden_size, model.ffn_size
+    w1, w3, w2 = (torch.nn.Linear(*sizes, bias=False, dtype=torch.bfloat16) for sizes in ((h, f), (h, f), (f, h)))
+    normed = torch.randn(BATCH * TOKENS, h, dtype=torch.bfloat16, requires_grad=True)
+    known = {each.untyped_storage().data_ptr() for each in (normed, w1.weight, w2.weight, w3.weight)}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = w2(torch.nn.functional.silu(w1(normed)) * w3(normed))
+    workload = TrainingWorkload(sequence_length=TOKENS, global_batch_size=BATCH, framework="torch-fsdp")
+    case = case_of(model=model, workload=workload)
+    alone = Candidates.alone(ParallelConfig(micro_batch_size=BATCH))
+    assert output.requires_grad
+    assert sum(kept.values()) == mlp_bytes(model=model, s=shapes(case=case, candidates=alone)).mlp

@@ -65,25 +65,27 @@ def test_the_layers_of_all_stages_add_up() -> None:
     assert total_parameters(shape) == pytest.approx(405.9e9, rel=1e-3)
 
 
-def test_deepseek_v3_is_split_as_nemo_splits_it() -> None:
-    """num_layers_in_first_pipeline_stage 3, in the last 2, and 4 on each of the fourteen between."""
-    assert chunk_layers(num_layers=61, stages=16, chunks=1) == [3, *[4] * 14, 2]
+def test_deepseek_v3_is_split_as_megatron_bridge_splits_it() -> None:
+    """Its layouts of (16, 1), (8, 2) and (4, 4) stages and chunks: 4 layers in each, one in the last; of (4, 1): 13 there."""
+    for stages, chunks in ((16, 1), (8, 2), (4, 4)):
+        assert chunk_layers(num_layers=61, stages=stages, chunks=chunks, begins_dense=True) == [*[4] * 15, 1]
+    assert chunk_layers(num_layers=61, stages=4, chunks=1, begins_dense=True) == [16, 16, 16, 13]
     shape = model("deepseek-v3")
     pipeline = whole_pipeline(
         case_of(model=shape, workload=WORKLOAD), Candidates.alone(ParallelConfig(pipeline_parallel_size=16))
     )
     first, last = pipeline.ends
     counts = first.layers.count, pipeline.critical.count, last.layers.count
-    assert counts == (3, 4, 2 + 1)  # and one that predicts another token
-    assert (first.layers.expert_share, pipeline.critical.expert_share) == (0.0, 1.0)
+    assert counts == (4, 4, 1 + 1)  # and one that predicts another token
+    assert (first.layers.expert_share, pipeline.critical.expert_share) == (0.25, 1.0)
 
 
-@given(layers=st.integers(1, 200), stages=st.integers(1, 64), chunks=st.integers(1, 8))
-def test_what_is_a_pipeline_holds_every_layer_once(layers: int, stages: int, chunks: int) -> None:
+@given(layers=st.integers(1, 200), stages=st.integers(1, 64), chunks=st.integers(1, 8), begins_dense=st.booleans())
+def test_what_is_a_pipeline_holds_every_layer_once(layers: int, stages: int, chunks: int, begins_dense: bool) -> None:
     """In chunks that differ by one layer, but for the ends of stages with one chunk; none is empty but for the ends'."""
-    sizes = {"num_layers": layers, "stages": stages, "chunks": chunks}
+    sizes = {"num_layers": layers, "stages": stages, "chunks": chunks, "begins_dense": begins_dense}
     even = layers % (stages * chunks) == 0
-    if not even and not splits_unevenly(**sizes):
+    if not even and not splits_unevenly(num_layers=layers, stages=stages, chunks=chunks):
         assert stages == 1 or layers <= stages * chunks  # some stage or chunk would have none
         return
     held = chunk_layers(**sizes)
@@ -102,7 +104,7 @@ def test_what_is_a_pipeline_holds_every_layer_once(layers: int, stages: int, chu
         ("llama-2-70b", {"pipeline_parallel_size": 12}, "Et*5|(t*7|)*10t*5L"),
         ("gpt-22b", {"pipeline_parallel_size": 7}, "Et*7|(t*7|)*5t*6L"),
         ("llama-2-70b", {"pipeline_parallel_size": 32}, "Ett|(tt|)*7(t*3|)*16(tt|)*7ttL"),
-        ("deepseek-v3", {"pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 4}, "Et*3|(t*4|)*13t*3|t*3mL"),
+        ("deepseek-v3", {"pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 4}, "Et*4|(t*4|)*14tmL"),
         ("llama-3.1-405b", {"virtual_pipeline_parallel_size": 8}, "Et|(tt|)*62tL"),
     ],
 )
@@ -224,10 +226,11 @@ def test_ends_of_a_folded_pipeline_wait_as_far_as_they_lack_layers() -> None:
         assert longer or seconds[1] == pytest.approx(seconds[0])
 
 
-@given(layers=st.integers(4, 130), p=st.integers(2, 16))
-def test_stages_of_a_v_are_its_chunks(layers: int, p: int) -> None:
+@given(layers=st.integers(4, 130), p=st.integers(2, 16), begins_dense=st.booleans())
+def test_stages_of_a_v_are_its_chunks(layers: int, p: int, begins_dense: bool) -> None:
     if not splits_unevenly(num_layers=layers, stages=p, chunks=2) and layers % (2 * p):
         return
-    sizes = chunk_layers(num_layers=layers, stages=p, chunks=2)
+    sizes = chunk_layers(num_layers=layers, stages=p, chunks=2, begins_dense=begins_dense)
     each = [sizes[rank] + sizes[2 * p - 1 - rank] for rank in range(p)]
-    assert v_stage_layers(num_layers=layers, stages=p, chunks=2) == (each[0], each[-1], max(each))
+    found = v_stage_layers(num_layers=layers, stages=p, chunks=2, begins_dense=begins_dense)
+    assert found == (each[0], each[-1], max(each))

@@ -53,7 +53,8 @@ def settings(text: str, format: str) -> dict[str, Any]:
 @pytest.mark.parametrize("frozen", [None, "nf4"])
 @pytest.mark.parametrize("format", ["trl", "axolotl", "llama-factory"])
 def test_every_key_is_one_that_the_tool_knows(format: str, frozen: str | None, recompute: str) -> None:
-    said = settings(hp_tool.export(query(format, frozen=frozen, recompute=recompute), format=format).text, format)
+    asked = query(format, frozen=frozen, recompute=recompute, micro_batch_size=1)
+    said = settings(hp_tool.export(asked, format=format).text, format)
     assert not said.keys() - set(KEYS[format])
     rank = {"trl": ["16"]}.get(format, 16)
     assert rank in (said.get("lora_r"), said.get("lora_rank"))

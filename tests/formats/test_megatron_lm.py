@@ -138,7 +138,7 @@ def deepseek(**parallel: object) -> dict:
 def test_shorter_ends_are_said_in_layers_and_read_back() -> None:
     setup = setup_of(deepseek(tensor_parallel_size=1, pipeline_parallel_size=16, expert_parallel_size=32))
     said = megatron_lm.flags(setup)
-    assert (said["decoder-first-pipeline-num-layers"], said["decoder-last-pipeline-num-layers"]) == (["3"], ["2"])
+    assert (said["decoder-first-pipeline-num-layers"], said["decoder-last-pipeline-num-layers"]) == (["4"], ["1"])
     again = read_query(megatron_lm.command(setup), overrides={"cluster.gpu": "h100-sxm-80gb"})
     assert "pipeline_layout" not in again["parallel"]
     same_work(setup_of(again), setup)
@@ -147,13 +147,13 @@ def test_shorter_ends_are_said_in_layers_and_read_back() -> None:
 @pytest.mark.parametrize(
     ("ends", "layout"),
     [
-        ("--decoder-last-pipeline-num-layers 5", "Et*8|t*8|t*8|t*8|t*8|t*8|t*8|t*5mL"),
+        ("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6", "Et*7|t*8|t*8|t*8|t*8|t*8|t*8|t*6mL"),
         ("--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 6", "Et*1|t*9|t*9|t*9|t*9|t*9|t*9|t*6mL"),
     ],
 )
 def test_other_ends_are_a_layout(ends: str, layout: str) -> None:
     text = megatron_lm.command(setup_of(deepseek(tensor_parallel_size=1, pipeline_parallel_size=8, expert_parallel_size=64)))
-    ours = "--decoder-first-pipeline-num-layers 7 \\\n    --decoder-last-pipeline-num-layers 6"
+    ours = "--decoder-first-pipeline-num-layers 8 \\\n    --decoder-last-pipeline-num-layers 5"
     assert ours in text
     read = read_query(text.replace(ours, ends), overrides={"cluster.gpu": "h100-sxm-80gb"})
     assert read["parallel"]["pipeline_layout"] == layout

@@ -302,7 +302,8 @@ class _Run(Arguments):
                 f"asks for: chunks of {max(sizes)}, {sizes[0]} and {sizes[-1]} layers make {sum(sizes)}",
                 field="--num-layers",
             )
-        if sizes == chunk_layers(num_layers=layers, stages=stages, chunks=chunks):
+        begins_dense = self.on("num-experts") and 0 < self.leading_dense_layers(layers) < layers
+        if sizes == chunk_layers(num_layers=layers, stages=stages, chunks=chunks, begins_dense=begins_dense):
             return None
         texts = [f"t*{count}" if count else "" for count in sizes]
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
