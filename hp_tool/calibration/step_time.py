@@ -21,6 +21,7 @@ from hp_tool.calibration.evidence import (
     IntArray,
     scaled,
 )
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
@@ -154,8 +155,10 @@ class StepTimeFit:
         shift = shift if known else shift + self.process.usual_effect
         ran = self._ran(known, len(median_s))
         share = np.where(ran, self.applied, self.applied_elsewhere)
-        correction = share * (np.log(median_s / before_s) + shift)
-        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * doubt)
+        whole = np.log(median_s / before_s) + shift
+        correction = share * whole
+        # What is left of a correction that is not applied whole may be right after all.
+        log_sd = np.hypot(self.inflation * np.sqrt(variance), (1.0 - share) * whole)
         # What is stated of models was measured where machines are as stated: beside a shift their own differ in proportion.
         elsewhere = np.hypot(stated, self.prior.model_log_sd / self.prior.common_log_sd * correction)
         log_sd = np.where(ran, log_sd, np.maximum(log_sd, elsewhere))
@@ -250,7 +253,7 @@ def _fit_from(
         process=process,
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
-        inflation=float(np.sqrt(max(1.0, (4.0 + regular @ z) / (4.0 + regular.sum())))),
+        inflation=_student(4.0 + regular.sum()) * float(np.sqrt((4.0 + regular @ z) / (4.0 + regular.sum()))),
         stalls=stalls(
             judged,
             rows.layout,
@@ -261,6 +264,13 @@ def _fit_from(
         ),
     )
     return fit, judged.score - process.improbability(logs)[0]
+
+
+def _student(freedom: float) -> float:
+    """Return how much wider than a normal's a 90 % interval is whose width rests on so many runs."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.95, freedom)) / NORMAL_QUANTILE
 
 
 def _trusted(correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray) -> float:
