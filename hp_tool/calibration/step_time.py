@@ -253,7 +253,7 @@ def _fit_from(
         process=process,
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
-        inflation=_student(4.0 + regular.sum()) * float(np.sqrt((4.0 + regular @ z) / (4.0 + regular.sum()))),
+        inflation=_student(4.0 + regular.sum()) * float(np.sqrt(max(1.0, (4.0 + regular @ z) / (4.0 + regular.sum())))),
         stalls=stalls(
             judged,
             rows.layout,
