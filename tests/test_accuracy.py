@@ -107,7 +107,7 @@ def test_figures_1_and_7_as_printed(groups: dict[str, Group]) -> None:
     [
         ("MPT under FSDP", 182, 0.06),
         ("MPT under FSDP on a GPU left out", 182, 0.08),
-        ("Dense pre-training on H100", 46, 0.055),
+        ("Dense pre-training on H100 in fp8", 46, 0.055),
         ("Dense recipes on GB200", 19, 0.08),
         ("LoRA of MLPerf on AMD", 9, 0.15),
         ("The next release: dense recipes", 45, 0.06),
@@ -122,7 +122,7 @@ def test_runs_that_the_constants_did_not_see(figures_of: Figures, title: str, ro
 
 @pytest.mark.long
 def test_dense_pretraining_without_the_round_that_no_fit_has_seen(groups: dict[str, Group]) -> None:
-    rows = [row for row in groups["Dense pre-training on H100"].rows if " v3.0 " not in row.what]
+    rows = [row for row in groups["Dense pre-training on H100 in fp8"].rows if " v3.0 " not in row.what]
     assert len(rows) == 41
     assert figures(rows)["mean_error"] <= 0.06
 

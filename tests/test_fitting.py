@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import change_constants, write_constants
 from benchmarks.accuracy.fit_frameworks import FIXED
+from benchmarks.accuracy.fit_intervals import likeliest
 from benchmarks.accuracy.fitting import Fit, Floats, Prior, Values, conformal_sd, left_out, linear_beyond, with_constants
 from hp_tool import documents
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
@@ -83,3 +86,14 @@ def test_changed_fields_leave_the_others_and_the_command(tmp_path: Path) -> None
     change_constants(path, {"other": 3.0})
     assert documents.read(path) == {"one": part, "other": 3.0, "kept": 2e-6}
     assert path.read_text().startswith("# Written by python -m benchmarks.fit; do not edit by hand.\n")
+
+
+def test_the_likeliest_scatter_counts_repeats_of_a_setting_once() -> None:
+    """Root mean square of ln(published / predicted): 0.1 of one setting, 0.2 of another that three rows repeat."""
+
+    def row(logarithm: float, setting: str) -> Comparison:
+        return Comparison(source="s", model="m", what="w", published=math.exp(logarithm), predicted=1.0, setting=setting)
+
+    rows = [row(0.1, "one"), *(row(-0.2, "other") for _ in range(3))]
+    assert likeliest(rows) == pytest.approx(math.sqrt((0.1**2 + 0.2**2) / 2.0))
+    assert likeliest([]) == 0.0

@@ -125,6 +125,8 @@ def test_area():
     reached = read(tmp_path / "reached.json")
     assert copy.judge(times, reached=reached).killed_by == "tests/cost/test_area.py::test_area"
     assert copy.unreliable == {"tests/cost/test_area.py::test_that_fails_anyway"}
+    assert copy.killers == {"tests/cost/test_area.py": 1}
+    assert copy.judge(times, reached=reached, limit_s=0.0).killed_by is not None, "one file runs in any case"
     unseen = copy.judge(plus, reached=reached)
     assert (unseen.killed_by, unseen.reached, unseen.diff) == (None, False, "- return x + 1\n+ return x - 1")
     assert copy.judge(replace(plus, function=times.function), reached=reached).killed_by is None

@@ -25,7 +25,7 @@ from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.moe_runs import newest
 from benchmarks.accuracy.new_dies import new_dies
 from benchmarks.accuracy.pairs import cells, pairs
-from benchmarks.accuracy.plain import plain_cases
+from benchmarks.accuracy.plain import asked, plain_cases, todays_cases, without_model
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.recipe_runs import gb300_cases, pretraining, release_cases
 from benchmarks.accuracy.strong_scaling import ratios
@@ -90,15 +90,15 @@ def _megatron(folder: Path) -> list[Group]:
     today = {case.what for case in recent}
     return [
         Group(
-            title="Dense pre-training on H100", left_out="model", saw=f"{TODAY}, without the model",
+            title="Dense pre-training on H100 in fp8", left_out="model", saw=f"{TODAY}, without the model",
             rows=today_left_out(folder, h100, "name"),
         ),
         *(
             Group(
-                title=f"DGX Cloud's Llama 3 on H100, {precision}", left_out="model", saw=f"{TODAY}, without the model",
-                rows=today_left_out(folder, [c for c in cloud if _precision(c) == precision], "name"),
+                title=f"Dense pre-training on H100 in {words} (DGX Cloud)", left_out="model", saw=f"{TODAY}, without the model",
+                rows=today_left_out(folder, [case for case in cloud if _precision(case) == precision], "name"),
             )
-            for precision in ("bf16", "fp8")
+            for precision, words in (("bf16", "16 bits"), ("fp8", "fp8"))
         ),
         Group(
             title="Dense pre-training on a die left out", left_out="GPU", saw=f"{TODAY}, without the die",
@@ -157,28 +157,16 @@ def _tuning(folder: Path) -> list[Group]:
 
 
 def _plain(folder: Path) -> list[Group]:
-    """Return today's runs by plain queries: model, GPUs, precision, batch and layout."""
+    """Return today's runs by plain queries: model, GPUs, precision, batch and layout; and with what today's recipe sets."""
     if not today_runs(folder):
         return []
-    cases, cloud, audited = pretraining(folder), dgxc_cases(folder), mlperf_cases(folder)
-    questions = {
-        "dense in 16 bits on H100": [case for case in cloud if _precision(case) == "bf16"],
-        "dense in fp8 on H100": [case for case in cloud if _precision(case) == "fp8"],
-        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
-        "LoRA of MLPerf": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
-        "mixtures of experts": [case for case in cases if case.has_experts],
-    }
     return [
         Group(
-            title=f"The plain question: {what}", left_out="all" if "LoRA" in what else "model",
-            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model",
-            rows=(
-                compare_all(plain_cases(chosen), Prepared.shipped)
-                if "LoRA" in what
-                else today_left_out(folder, plain_cases(chosen), "name")
-            ),
+            title=f"The plain question{how}: {what}", left_out="all" if "LoRA" in what else "model",
+            saw=TODAY if "LoRA" in what else f"{TODAY}, without the model", rows=without_model(folder, worded(chosen)),
         )
-        for what, chosen in questions.items()
+        for how, worded in (("", plain_cases), (" by today's recipe", todays_cases))
+        for what, chosen in asked(folder).items()
     ]  # fmt: skip
 
 
@@ -190,7 +178,7 @@ def _precision(case: Case) -> str:
 def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> list[Group]:
     """Ratios of step times within a cell, of runs that were left out by their model or layout."""
     known = cells(folder)
-    megatron = [*rows.get("Dense pre-training on H100", []), *rows.get("Models cut to fit 8 B200", [])]
+    megatron = [*rows.get("Dense pre-training on H100 in fp8", []), *rows.get("Models cut to fit 8 B200", [])]
     dense = [row for row in megatron if (row.model, row.what) in known]
     # Of one kind, too few of one release: repeats of a layout count once, and devices alone make a cell.
     experts, adapters = (

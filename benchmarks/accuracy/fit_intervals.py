@@ -65,11 +65,19 @@ def together(*deviations: float) -> float:
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
+def likeliest(rows: Sequence[Comparison]) -> float:
+    """Return the standard deviation of the most likely normal distribution of ln(published / predicted) around 0: the root mean
+    square, repeats of a setting counted once.
+    """
+    counted = votes(rows)
+    return math.sqrt(sum(row.log_ratio**2 for row in counted) / len(counted)) if counted else 0.0
+
+
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, str]]]:
     """({profile: its own scatter}, {doubt: (standard deviation, rows behind it)})."""
     groups = {group.title: group.rows for group in evidence.groups(folder)}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
-    own = scatter(([*groups["Dense pre-training on H100"], *cut], 0.0)) ** 2
+    own = scatter(([*groups["Dense pre-training on H100 in fp8"], *cut], 0.0)) ** 2
     early = scatter(([*groups["Table 5 of arXiv 2205.05198"], *groups["Megatron-LM of 2020, 1B to 8B"]], 0.0)) ** 2
     fsdp = scatter((groups["MPT under FSDP"], 0.0)) ** 2
     internevo = max(scatter((rows, 0.0)) for title, rows in groups.items() if title.startswith("InternEvo, a ")) ** 2
@@ -134,9 +142,9 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, tuple[floa
         ),
         "release_log_sd": (scatter((ahead, own)), "rounds of MLPerf and releases of dense recipes, by those before"),
         "unsaid_release_log_sd": (
-            together(*(scatter((across_releases(cases), 0.0)) for cases in dense_cases(folder))),
+            likeliest([row for cases in dense_cases(folder) for row in across_releases(cases)]),
             "dense pre-training beside the newest release of its model, GPUs, batch and precision: MLPerf's rounds, DGX Cloud's"
-            " benchmarks, recipes of Megatron Bridge and NeMo",
+            " benchmarks, recipes of Megatron Bridge and NeMo; two releases of a model on a card in a precision count once",
         ),
         "feature_log_sd": (
             together(math.sqrt(lora), math.sqrt(experts)),

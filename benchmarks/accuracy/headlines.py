@@ -16,6 +16,8 @@ from benchmarks.accuracy.korthikanti import GPU, MODELS, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
 from benchmarks.accuracy.published import (
     KORTHIKANTI_2022,
+    LLAMA_3,
+    LLAMA_3_LAYOUT,
     MCORE_H100,
     NARAYANAN_2021_TABLE_1,
     SHOEYBI_2019,
@@ -32,6 +34,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.training import estimate, recommend
+from hp_tool.units import GIB
 
 RELEASE = "one factor for 2021's release, from the other nine models"
 
@@ -211,6 +214,28 @@ def strong_scaling_h100() -> list[Headline]:
     return headlines
 
 
+def llama_2024() -> list[Headline]:
+    """TFLOP/s per GPU of Llama 3.1 405B's pre-training by the recipe of its paper, and the memory that it needs."""
+    headlines = []
+    for gpus, length, batch, context, published in LLAMA_3:
+        query = Query(
+            kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
+            training=TrainingWorkload(sequence_length=length, global_batch_size=batch, recipe="llama-3-405b"),
+            parallel=ParallelQuery(context_parallel_size=context, virtual_pipeline_parallel_size=8, **LLAMA_3_LAYOUT),
+        )  # fmt: skip
+        prediction = estimate(query=query, with_fixes=False)
+        rate, memory = prediction.model_tflops_per_gpu, prediction.memory
+        assert rate is not None and memory is not None and prediction.feasible, prediction.reasons
+        what = f"Llama 3.1 405B on {gpus:,} H100, s = {length:,}"
+        headlines.append(
+            dataclasses.replace(
+                _figure("arXiv 2407.21783 table 4", what, published, rate, "TFLOP/s per GPU"),
+                note=f"by recipe llama-3-405b; needs {memory.total_bytes / GIB:.1f} GiB",
+            )
+        )
+    return headlines
+
+
 def training_days() -> list[Headline]:
     """175B on 300B tokens with 1,024 A100: Table 5's software with and without its techniques, and 2021's rule beside."""
     report = days.evaluate()
@@ -237,6 +262,7 @@ def evaluate() -> list[Headline]:
         *gpt2_2019(),
         *(scaling_2021(row) for row in NARAYANAN_2021_TABLE_1),
         *korthikanti_2022(),
+        *llama_2024(),
         *training_days(),
         *strong_scaling_h100(),
     ]

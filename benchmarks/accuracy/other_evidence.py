@@ -121,7 +121,8 @@ def other_software(folder: Path) -> list[Group]:
     return [
         Group(title="MPT under FSDP by Megatron Core's constants", left_out="framework", saw=TODAY,
               rows=_by_framework(dated(fsdp, source="llm-foundry"), "megatron-core")),
-        Group(title="Dense pre-training on H100 by FSDP's constants", left_out="framework", saw="ops/, MPT under llm-foundry",
+        Group(title="Dense pre-training on H100 in fp8 by FSDP's constants", left_out="framework",
+              saw="ops/, MPT under llm-foundry",
               rows=_by_framework(dense, "torch-fsdp")),
         Group(title="nanotron's grid by Megatron Core's constants", left_out="framework", saw=TODAY,
               rows=_without_intervals(grid.steps(cells))),
@@ -154,6 +155,8 @@ def published() -> list[Group]:
               unit="PFLOP/s, %, TFLOP/s"),
         Group(title="Strong scaling of 177B to 4,608 H100, by our layout", left_out="seen", saw=TODAY,
               rows=of("README, H100", "h100-sxm-80gb"), unit="% MFU"),
+        Group(title="arXiv 2407.21783, Llama 3.1 405B by its recipe", left_out="seen", saw="ops/, MPT under llm-foundry",
+              rows=of("2407.21783", "h100-sxm-80gb"), unit="TFLOP/s"),
     ]  # fmt: skip
 
 

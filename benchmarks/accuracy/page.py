@@ -48,7 +48,7 @@ SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
 
 
 def _kind(title: str) -> bool:
-    return title.startswith(("Serving", "nanotron"))
+    return title.startswith(("Serving", "nanotron")) or "today's recipe" in title
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -56,10 +56,18 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 HEADLINES = {
-    "Dense pre-training on H100": "step of dense models, Megatron Core on H100",
+    "Dense pre-training on H100 in 16 bits (DGX Cloud)": "step of dense models in 16 bits, Megatron Core on H100",
+    "The plain question: dense in 16 bits on H100": "step of dense models in 16 bits on H100, few keys said",
+    "Dense pre-training on H100 in fp8": "step of dense models in fp8, Megatron Core on H100",
+    "The plain question: dense in fp8 on H100": "step of dense models in fp8 on H100, few keys said",
+    "The plain question: MLPerf's pre-training": "step of MLPerf's pre-training in fp8, few keys said",
     "Mixtures of experts, releases from 26.02.01 on": "step of mixtures of experts, Megatron Core",
+    "The plain question: mixtures of experts": "step of mixtures of experts of all releases, few keys said",
+    "The plain question by today's recipe: mixtures of experts": "step of these by today's recipe, which answers state beside",
     "MPT under FSDP": "step of dense models, FSDP",
     "LoRA of MLPerf": "step of fine-tuning with LoRA",
+    "The plain question: LoRA of MLPerf": "step of fine-tuning with LoRA, few keys said",
+    "The plain question by today's recipe: LoRA of MLPerf": "step of these by today's recipe",
     "Dense pre-training on a die left out": "step on a GPU that nothing was fitted on",
     "The next round: MLPerf's pre-training": "step in the following MLPerf round, fitted on earlier ones",
     "nanotron's grid": "step of any layout, good or bad: nanotron's grid",

@@ -61,9 +61,10 @@ def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
 
 def across_releases(cases: Iterable[Case]) -> list[Comparison]:
     """Each run beside that of the newest release with its model, devices, batch and precision, by predictions that know of no
-    release: what differs in the layouts and the other knobs cancels, what the releases do stays.
+    release: what differs in the layouts and the other knobs cancels, what the releases do stays. Two releases of a model on a
+    card in a precision are one setting, on however many devices they ran.
     """
-    grouped: dict[Hashable, list[Case]] = defaultdict(list)
+    grouped: dict[tuple[Hashable, ...], list[Case]] = defaultdict(list)
     for case in cases:
         training, cluster = case.query.training, case.cluster
         assert training is not None
@@ -71,11 +72,14 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
             key = case.name, case.card, cluster.num_gpus, training.global_batch_size, training.precision
             grouped[key].append(case)
     ratios = []
-    for members in grouped.values():
+    for key, members in grouped.items():
         newest = max(members, key=lambda case: release_numbers(case.release))
         earlier = [case for case in members if case.release != newest.release]
-        rows = [Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier)]
-        ratios += [_ratio(rows[0], row, bound=1.0) for row in rows[1:] if math.isfinite(row.predicted / rows[0].predicted)]
+        first, *rows = (Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier))
+        for case, row in zip(earlier, rows, strict=True):
+            if math.isfinite(row.predicted / first.predicted):
+                setting = f"{case.source}, {case.name}, {case.card}, {key[-1]}, {case.release} to {newest.release}"
+                ratios.append(dataclasses.replace(_ratio(first, row, bound=1.0), setting=setting))
     return ratios
 
 

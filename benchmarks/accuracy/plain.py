@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.dgxc_runs import dgxc_cases
+from benchmarks.accuracy.fit_frameworks import today_left_out
 from benchmarks.accuracy.heldout import Case
+from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.prepared import Prepared, compare_all
+from benchmarks.accuracy.recipe_runs import pretraining
+from hp_tool.domain.frameworks import facts
 from hp_tool.domain.parallel import ParallelQuery
+from hp_tool.domain.releases import release_numbers
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import HpToolError
+from hp_tool.queries.schema import lay, parse_query, query_mapping
+from hp_tool.training import estimate
+from hp_tool.training.recipes import recipes
+from hp_tool.training.with_recipe import AUDITED, NEWEST, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
 """Keys of `training` that a plain question names."""
@@ -18,15 +32,73 @@ LAYOUT = (
 """Keys of `parallel` that it names."""
 
 
-def plain_cases(cases: Iterable[Case], *, recipe: str | None = None) -> list[Case]:
-    """Return the cases with every other knob left open; `recipe` names one to fill them."""
-    return [_plain(case, recipe) for case in cases]
+def asked(folder: Path) -> dict[str, list[Case]]:
+    """Return the runs of each kind that plain questions are asked of."""
+    audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
+
+    def of(precision: str) -> list[Case]:
+        return [case for case in cloud if case.query.training is not None and case.query.training.precision == precision]
+
+    return {
+        "dense in 16 bits on H100": of("bf16"),
+        "dense in fp8 on H100": of("fp8"),
+        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
+        "LoRA of MLPerf": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
+        "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
+    }
 
 
-def _plain(case: Case, recipe: str | None) -> Case:
+def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
+    """Return the cases by constants that saw no row of their model. No fit sees adapters: shipped constants will do."""
+    adapters = all(case.task == "lora" for case in cases)
+    return compare_all(cases, Prepared.shipped) if adapters else today_left_out(folder, cases, "name")
+
+
+def plain_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the cases with every other knob left open."""
+    return [_plain(case) for case in cases]
+
+
+def named_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the plain cases with the name of their recipe: MLPerf's, or the newest that is not later than the run's release
+    (of all that are, the first). A release that is not the recipe's is named too.
+    """
+    return [_named(case) for case in cases]
+
+
+def todays_cases(cases: Iterable[Case]) -> list[Case]:
+    """Return the plain cases with what an estimate says that today's recipe sets; those without such a recipe as they are."""
+    return [_with_todays_recipe(case) for case in plain_cases(cases)]
+
+
+def _plain(case: Case, **more: str | None) -> Case:
     whole, layout = case.query.training, case.query.parallel
     assert whole is not None
-    training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, recipe=recipe)
+    training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, **more)
     parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
+    parallel = dataclasses.replace(
+        parallel,  # whoever names the sizes of a layout knows these, too
+        zero_stage=parallel.zero_stage or facts(whole.framework).default_zero_stage, recompute=parallel.recompute or "none",
+    )  # fmt: skip
     query = dataclasses.replace(case.query, training=training, parallel=parallel)
     return dataclasses.replace(case, query=query)
+
+
+def _named(case: Case) -> Case:
+    if case.source == "MLPerf Training":
+        return _plain(case, recipe=AUDITED, framework_version=case.release or None)
+    known = {each.name.removeprefix(f"{NEWEST}-") for each in recipes() if each.name.startswith(NEWEST)}
+    numbers, releases = release_numbers(case.release)[:2], sorted(known, key=release_numbers)
+    recipe = next((each for each in reversed(releases) if release_numbers(each) <= numbers), releases[0])
+    other = release_numbers(recipe) != numbers
+    return _plain(case, recipe=f"{NEWEST}-{recipe}", framework_version=case.release if other else None)
+
+
+def _with_todays_recipe(case: Case) -> Case:
+    try:
+        stated = with_recipe_figure(estimate(query=case.query, with_fixes=False), query=case.query).with_recipe
+    except HpToolError:
+        return case
+    if stated is None:
+        return case
+    return dataclasses.replace(case, query=parse_query(lay(query_mapping(case.query), stated.set)))

@@ -1,93 +1,56 @@
-"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: plain questions by the defaults and by today's recipe."""
+"""`python -m benchmarks.accuracy.plain_recipe --data DIR`: runs asked with everything said, by a recipe's name, and plainly.
+
+Each by the constants as shipped and by those that saw no row of the model, as the groups of docs/accuracy.md are; a plain
+question by its bare figure and by the one that today's recipe gives.
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.accuracy.dgxc_runs import dgxc_cases
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.heldout import Case
-from benchmarks.accuracy.mlperf_runs import mlperf_cases
-from benchmarks.accuracy.plain import plain_cases
-from benchmarks.accuracy.recipe_runs import pretraining
-from hp_tool.errors import HpToolError
-from hp_tool.training import estimate
-from hp_tool.training.with_recipe import with_recipe_figure
+from benchmarks.accuracy.plain import asked, named_cases, plain_cases, todays_cases, without_model
+from benchmarks.accuracy.prepared import Prepared, compare_all
+
+QUESTIONS: Mapping[str, Callable[[Sequence[Case]], list[Case]]] = {
+    "everything said": list,
+    "recipe by name": named_cases,
+    "plain, bare": plain_cases,
+    "plain, today's recipe": todays_cases,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
-    """Errors of one kind of question, one a configuration."""
-
-    title: str
-    rows: int
-    refused: int
-    """Real runs without a step by the defaults, and so without a recipe's."""
-    bare: list[float]
-    recipe: list[float]
-    inside: float
-    """Share of the measured steps in the bare figure's interval."""
+def measured(folder: Path) -> Iterator[tuple[str, str, list[Comparison], list[Comparison]]]:
+    """Yield (runs, question, rows by shipped constants, rows with the model left out)."""
+    for title, cases in asked(folder).items():
+        for question, worded in QUESTIONS.items():
+            queries = worded(cases)
+            yield title, question, compare_all(queries, Prepared.shipped), without_model(folder, queries)
 
 
-def plain(folder: Path) -> Iterator[Plain]:
-    """Yield every group with the constants as shipped."""
-    audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
-    groups = {
-        "dense on H100": cloud,
-        "MLPerf's pre-training": [case for case in audited if case.task == "pretrain"],
-        "MLPerf's LoRA": [case for case in audited if case.task == "lora" and not case.card.startswith("mi3")],
-        "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
-    }
-    for title, cases in groups.items():
-        yield _group(title, cases)
-
-
-def _group(title: str, cases: Iterable[Case]) -> Plain:
-    bare: dict[str, list[float]] = {}
-    recipe: dict[str, list[float]] = {}
-    inside: dict[str, list[float]] = {}
-    cases, refused = list(cases), 0
-    for case in plain_cases(cases):
-        try:
-            answer = with_recipe_figure(estimate(query=case.query, with_fixes=False), query=case.query)
-        except HpToolError:
-            refused += 1
-            continue
-        if answer.time is None or answer.intervals is None:
-            refused += 1
-            continue
-        key, (low, high) = str(case.query), answer.intervals.step_s
-        step_s = answer.time.step_s if answer.with_recipe is None else answer.with_recipe.step_s
-        bare.setdefault(key, []).append(answer.time.step_s / case.step_s - 1.0)
-        recipe.setdefault(key, []).append(step_s / case.step_s - 1.0)
-        inside.setdefault(key, []).append(float(low <= case.step_s <= high))
-    return Plain(
-        title=title, rows=len(cases), refused=refused, bare=[*map(statistics.median, bare.values())],
-        recipe=[*map(statistics.median, recipe.values())], inside=statistics.mean(map(statistics.mean, inside.values())),
-    )  # fmt: skip
-
-
-def _mean(errors: Iterable[float]) -> float:
-    return math.fsum(map(abs, errors)) / max(len(list(errors)), 1)
+def _words(summary: Mapping[str, Any]) -> str:
+    return f"{summary['mean_error']:6.1%} {summary['median_error']:6.1%} {summary['coverage']:6.0%} {summary['width']:6.2f}"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a line a group."""
+    """Print a line for each question about runs of each kind."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.plain_recipe", description=__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("HP_REFERENCE_DATA"), help="folder of measured figures")
     folder = parser.parse_args(arguments).data
     if folder is None:
         parser.error("name a folder by --data or HP_REFERENCE_DATA")
-    for group in plain(Path(folder)):
-        print(
-            f"{group.title}: {len(group.bare)} configurations of {group.rows} rows, {group.refused} refused; "
-            f"bare {_mean(group.bare):.1%}, {group.inside:.0%} inside; with today's recipe {_mean(group.recipe):.1%}"
-        )
+    print(f"{'':26}{'':24}rows configurations refused |  mean median inside high/low, shipped | the same, its model left out")
+    for title, question, shipped, unseen in measured(Path(folder)):
+        summary, left_out = figures(shipped), figures(unseen)
+        refused = sum(summary["refused"].values())
+        counts = f"{summary['rows']:4} {summary['configurations']:14} {refused:7}"
+        print(f"{title:26}{question:24}{counts} | {_words(summary)} | {_words(left_out)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from hp_tool.domain.efficiency import Clocks, EfficiencyProfile, FrameworkEffici
 from hp_tool.domain.hardware import GpuSpec
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError
-from hp_tool.training.evaluate import resolve_config, resolve_configuration
+from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.graphs import recorded_modules
-from hp_tool.training.problem import TrainingProblem, resolve_training, with_scatter
+from hp_tool.training.problem import TrainingProblem, with_scatter
 from hp_tool.training.releases import release_factor
 from hp_tool.units import GIB
 
@@ -97,9 +97,8 @@ class Prepared:
     @classmethod
     @functools.cache
     def of(cls, case: Case) -> Prepared:
-        problem = resolve_training(case.query)
-        config = resolve_config(case.query.parallel, num_gpus=problem.cluster.num_gpus)
-        return cls(case=case, problem=problem, candidate=Candidates.alone(config))
+        resolved = resolve_configuration(case.query)
+        return cls(case=case, problem=resolved.problem, candidate=resolved.candidate)
 
     @property
     def has_experts(self) -> bool:
@@ -147,7 +146,13 @@ class Prepared:
             return self._beside(published=self.case.step_s, predicted=predicted)
         later = doubts().release_log_sd if ahead else 0.0
         bound = math.exp(NORMAL_QUANTILE * math.hypot(self._log_sd(framework), later))
-        return self._beside(published=self.case.step_s, predicted=predicted, low=1.0 / bound, high=bound)
+        return self._beside(published=self.case.step_s, predicted=predicted, low=self._with_graphs / bound, high=bound)
+
+    @property
+    def _with_graphs(self) -> float:
+        """The step with CUDA graphs over that without, where launches bound it and the query leaves them open; else 1."""
+        graphs, time = self.stated.provenance.get("with_cuda_graphs"), self.stated.time
+        return float(graphs["step_s"]) / time.step_s if isinstance(graphs, dict) and time is not None else 1.0
 
     def _log_sd(self, framework: FrameworkEfficiency) -> float:
         """How far runs scatter is the shipped constants' to say; these tell what they were fitted on."""

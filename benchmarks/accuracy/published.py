@@ -65,6 +65,17 @@ KORTHIKANTI_2022 = {
 """arXiv 2205.05198: abstract and section 6.2 (5x less activation memory, recomputation's overhead of one layer from 36-39 %
 to 2-4 % or, for the smallest model, 7 %) and table 5 (29.0, 31.8, 29.7 and 32.1 % more throughput from 22B to 1T)."""
 
+LLAMA_3 = (
+    # GPUs, sequence length, sequences a step, context parallel, TFLOP/s per GPU
+    (8192, 8192, 2048, 1, 430.0),
+    (16384, 8192, 2048, 1, 400.0),
+    (16384, 131072, 128, 16, 380.0),
+)
+"""arXiv 2407.21783, table 4: the stages of Llama 3.1 405B's pre-training on H100, TP 8 and PP 16. Section 3.3.2: the schedule
+is interleaved; the first model chunk holds the embedding alone and the last one the output layer, which with 126 layers makes
+eight chunks a rank of one layer each. How FLOPs are counted is not told: taken as torchtitan does, attention in full."""
+LLAMA_3_LAYOUT = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "micro_batch_size": 1}
+
 MCORE_H100 = (
     # model, GPUs, batch (None: not published as text), published MFU
     ("mcore-gpt-177b", 96, 1152, 0.47),

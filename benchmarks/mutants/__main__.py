@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import queue
 import sys
 import tempfile
@@ -27,11 +28,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def evaluate(
-    *, seed: int, count: int, jobs: int, kinds: Collection[Kind] = KINDS, reached: Path | None = None
+    *, seed: int, count: int, jobs: int, kinds: Collection[Kind] = KINDS, reached: Path | None = None, limit_s: float = math.inf
 ) -> list[Verdict]:
     """Return the verdicts in the order of the draw; progress goes to standard error.
 
-    `reached`: where to keep what tests reach.
+    `reached`: where to keep what tests reach; `limit_s`: of tests run on one mutant.
     """
     drawn = draw(ROOT, seed=seed, count=count, kinds=kinds)
     with tempfile.TemporaryDirectory(prefix="hp-mutants-") as folder:
@@ -46,7 +47,7 @@ def evaluate(
         def judge(mutant: Mutant) -> Verdict:
             copy = copies.get()
             try:
-                verdict = copy.judge(mutant, reached=reach)
+                verdict = copy.judge(mutant, reached=reach, limit_s=limit_s)
             finally:
                 copies.put(copy)
             print(as_line(verdict), file=sys.stderr, flush=True)
@@ -86,6 +87,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to draw (default: all)")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
     parser.add_argument("--reached", type=Path, help="keep here which functions each test file reaches; reused where it exists")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="of tests run for one mutant: unseen then, it survived",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     verdicts = evaluate(
@@ -94,6 +102,7 @@ def main() -> None:
         jobs=arguments.jobs,
         kinds=arguments.kinds,
         reached=arguments.reached,
+        limit_s=arguments.limit,
     )
     print(json.dumps(as_json(verdicts, seed=arguments.seed), indent=2) if arguments.json else as_text(verdicts))
     killed = sum(verdict.killed_by is not None for verdict in verdicts)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,8 @@ class Copy:
     """Tests seen to pass without a fault."""
     unreliable: set[str] = field(default_factory=set)
     """Tests that failed without a fault, or not every time with one: left out from then on."""
+    killers: Counter[str] = field(default_factory=Counter)
+    """Faults that each test file saw."""
 
     @classmethod
     def of(cls, repository: Path, root: Path) -> Copy:
@@ -67,12 +72,21 @@ class Copy:
         folders = [f"--ignore=tests/{name}" for name in (STRANGERS if locks else STRANGERS + LOCKING)]
         self._pytest(["-p", "benchmarks.mutants.reached", "--reached", str(output), *folders, "tests"])
 
-    def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach]) -> Verdict:
-        """Run the test files that reach the function, the shortest first; for what runs on import, all that reach anything."""
-        seeing = [name for name, one in reached.items() if mutant.function in one.functions or not mutant.function]
-        killed_by = self._killer(mutant, sorted(seeing, key=lambda name: reached[name].seconds)) if seeing else None
+    def judge(self, mutant: Mutant, *, reached: Mapping[str, Reach], limit_s: float = math.inf) -> Verdict:
+        """Run the test files that reach the function; all, where none was seen to, since it may run on import.
+
+        Those that saw most faults so far go first, then the shortest. What tests of `limit_s` recorded seconds do not see
+        counts as survived.
+        """
+        running = [name for name, one in reached.items() if mutant.function in one.functions]
+        seeing = sorted(running or reached, key=lambda name: (-self.killers[name], reached[name].seconds))
+        ends = accumulate(reached[name].seconds for name in seeing)
+        tests = [name for name, end_s in zip(seeing, ends, strict=True) if end_s <= limit_s] or seeing[:1]
+        killed_by = self._killer(mutant, tests) if tests else None
+        if killed_by:
+            self.killers[killed_by.partition("::")[0]] += 1
         diff = mutant.diff((self.root / mutant.path).read_bytes())
-        return Verdict(mutant=mutant, diff=diff, killed_by=killed_by, reached=bool(seeing))
+        return Verdict(mutant=mutant, diff=diff, killed_by=killed_by, reached=bool(running or not mutant.function))
 
     def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
         """The first test that fails with the fault. A test's first failure counts if it repeats, and goes without the fault."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.heldout import Case
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
+from benchmarks.accuracy.published import LLAMA_3, LLAMA_3_LAYOUT
 from benchmarks.accuracy.recipe_runs import GPUS, MODELS, PRECISIONS, recipe_case
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -16,12 +17,6 @@ from hp_tool.domain.workload import TrainingWorkload
 FILE = "recipes_nvidia.csv"
 UNTOLD = {"release": "26.06.00", "fp8_params": "0", "token_drop": "", "mtp": "", "step_s": "nan"}
 """What the file of layouts does not tell and that of measured recipes does."""
-LLAMA = {
-    # GPUs, sequence length, sequences a step, TP, CP, PP: arXiv 2407.21783, table 4.
-    "8,192 GPUs": (8192, 8192, 2048, 8, 1, 16),
-    "16,384 GPUs": (16384, 8192, 2048, 8, 1, 16),
-    "16,384 GPUs, long": (16384, 131072, 128, 8, 16, 16),
-}
 
 
 def chosen(folder: Path) -> tuple[list[Case], int]:
@@ -46,18 +41,18 @@ def llama_cases() -> list[Case]:
     return [
         Case(
             name="llama-3.1-405b",
-            what=f"Llama 3's paper, {what}",
+            what=f"Llama 3's paper, {gpus:,} GPUs{', long' if context > 1 else ''}",
             query=Query(
                 kind="training", model="llama-3.1-405b", cluster=ClusterQuery(gpu="h100-sxm-80gb", num_gpus=gpus),
                 training=TrainingWorkload(sequence_length=length, global_batch_size=batch, gradient_reduction="run"),
                 parallel=ParallelQuery(
-                    tensor_parallel_size=t, context_parallel_size=c, pipeline_parallel_size=p, micro_batch_size=1,
-                    zero_stage=(1, 2), context_parallel_communication="all_gather", recompute="none",
+                    context_parallel_size=context, zero_stage=(1, 2), context_parallel_communication="all_gather",
+                    recompute="none", **LLAMA_3_LAYOUT,
                 ),
             ),
             source="Llama 3",
         )
-        for what, (gpus, length, batch, t, c, p) in LLAMA.items()
+        for gpus, length, batch, context, _ in LLAMA_3
     ]  # fmt: skip
 
 

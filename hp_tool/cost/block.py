@@ -178,6 +178,8 @@ class Shapes:
     scales, else e."""
     activation_input: float
     """Bytes per element of what enters the activation function."""
+    product: float
+    """Bytes per element that a dense MLP keeps of what enters its last matmul."""
     tensor: Ring
     """The tensor-parallel group's collectives."""
     gather_s: Floats
@@ -228,6 +230,7 @@ def shapes(
         e=e,
         mask=1.0 if workload.dropout > 0.0 else 0.0,
         activation_input=workload.activation_input_bytes,
+        product=0.0 if workload.gated_product == "recomputed" else saved_input,
         tensor=tensor,
         gather_s=gather_s,
         input_gather_s=input_gather_s,

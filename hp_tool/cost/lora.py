@@ -178,6 +178,8 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
 def _kept_input(matrix: Matrix, tokens: Floats, s: Shapes, *, moe: bool) -> Floats:
     """Bytes of a matrix's input that training all weights keeps, as counted by attention_bytes, mlp_bytes and expert_bytes."""
     whole = tokens * matrix.inputs
+    if matrix.source == "activation" and not moe:
+        return whole * s.product
     if matrix.source in ("activation", "routed_input", "routed_activation"):
         return whole * s.saved_input
     if matrix.source == "core":

@@ -23,6 +23,8 @@ NORMAL_QUANTILE = 1.6449
 CHECKED_PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 LONGEST_TIMED = 16_384
 """Tokens of the longest sequences on which attention was timed (ops/context_attention.csv)."""
+NO_PIPELINES = ("internevo", "torch-fsdp")
+"""Frameworks whose timed runs had none."""
 UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Those that no recipe with experts recomputes."""
 
@@ -160,7 +162,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "parallel.pipeline_layout": strategy.pipeline_layout is not None and not model.num_experts,
         "parallel.data_parallel_shard_size": False if internevo else c.data_parallel_shard_size > 0,
         "parallel.zero_stage": (c.zero_stage == 3) if internevo else False,
-        "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1) if internevo else False,
+        "parallel.pipeline_parallel_size": (c.pipeline_parallel_size > 1) if workload.framework in NO_PIPELINES else False,
         "parallel.moe_token_dispatcher_type: allgather": c.moe_token_dispatcher_type == ALLGATHER,
         "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": (c.recompute_modules & unchecked_modules) > 0,

@@ -47,6 +47,7 @@ _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
     "expert_precision": (None,),
     "dispatch_precision": (None, "bf16"),
     "gradient_reduction": (None, "micro_batch"),
+    "gated_product": (None, "kept"),
     "kernel_fusion": (True,),
     "optimizer": ("adam", "sgd"),
     "optimizer_precision": (*_FP32, "bf16"),

@@ -119,6 +119,9 @@ class TrainingWorkload(Strict):
     activation_func_fp8_input_store: bool | None = None
     """Whether the MLP's activation function keeps its input in 8 bits (Megatron Core); None: where frozen_precision is fp8, as
     in NVIDIA's audited LoRA."""
+    gated_product: Literal["kept", "recomputed"] | None = None
+    """What enters a gated MLP's last matmul: kept for the backward pass (None), or formed again by the activation's backward
+    kernel (recomputed; xformers' fused SwiGLU)."""
     attention: AttentionKind = "flash"
     """flash keeps no s^2 term; unfused stores softmax and dropout as arXiv 2205.05198 does."""
     attention_kernel: AttentionKernel | None = None

@@ -28,6 +28,12 @@ def recorded_modules(workload: TrainingWorkload, model: ModelSpec) -> tuple[Grap
     return None if has_come(workload.framework_version or LATEST, since=ITERATIONS_SINCE) else ALL_BUT_EXPERTS
 
 
+def has_graphs(*, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile) -> bool:
+    """Return whether framework and devices have CUDA graphs."""
+    there = workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
+    return there and profile.framework.host_launch_s > 0.0
+
+
 def recorded(
     query: Query, *, cluster: ClusterSpec, model: ModelSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> EfficiencyProfile | None:
@@ -37,8 +43,7 @@ def recorded(
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None
-    has_graphs = workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
-    if settled or not has_graphs or not profile.framework.host_launch_s:
+    if settled or not has_graphs(cluster=cluster, workload=workload, profile=profile):
         return None
     return _recorded.get((profile, model, workload), (), lambda: _with_graphs(profile, model=model, workload=workload))
 

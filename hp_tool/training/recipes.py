@@ -22,8 +22,8 @@ from hp_tool.training.nearest import like_gpu, like_model, stands_in
 TRAINING_KNOBS = (
     "framework_version", "fp8_recipe", "parameter_precision", "gradient_precision", "optimizer_precision",
     "exp_avg_sq_precision", "master_precision", "cross_entropy", "cuda_graphs", "cuda_graph_modules", "overlap",
-    "frozen_precision", "lora", "activation_func_fp8_input_store", "expert_capacity_factor", "expert_precision",
-    "dispatch_precision", "offload", "offload_fraction", "attention_kernel", "gradient_reduction",
+    "frozen_precision", "lora", "activation_func_fp8_input_store", "gated_product", "expert_capacity_factor",
+    "expert_precision", "dispatch_precision", "offload", "offload_fraction", "attention_kernel", "gradient_reduction",
 )  # fmt: skip
 """Keys of `training` that a recipe may set beside the framework."""
 PARALLEL_KNOBS = (

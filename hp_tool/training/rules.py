@@ -28,11 +28,9 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_two_kinds(query, model, workload)
     if model.architecture == "encoder_decoder":
         _check_two_sided(model, workload)
-    elif workload.decoder_sequence_length is not None:
-        raise InputError(
-            f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out",
-            field="training.decoder_sequence_length",
-        )
+    else:
+        alone = f"decoder_sequence_length belongs to encoder-decoder models, which {model.name} is not; leave it out"
+        _refuse("training.decoder_sequence_length", (workload.decoder_sequence_length is not None, alone))
     if facts(workload.framework).is_plain:
         _check_plain(model, workload, parallel)
     _check_lengths(model, workload, parallel)
@@ -42,6 +40,9 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     for name in ("expert_precision", "dispatch_precision"):
         foreign = getattr(workload, name) is not None and not model.num_experts
         _refuse(f"training.{name}", (foreign, f"{model.name} has no experts, so no {name}; leave it out"))
+    formed_again = workload.gated_product == "recomputed" and not (model.gated_mlp and not model.num_experts)
+    gated = f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is not; leave it out"
+    _refuse("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
     _check_frozen(model, workload, parallel)
     _check_offload(cluster.gpu, workload)
@@ -121,12 +122,8 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     if workload.sequence_lengths is None:
-        if workload.packed:
-            raise InputError(
-                "training.packed needs training.sequence_lengths: what packing wins depends on them",
-                field="training.sequence_lengths",
-                code="missing_field",
-            )
+        needed = "training.packed needs training.sequence_lengths: what packing wins depends on them"
+        _refuse("training.sequence_lengths", (workload.packed, needed), code="missing_field")
         return
     if (model.sliding_window or workload.sequence_length) < workload.sequence_length:
         raise UnsupportedError(

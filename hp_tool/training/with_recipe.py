@@ -76,14 +76,15 @@ def _todays(problem: TrainingProblem) -> str | None:
     workload, gpu = problem.workload, problem.cluster.gpu
     if workload.framework != "megatron-core" or gpu.predict_only or problem.model.architecture != "decoder":
         return None
-    if "bf16" not in gpu.peak_flops_per_second or gpu.nvlink_bandwidth_bytes_per_second is None:
+    newest, name = recipe(NEWEST), problem.model.name
+    audited = workload.task == "lora" and name in recipe(AUDITED).models and name not in newest.models
+    linked = gpu.nvlink_bandwidth_bytes_per_second is not None  # as all that releases have recipes for
+    if "bf16" not in gpu.peak_flops_per_second or not (linked or audited):
         return None
     released = f"{NEWEST}-{workload.framework_version}"
-    if workload.framework_version is not None and library.knows("recipes", released):
+    if linked and workload.framework_version is not None and library.knows("recipes", released):
         return released
-    newest = recipe(NEWEST)
-    audited = workload.task == "lora" and problem.model.name not in newest.models
-    return AUDITED if audited and problem.model.name in recipe(AUDITED).models else newest.name
+    return AUDITED if audited else newest.name
 
 
 def _resolved(query: Query) -> ResolvedConfiguration | None:

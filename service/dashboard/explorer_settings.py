@@ -96,6 +96,7 @@ def groups() -> tuple[Section, ...]:
             "framework_version",
             "cross_entropy",
             "attention_kernel",
+            "gated_product",
             "gradient_reduction",
             "cuda_graphs",
             "kernel_fusion",

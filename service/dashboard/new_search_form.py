@@ -92,6 +92,7 @@ SOFTWARE: tuple[Spec, ...] = (
     ("training.cross_entropy", "Cross-entropy loss", "recipe's or unfused"),
     ("training.attention_kernel", "Attention kernel", "recipe's or framework's own"),
     ("training.activation_func_fp8_input_store", "Activation input in fp8", "with fp8 frozen weights"),
+    ("training.gated_product", "Gated MLP's product", "kept"),
     ("training.gradient_reduction", "ZeRO 2 reduces after each", "micro_batch"),
     ("training.cuda_graphs", "CUDA graphs", "recipe's or no"),
     ("training.kernel_fusion", "Fused kernels"),

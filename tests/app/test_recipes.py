@@ -130,7 +130,7 @@ def test_deepseek_s_recipe_keeps_its_model_in_memory() -> None:
 def test_when_gradients_are_reduced_belongs_to_the_sharding() -> None:
     query = {**mixture({"recipe": "llama-3-405b", "precision": "bf16"}), "model": "llama-3-8b", "parallel": {}}
     assert resolved(query).workload.gradient_reduction == "run" and resolved(query).parallel.zero_stage == 2
-    assert resolved({**query, "parallel": {"zero_stage": 1}}).workload.gradient_reduction is None
+    assert resolved({**query, "parallel": {"zero_stage": 3}}).workload.gradient_reduction is None
 
 
 def test_a_written_default_is_the_same_measurement_as_one_left_out() -> None:
@@ -153,6 +153,13 @@ def test_rules_hold_for_their_trainings_alone() -> None:
     adapters = resolved(lora).workload
     assert adapters.frozen_precision == "fp8" and adapters.lora is not None and adapters.lora.rank == 16
     assert adapters.parameter_precision is None, "only what is trained is kept quantised by rows and columns"
+
+
+@pytest.mark.parametrize(("gpu", "gpus", "graphs"), [("b200-sxm-180gb", 64, True), ("gb200-nvl72", 8, False)])
+def test_audited_adapters_are_recorded_as_graphs_on_many_gpus(gpu: str, gpus: int, graphs: bool) -> None:
+    lora = mixture({"recipe": "mlperf-training-5.0", "task": "lora", "precision": "fp8", "global_batch_size": gpus})
+    lora |= {"model": "llama-2-70b", "parallel": {}, "cluster": {"gpu": gpu, "num_gpus": gpus}}
+    assert bool(resolved(lora).workload.cuda_graphs) is graphs
 
 
 def test_every_recipe_of_the_catalogue_is_read_and_changes_something() -> None:

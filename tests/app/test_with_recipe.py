@@ -64,6 +64,17 @@ def test_the_release_that_is_named_names_its_recipe() -> None:
     assert stated is not None and stated.recipe == "megatron-bridge-26.04"
 
 
+def test_audited_adapters_have_a_recipe_on_cards_without_nvlink() -> None:
+    query = parse_query({
+        "kind": "training", "model": "llama-2-70b", "cluster": {"gpu": "l40s-48gb", "num_gpus": 64},
+        "training": {"sequence_length": 8192, "global_batch_size": 8, "precision": "fp8", "task": "lora", "lora": {"rank": 16}},
+        "parallel": {"tensor_parallel_size": 4, "context_parallel_size": 2},
+    })  # fmt: skip
+    bare = answered(query)
+    assert not bare.feasible and bare.with_recipe is not None and bare.with_recipe.feasible
+    assert bare.with_recipe.recipe == "mlperf-training-5.0"
+
+
 @pytest.mark.parametrize("more", [{"framework": "torch-fsdp"}, {"recipe": "megatron-bridge"}])
 def test_others_have_none(more: dict[str, Any]) -> None:
     assert answered(dense(**more)).with_recipe is None
@@ -87,3 +98,10 @@ def test_a_ranking_takes_free_knobs_where_they_save_a_step_something() -> None:
     assert again.time == first.estimate.time and again.intervals == first.estimate.intervals
     for settled in (dense(cuda_graphs=False), dense(recipe="megatron-bridge")):
         assert "training.cuda_graphs" not in recommend(query=settled, top=1).recommendations[0].set
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_query_that_names_graphs_leaves_other_knobs_free(graphs: bool) -> None:
+    query = dense({"sequence_length": 8192, "global_batch_size": 512}, cuda_graphs=graphs)
+    first = recommend(query=query, top=1).recommendations[0]
+    assert first.set["training.cross_entropy"] == "fused" and "training.cuda_graphs" not in first.set

@@ -98,6 +98,15 @@ def test_software_of_2022_may_have_changed_since() -> None:
     assert time_sd(found(cluster=a100, **DENSE | then)) == adding(own)
 
 
+@pytest.mark.parametrize("framework", ["torch-fsdp", "internevo"])
+def test_pipelines_of_frameworks_that_were_timed_without_are_unchecked(framework: str) -> None:
+    query = DENSE | {"training": DENSE["training"] | {"framework": framework, "framework_version": None}}
+    plain, piped = (found(**query | {"parallel": {"pipeline_parallel_size": p}}) for p in (1, 2))
+    assert "unchecked" not in plain.provenance
+    assert piped.provenance["unchecked"] == ["parallel.pipeline_parallel_size"]
+    assert time_sd(piped) == adding(time_sd(plain), doubts().feature_log_sd)
+
+
 def test_memory_may_be_further_above_than_below() -> None:
     constants = efficiency(gpu=gpu(H100["gpu"]), framework="megatron-core").framework
     one = found(**DENSE)

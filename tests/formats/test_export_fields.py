@@ -49,6 +49,7 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("training", {"cuda_graphs": True}, {"cuda_graph_modules": ["attn"]}),
     ("training", {}, {"overlap": {"data_parallel": False}}),
     ("training", {}, {"gradient_reduction": "run"}),
+    ("training", {}, {"gated_product": "recomputed"}),
     ("training", {}, {"task": "sft"}),
     ("training", {}, {"expert_capacity_factor": 1.25}),
     ("parallel", {}, {"virtual_pipeline_parallel_size": 2}),

@@ -219,6 +219,15 @@ def test_verl_starts_megatron_by_its_own_configuration() -> None:
     assert "override_transformer_config.account_for_loss_in_pipeline_split=True" in verl.text(setup_of(uneven))
 
 
+def test_bridge_s_switches_are_written_as_hydra_prints_them() -> None:
+    """DeepSeek-V3's 61 layers on two stages: the output layer counts as one, the embedding does not."""
+    parallel = {"pipeline_parallel_size": 2, "expert_parallel_size": 64, "recompute": "full"}
+    query = llama(**parallel) | {"model": "deepseek-v3"}
+    query["cluster"]["num_gpus"] = 1024
+    text = export(result=query, format="nemo")
+    assert "model.account_for_embedding_in_pipeline_split=false" in text and "False" not in text
+
+
 def test_a_layout_of_a_row_is_written_or_refused_never_dropped() -> None:
     query = llama(pipeline_parallel_size=16, tensor_parallel_size=8, recompute="full") | {"model": "llama-3.1-405b"}
     query["cluster"]["num_gpus"] = 128

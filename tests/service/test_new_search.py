@@ -83,6 +83,7 @@ SOFTWARE = {
     "parameter_precision": PRECISIONS,
     "gradient_precision": PRECISIONS,
     "cross_entropy": st.sampled_from(["unfused", "fused", "in_place", "chunked"]),
+    "gated_product": st.sampled_from(["kept", "recomputed", None]),
     "gradient_reduction": st.sampled_from(["micro_batch", "run", None]),
     "cuda_graphs": st.booleans(),
     "cuda_graph_modules": st.sampled_from([["attn", "moe_router"], ["mlp"]]),

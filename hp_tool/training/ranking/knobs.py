@@ -12,6 +12,7 @@ from hp_tool.cost.legality import legality
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError
+from hp_tool.training.graphs import has_graphs
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best
 
@@ -26,7 +27,7 @@ def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
 
     CUDA graphs, a fused loss and, of experts, all-to-alls behind another micro-batch, where framework and GPU have them.
     """
-    if not best.feasible or best.problems[0].recorded is None:
+    if not best.feasible or not _may_choose(query, best.problems[0]):
         return None
     fastest_s = _fastest_s(best.problems[0], best)  # by the cost model, as with each knob: rows may be corrected
     chosen: TrainingProblem | None = None
@@ -37,6 +38,14 @@ def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
     return chosen
 
 
+def _may_choose(query: Query, problem: TrainingProblem) -> bool:
+    """Whether no recipe settles the knobs, and framework and device are those that have them."""
+    assert query.training is not None
+    workload = problem.workload
+    there = workload.cuda_graphs or has_graphs(cluster=problem.cluster, workload=workload, profile=problem.profile)
+    return bool(there) and query.training.recipe is None
+
+
 def _sets(problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     """Values of `training` that the query leaves open, by name: few knobs first."""
     workload = problem.workload
@@ -44,8 +53,9 @@ def _sets(problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     if workload.cross_entropy is None:
         values["cross_entropy"] = "fused"
         yield dict(values)
-    values["cuda_graphs"] = True
-    yield dict(values)
+    if problem.recorded is not None:  # the query leaves graphs open
+        values["cuda_graphs"] = True
+        yield dict(values)
     if problem.model.num_experts and workload.overlap is None:
         yield values | {"overlap": OverlapSpec(**HIDDEN)}
 

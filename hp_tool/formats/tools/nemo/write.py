@@ -235,8 +235,7 @@ def _optimizer_states(w: TrainingWorkload) -> Values:
 
 def _fields(values: Values) -> dict[str, str]:
     """Megatron-LM's flags as fields of the model."""
-    texts = {name: f"[{','.join(value)}]" if isinstance(value, list) else str(value) for name, value in values.items()}
-    return {f"model.{field_name(name)}": "true" if text == "True" else text for name, text in texts.items()}
+    return {f"model.{field_name(name)}": text for name, text in _texts(values).items()}
 
 
 def text(setup: TrainingSetup) -> str:
