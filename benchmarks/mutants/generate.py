@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import re
 from collections.abc import Collection, Iterator
@@ -79,14 +80,19 @@ class Mutant:
 
 def draw(root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("operator", "factor", "lock")) -> list[Mutant]:
     """Return at most `count` mutants of these kinds, each place equally likely; the same for the same seed and code."""
+    places = [one for one in _places(root) if one.kind in kinds]
+    random.Random(seed).shuffle(places)
+    valid = (mutant for mutant in places if _is_fault(mutant, (root / mutant.path).read_bytes()))
+    return [mutant for mutant, _ in zip(valid, range(count), strict=False)]
+
+
+@functools.cache
+def _places(root: Path) -> tuple[Mutant, ...]:
+    """All that may be drawn: locks from wherever jobs and rows are shared, all else from the core."""
     mutated = set(mutated_files(root))
     locked = {str(path.relative_to(root)) for package in LOCKED_PACKAGES for path in (root / package).rglob("*.py")}
-    sources = {path: (root / path).read_bytes() for path in sorted(mutated | locked)}
-    every = (mutant for path, source in sources.items() for mutant in mutants(source, path=path))
-    places = [one for one in every if one.kind in kinds and (one.kind == "lock" or one.path in mutated)]
-    random.Random(seed).shuffle(places)
-    valid = (mutant for mutant in places if _is_fault(mutant, sources[mutant.path]))
-    return [mutant for mutant, _ in zip(valid, range(count), strict=False)]
+    every = (mutant for path in sorted(mutated | locked) for mutant in mutants((root / path).read_bytes(), path=path))
+    return tuple(one for one in every if one.kind == "lock" or one.path in mutated)
 
 
 def mutated_files(root: Path) -> list[str]:

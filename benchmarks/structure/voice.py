@@ -5,6 +5,7 @@ read alone, one a line.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,15 @@ OPENING = re.compile(r"(The same|Of|As|By|At most)\b")
 """A first line that leans on the line or the name before it."""
 
 
+@functools.lru_cache(maxsize=1)
+def _tree(source: str) -> ast.Module:
+    """Parse a file once for all that is looked for in it."""
+    return ast.parse(source)
+
+
 def names(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, name) for each variable that is assigned and each argument with one of NAMES."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_tree(source)):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in NAMES:
                 yield node.lineno, name
@@ -30,7 +37,7 @@ def names(source: str) -> Iterator[tuple[int, str]]:
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, first line) for each docstring of a module, class or function that opens with OPENING."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_tree(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             if OPENING.match(first):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import approx_fprime
-from sklearn.gaussian_process.kernels import Matern
 
 from hp_tool.calibration.fitting import COMPONENTS, LENGTH, NUGGET, Process, Rows
 
@@ -34,6 +33,8 @@ def some_process(count=20, seed=0, logs=LOGS):
 
 def covariance(process, one, other):
     """Written out, with scikit-learn's Matern."""
+    from sklearn.gaussian_process.kernels import Matern  # here: every process of pytest-xdist imports this file
+
     matern = Matern(LENGTH, nu=2.5)
     common, groups, model, layout, _ = process.scales
     found = one.jacobian @ np.diag([common, groups, groups]) @ other.jacobian.T

@@ -27,7 +27,7 @@ FAMILIES = {
 }
 DIVISIONS = ((1, 1, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1), (4, 8, 1), (2, 4, 2), (1, 2, 2), (2, 1, 4))
 """(tensor parallel, expert parallel, experts' own tensor parallel); with the first Megatron Core wants sequence parallelism."""
-LONG = ((1, 4, 1), (2, 1, 1), (4, 8, 1), (2, 1, 4))
+LONG = ((1, 4, 1), (2, 1, 1), (4, 8, 1), (1, 2, 2), (2, 1, 4))
 MODULES = {
     "mixtral": (("moe",), ("layernorm",)),
     "shared": (("shared_experts",), ("moe",), ("layernorm", "shared_experts"), ("core_attn", "layernorm", "moe")),

@@ -20,7 +20,8 @@ from hp_tool.serving.problem import resolve_serving
 from hp_tool.training.problem import resolve_training
 from tests.formats import drawn
 
-SEEDS = 8
+FEW, MANY = 3, pytest.param(8, marks=pytest.mark.long)
+"""Numbers of random rankings."""
 ANY = object()
 """Of a word that stands for no figure of the row: the user's own, the fused kernels of a machine, a router's scoring."""
 FREE = [
@@ -276,11 +277,12 @@ def rows(query: dict[str, Any], *, format: str) -> list[tuple[str, Configuration
     return written
 
 
+@pytest.mark.parametrize("seeds", [FEW, MANY])
 @pytest.mark.parametrize("format", TRAINED)
-def test_each_word_of_a_training_is_the_rows_own(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_word_of_a_training_is_the_rows_own(format: str, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(drawn.TOOLS, format, "megatron-core")
     read, expected = TRAINED[format]
-    written = [each for seed in range(SEEDS) for each in rows(drawn.training(seed, format=format), format=format)]
+    written = [each for seed in range(seeds) for each in rows(drawn.training(seed, format=format), format=format)]
     assert written
     for text, configuration in written:
         hold(read(text, configuration), expected(configuration))
@@ -369,10 +371,11 @@ def engine(configuration: Configuration, *, format: str) -> tuple[dict[str, Any]
     }, replicas  # fmt: skip
 
 
+@pytest.mark.parametrize("seeds", [FEW, MANY])
 @pytest.mark.parametrize(("format", "served"), [("trtllm", "trtllm"), ("llm-d", "vllm")])
-def test_each_word_of_a_deployment_is_the_rows_own(format: str, served: str) -> None:
+def test_each_word_of_a_deployment_is_the_rows_own(format: str, served: str, seeds: int) -> None:
     written = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         query = drawn.serving(seed, format=served)
         query["inference"]["engine"] = served
         written += rows(query, format=format)

@@ -116,7 +116,7 @@ class Launching:
 
 
 class EngineContract(Launching):
-    """What an engine does with a job."""
+    """What an engine does with a job, each in its own way."""
 
     def test_a_finished_job_brings_its_measurement(self, launcher: Launcher) -> None:
         handle = launcher.submit(plan(GOOD))
@@ -124,15 +124,6 @@ class EngineContract(Launching):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.step_s, measurement.losses) == ("ok", 0.5, (2.0, 1.0))
         assert measurement.wall_s is not None and 0 < measurement.wall_s < 30
-
-    def test_submitting_a_name_again_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
-        script = GOOD.replace('"ok"', '"ok", "versions": {"runs": runs.read_text()}')
-        handle = launcher.submit(plan(script))
-        assert launcher.submit(plan(script)) == handle
-        wait(launcher, handle, until=_ENDED)
-        assert new_launcher().submit(plan(script)) == handle
-        wait(launcher, handle, until=_ENDED)
-        assert launcher.fetch(handle).versions == {"runs": "x"}
 
     def test_a_restarted_worker_finds_the_running_job(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
@@ -146,14 +137,6 @@ class EngineContract(Launching):
         assert wait(other, handle, until=_ENDED) is JobState.FINISHED
         assert other.fetch(handle).status == "ok"
 
-    def test_an_engine_that_is_there_answers(self, launcher: Launcher) -> None:
-        assert launcher.answers()
-        assert launcher.find("job-1") is None
-
-    def test_a_job_nobody_submitted_is_not_found(self, launcher: Launcher) -> None:
-        assert launcher.find("never") is None
-        assert launcher.poll(["never"]) == {"never": JobState.LOST}
-
     def test_cancel_ends_every_process(self, launcher: Launcher) -> None:
         handle = started(launcher)
         launcher.cancel("job-1")
@@ -162,40 +145,6 @@ class EngineContract(Launching):
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "cancelled on request")
         launcher.cancel("job-1")  # harmless
-
-    def test_a_cancelled_name_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
-        """A worker that slept, and submits a job that was given up meanwhile."""
-        new_launcher().cancel("job-1")
-        handle = launcher.submit(plan(STUBBORN))
-        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
-        assert wait(new_launcher(), handle, until=_ENDED) is JobState.CANCELLED
-        new_launcher().cancel("job-1")  # harmless
-        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
-
-    def test_a_cancel_in_the_middle_of_a_submit_leaves_no_process(
-        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
-    ) -> None:
-        together = threading.Barrier(2)
-
-        def cancel() -> None:
-            together.wait()
-            new_launcher().cancel("job-1")
-
-        with ThreadPoolExecutor() as pool:
-            cancelling = pool.submit(cancel)
-            together.wait()
-            handle = launcher.submit(plan(STUBBORN))
-            cancelling.result()
-        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
-        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
-
-    def test_jobs_that_have_not_ended_are_listed(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
-        assert launcher.open_jobs() == []
-        handle = launcher.submit(plan("import time; time.sleep(300)"))
-        assert new_launcher().open_jobs() == ["job-1"]
-        launcher.cancel("job-1")
-        wait(launcher, handle, until=_ENDED)
-        assert launcher.open_jobs() == []
 
     def test_a_sweep_ends_and_books_what_no_live_search_owns(
         self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
@@ -237,6 +186,61 @@ class EngineContract(Launching):
         assert measurement.status == "timeout"
         assert measurement.cause == "not done after 6 s"
         assert measurement.log_tail == "started\n"
+
+
+class FurtherContract(Launching):
+    """What else an engine does with a job: of one whose jobs take seconds to start, in the long run."""
+
+    def test_submitting_a_name_again_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        script = GOOD.replace('"ok"', '"ok", "versions": {"runs": runs.read_text()}')
+        handle = launcher.submit(plan(script))
+        assert launcher.submit(plan(script)) == handle
+        wait(launcher, handle, until=_ENDED)
+        assert new_launcher().submit(plan(script)) == handle
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.fetch(handle).versions == {"runs": "x"}
+
+    def test_an_engine_that_is_there_answers(self, launcher: Launcher) -> None:
+        assert launcher.answers()
+        assert launcher.find("job-1") is None
+
+    def test_a_job_nobody_submitted_is_not_found(self, launcher: Launcher) -> None:
+        assert launcher.find("never") is None
+        assert launcher.poll(["never"]) == {"never": JobState.LOST}
+
+    def test_a_cancelled_name_starts_nothing(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        """A worker that slept, and submits a job that was given up meanwhile."""
+        new_launcher().cancel("job-1")
+        handle = launcher.submit(plan(STUBBORN))
+        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
+        assert wait(new_launcher(), handle, until=_ENDED) is JobState.CANCELLED
+        new_launcher().cancel("job-1")  # harmless
+        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
+
+    def test_a_cancel_in_the_middle_of_a_submit_leaves_no_process(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher]
+    ) -> None:
+        together = threading.Barrier(2)
+
+        def cancel() -> None:
+            together.wait()
+            new_launcher().cancel("job-1")
+
+        with ThreadPoolExecutor() as pool:
+            cancelling = pool.submit(cancel)
+            together.wait()
+            handle = launcher.submit(plan(STUBBORN))
+            cancelling.result()
+        assert wait(launcher, handle, until=_ENDED) is JobState.CANCELLED
+        assert (launcher.open_jobs(), processes("job-1")) == ([], [])
+
+    def test_jobs_that_have_not_ended_are_listed(self, launcher: Launcher, new_launcher: Callable[[], Launcher]) -> None:
+        assert launcher.open_jobs() == []
+        handle = launcher.submit(plan("import time; time.sleep(300)"))
+        assert new_launcher().open_jobs() == ["job-1"]
+        launcher.cancel("job-1")
+        wait(launcher, handle, until=_ENDED)
+        assert launcher.open_jobs() == []
 
     def test_what_a_finished_job_leaves_running_ends_with_it(self, launcher: Launcher) -> None:
         handle = launcher.submit(
@@ -317,5 +321,5 @@ class ResultContract(Launching):
         assert (measurement.status, measurement.cause) == ("oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB")
 
 
-class LauncherContract(EngineContract, ResultContract):
+class LauncherContract(EngineContract, FurtherContract, ResultContract):
     """Subclass it as Test<Launcher> with a `new_launcher` fixture: a function that makes another object over the same jobs."""

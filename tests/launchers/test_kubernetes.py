@@ -23,7 +23,7 @@ from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state
 from hp_tool.launchers.kubernetes_patch import merged
 from hp_tool.launchers.options import KubernetesOptions
-from tests.launchers.contract import GOOD, LauncherContract, plan, wait
+from tests.launchers.contract import GOOD, LauncherContract, Launching, plan, wait
 from tests.launchers.slurm_cluster import until
 from tests.profiler.requests import request
 
@@ -51,13 +51,22 @@ def over_the_stand_in(folder: Path, **changes: Any) -> Callable[[], Launcher]:
     return lambda: create("kubernetes", options={**OPTIONS, **given, "kubectl": str(kubectl)})
 
 
-@pytest.mark.slow
-class TestKubernetesLauncher(LauncherContract):
+class OnKubernetes(Launching):
     @pytest.fixture
     def new_launcher(self, tmp_path: Path) -> Callable[[], Launcher]:
         return over_the_stand_in(tmp_path)
 
-    def test_a_cancelled_job_is_deleted_and_its_log_stays(self, launcher: Launcher, tmp_path: Path) -> None:
+
+@pytest.mark.long
+class TestKubernetesContract(OnKubernetes, LauncherContract):
+    """The stand-in starts an interpreter for each question."""
+
+
+@pytest.mark.slow
+class TestKubernetesLauncher(OnKubernetes):
+    def test_a_cancelled_job_is_deleted_and_its_log_stays(
+        self, launcher: Launcher, new_launcher: Callable[[], Launcher], tmp_path: Path
+    ) -> None:
         handle = launcher.submit(plan("print('half-way', flush=True)\nimport time; time.sleep(300)"))
         until(lambda: "half-way" in launcher.output(handle))
         launcher.cancel("job-1")
@@ -71,6 +80,7 @@ class TestKubernetesLauncher(LauncherContract):
         record["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
         left.write_text(json.dumps(record))
         launcher.submit(plan("import time; time.sleep(300)", job_name="job-2"))
+        assert new_launcher().open_jobs() == ["job-2"]
         launcher.cancel("job-2")  # and what was cancelled long ago is tidied up
         assert not left.exists()
 

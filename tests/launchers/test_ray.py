@@ -18,7 +18,17 @@ from hp_tool.queries import schema
 from hp_tool.store import open_store
 from hp_tool.tuning import tune
 from tests.conftest import skip_or_fail
-from tests.launchers.contract import GOOD, EngineContract, Launching, ResultContract, plan, processes, started, wait
+from tests.launchers.contract import (
+    GOOD,
+    EngineContract,
+    FurtherContract,
+    Launching,
+    ResultContract,
+    plan,
+    processes,
+    started,
+    wait,
+)
 from tests.launchers.ray_cluster import OPTIONS, RayCluster
 from tests.profiler.requests import request
 
@@ -40,7 +50,7 @@ class OnRay(Launching):
 
 
 @pytest.mark.long
-class TestRayResults(OnRay, ResultContract):
+class TestRayFurther(OnRay, FurtherContract, ResultContract):
     pass
 
 

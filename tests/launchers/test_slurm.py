@@ -21,6 +21,7 @@ from hp_tool.errors import LauncherError, RefusedError
 from tests.launchers.contract import (
     GOOD,
     EngineContract,
+    FurtherContract,
     Launching,
     ResultContract,
     await_the_end,
@@ -43,7 +44,7 @@ class OnSlurm(Launching):
 
 
 @pytest.mark.long
-class TestSlurmResults(OnSlurm, ResultContract):
+class TestSlurmFurther(OnSlurm, FurtherContract, ResultContract):
     pass
 
 

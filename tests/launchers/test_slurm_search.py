@@ -189,7 +189,7 @@ def test_a_partition_that_does_not_exist_ends_the_search_at_the_first_answer(sea
 def test_a_held_job_is_shown_is_not_charged_and_ends_the_search_when_its_time_is_up(search: Search) -> None:
     search.slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
     try:
-        process = search.start(str(EXAMPLES / "slurm.yaml"), "--set", "search.queue_timeout_s=15")
+        process = search.start(str(EXAMPLES / "slurm.yaml"), "--set", "search.queue_timeout_s=8")
 
         def pending() -> object:
             with search.store() as store:
@@ -200,10 +200,10 @@ def test_a_held_job_is_shown_is_not_charged_and_ends_the_search_when_its_time_is
         until(pending, limit_s=60)
         assert pending() in ("PartitionDown", "None", "Priority")
         _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 1 and "queue_timeout_s of 15 s" in stderr, stderr
+        assert process.returncode == 1 and "queue_timeout_s of 8 s" in stderr, stderr
         (run,) = search.runs()
         assert (run.state, run.gpu_seconds) == (RunState.ABANDONED, 0.0)
-        assert run.account is not None and run.account["queue_s"] > 10.0 and run.account["wall_s"] == 0.0
+        assert run.account is not None and run.account["queue_s"] > 5.0 and run.account["wall_s"] == 0.0
         until(lambda: search.slurm.open_jobs() == [])
     finally:
         search.slurm.run("scontrol", "update", "PartitionName=batch", "State=UP")

@@ -14,7 +14,7 @@ from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, best_fit, p
 
 ROW = 4096
 lengths = st.lists(st.integers(1, ROW), min_size=1, max_size=60)
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=15, deadline=None)
 
 
 def distribution(values: list[int]) -> LengthDistribution:

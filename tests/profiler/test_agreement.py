@@ -105,7 +105,7 @@ FEW = {
     "gpt", "gpt-micro-batch-2", "gpt-full", "gpt-bf16", "llama", "llama-modules", "moe", "deepseek", "deepseek-modules",
     "sparse", "dropout", "dropout-selective", "dropout-full", "gpt-tp2-sp", "gpt-tp2-sp-selective", "gpt-pp2-v2", "gpt-dp2",
     "gpt-dp2-zero0-serial", "llama-tp2-sp", "sparse-pp2-v2", "sparse-tp2-sp-ep2", "balanced-dp2-ep2", "llama-cp2", "moe-ep2",
-    "moe-tp2-sp-etp2", "deepseek-tp2-sp-ep2", "llama-pp2-v2-block", "gpt-bf16-tp2-sp",
+    "moe-tp2-sp-etp2", "llama-pp2-v2-block", "gpt-bf16-tp2-sp",
 }  # fmt: skip
 """One of each way to divide, recompute and round; all are `long`."""
 

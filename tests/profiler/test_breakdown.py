@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch() -> None:
+    """Not on import: every process of pytest-xdist would load it."""
+    pytest.importorskip("torch")
+
 
 times = st.floats(-0.5, 1.5)
 intervals = st.lists(st.tuples(times, times), max_size=6)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-
 from hp_tool.domain.measurement import DeviceState
 from hp_tool.profiler.__main__ import failure
-from hp_tool.profiler.backend import parse_devices
 
 # nvidia-smi --query-gpu=... --format=csv,noheader,nounits on 2 x H100 and a card that tells little.
 PRINTED = """\
@@ -18,7 +15,15 @@ PRINTED = """\
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _torch() -> None:
+    """Not on import: every process of pytest-xdist would load it."""
+    pytest.importorskip("torch")
+
+
 def test_clocks_throttling_and_errors_of_memory_are_recorded() -> None:
+    from hp_tool.profiler.backend import parse_devices
+
     states, driver = parse_devices(PRINTED, host="n1")
     assert driver == "550.54.15"
     assert states[0] == DeviceState(

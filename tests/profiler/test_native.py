@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -48,18 +49,43 @@ DOUBLE = {
 }
 
 
+FEW = ("gpt", "gpt-per_op", "llama", "qwen", "gpt-dp2", "llama-hsdp", "llama-pp2-v2", "qwen-tp2-sp")
+"""One of each way to divide; all are `long`."""
+
+
+def run(names: Collection[str], *, folders: pytest.TempPathFactory) -> dict[str, Measurement]:
+    """One torchrun for each number of processes."""
+    measurements = {}
+    for processes, cases in ((1, SINGLE), (2, DOUBLE)):
+        some = {name: case for name, case in cases.items() if name in names}
+        measurements |= run_together(folders.mktemp(f"native-{processes}"), processes=processes, cases=some)
+    return measurements
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
-    """All configurations, run: one torchrun for each number of processes."""
-    found = {}
-    for processes, cases in ((1, SINGLE), (2, DOUBLE)):
-        found |= run_together(tmp_path_factory.mktemp(f"native-{processes}"), processes=processes, cases=cases)
-    return found
+    return run(FEW, folders=tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def all_measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurement]:
+    return run({*SINGLE, *DOUBLE}, folders=tmp_path_factory)
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*SINGLE, *DOUBLE])
+def test_losses_depend_on_no_division(all_measured: dict[str, Measurement], name: str) -> None:
+    agree(all_measured, name)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", FEW)
 def test_losses_do_not_depend_on_the_division(measured: dict[str, Measurement], name: str) -> None:
+    agree(measured, name)
+
+
+def agree(measured: dict[str, Measurement], name: str) -> None:
     undivided = measured[name.partition("-")[0]]
     assert measured[name].losses == pytest.approx(undivided.losses, rel=2e-3 if "bf16" in name else 1e-5)
     first, *_, last = measured[name].losses

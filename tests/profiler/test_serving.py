@@ -111,7 +111,7 @@ DOUBLE = {f"{name}-tp2": {**changes, "parallel": {"tensor_parallel_size": 2}} fo
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_cache_gives_the_tokens_of_a_full_pass(tmp_path: Path, processes: int) -> None:
     """`answers.py` serves each request, and again without a cache: every token the whole sequence through the model."""
     _needs_megatron()

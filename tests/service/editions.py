@@ -113,7 +113,7 @@ THIS = Edition(ROOT)
 def newer(folder: Path) -> Edition:
     """This edition with one more field in `search`."""
     for part in PARTS:
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, folder / part)  # with what is compiled: its processes would do it again
     path = folder / "hp_tool" / "domain" / "query.py"
     text = path.read_text()
     assert SETTINGS in text

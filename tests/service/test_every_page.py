@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 Site = tuple[str, dict[str, str]]
 """A server's URL, and the addresses of all pages by name."""
 WIDE, NARROW, HEIGHT = 1440, 390, 900
-LOOKS: tuple[tuple[int, str, dict[str, Any] | None], ...] = (
-    (WIDE, "light", {}),
-    (1920, "dark", {"runOnly": ["color-contrast"]}),  # what the scheme can change of a page that is otherwise the same
-    (1024, "dark", None),
-    (NARROW, "light", None),
-)
+Look = tuple[int, str, dict[str, Any] | None]
 """Width, scheme, and what axe-core looks for; {}: everything, None: nothing."""
+CONTRAST = {"runOnly": ["color-contrast"]}  # what the scheme can change of a page that is otherwise the same
+Looks = tuple[tuple[Look, ...], ...]
+"""Ways to look at pages, which take them in turn."""
+FEW: Looks = (((WIDE, "light", {}), (NARROW, "dark", None)), ((WIDE, "dark", {}), (NARROW, "light", None)))
+ALL: Looks = (((WIDE, "light", {}), (1920, "dark", CONTRAST), (1024, "dark", None), (NARROW, "light", None)),)
 VIOLATIONS = """async (rules) =>
   (await axe.run(document, { resultTypes: ["violations"], ...rules })).violations.flatMap((each) =>
   each.nodes.slice(0, 3).map((node) => `${each.id}: ${node.html.slice(0, 160)} ${node.any[0]?.message ?? ""}`))"""
@@ -99,7 +99,8 @@ def test_no_page_is_forgotten(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None:
+@pytest.mark.parametrize("looks", [FEW, pytest.param(ALL, marks=pytest.mark.long)], ids=["few", "all"])
+def test_every_page(browser: Browser, site: Site, pictures: Path | None, looks: Looks) -> None:
     url, pages = site
     context = browser.new_context(viewport={"width": WIDE, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce")
     page = context.new_page()
@@ -109,7 +110,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(f"asked {request.url}"))
     found: dict[str, list[str]] = {}
-    for name, path in pages.items():
+    for number, (name, path) in enumerate(pages.items()):
         page.set_viewport_size({"width": WIDE, "height": HEIGHT})
         page.emulate_media(color_scheme="light")
         answer = page.goto(url + path)
@@ -124,7 +125,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None) -> None
             wrong.append(f"its parts moved by {shift:.3f} while it loaded")
         page.evaluate(_axe())
         # Loaded once, then looked at in several ways: a page follows the screen and the scheme by itself.
-        for width, scheme, rules in LOOKS:
+        for width, scheme, rules in looks[number % len(looks)]:
             wrong += _looked_at(page, width=width, scheme=scheme)
             if rules is not None:
                 wrong += page.evaluate(VIOLATIONS, rules)

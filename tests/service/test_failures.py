@@ -140,7 +140,9 @@ def test_a_search_that_waits_for_its_folder_can_be_cancelled(service: Service) -
         assert run_states(service, asked) == ["abandoned"]
 
 
-@pytest.mark.parametrize(("action", "end"), [("cancel", "cancelled"), ("resume", "succeeded")])
+@pytest.mark.parametrize(
+    ("action", "end"), [pytest.param("cancel", "cancelled", marks=pytest.mark.long), ("resume", "succeeded")]
+)
 def test_a_failed_search_holds_nothing_and_can_be_steered(service: Service, action: str, end: str) -> None:
     bug = service.home / "faults" / "bug"
     bug.touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 OF_EXPERTS = re.compile("expert|dispatch|two_batch|attention_data_parallel")
 SPECS = {
@@ -61,16 +62,20 @@ def configuration(http: TestClient, query: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: TestClient) -> None:
-    for query in DETAILED.values():
-        expected, hrefs = schema.parse_query(query), configuration(http, query)
-        page.goto(server + hrefs["form_href"])
-        assert schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new")))) == expected
-        page.goto(server + hrefs["explorer_href"])
-        again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"]["query_text"]
-        assert schema.parse_query(again).training == expected.training
-        assert schema.parse_query(again).cluster == expected.cluster
-        assert _in_order(schema.parse_query(again)) == _in_order(expected)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("rack", "experts", "unusual") else pytest.param(name, marks=pytest.mark.long) for name in DETAILED],
+)
+def test_forms_send_what_they_were_opened_with(page: Page, server: str, http: TestClient, name: str) -> None:
+    query = DETAILED[name]
+    expected, hrefs = schema.parse_query(query), configuration(http, query)
+    page.goto(server + hrefs["form_href"])
+    assert schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new")))) == expected
+    page.goto(server + hrefs["explorer_href"])
+    again = http.get(f"/explorer.json?{page.evaluate(SENT, '/explorer')}").json()["view"]["query_text"]
+    assert schema.parse_query(again).training == expected.training
+    assert schema.parse_query(again).cluster == expected.cluster
+    assert _in_order(schema.parse_query(again)) == _in_order(expected)
 
 
 def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: Page, server: str, store: Store) -> None:
@@ -112,6 +117,21 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: P
     assert query["parallel"]["recompute"][1]["modules"] == ["layernorm", "mlp"]
     page.get_by_role("link", name="Clone").click()
     assert page.get_by_label("Recomputation").input_value() == "none, selective layernorm+mlp"
+
+
+def test_an_error_above_does_not_push_the_focused_field_out_of_sight(page: Page, server: str) -> None:
+    unanswered: list[Route] = []
+    page.route("**/searches/new/preview", lambda route: unanswered.append(route))
+    values = {"model": "llama-3-8b", "cluster.gpu": "cpu", "cluster.num_gpus": "0", "training.sequence_length": "64"}
+    with page.expect_request("**/searches/new/preview"):
+        page.goto(f"{server}/searches/new?{urlencode(values)}")
+    field = page.get_by_label("Global batch size", exact=True)
+    field.focus()
+    lowest = "each => each.getBoundingClientRect().bottom"
+    page.set_viewport_size({"width": 1440, "height": math.ceil(field.evaluate(lowest))})
+    unanswered[0].continue_()
+    page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
+    assert field.evaluate(lowest) <= page.evaluate("innerHeight")
 
 
 def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) -> None:

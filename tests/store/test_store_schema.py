@@ -154,6 +154,9 @@ def rows(url: str) -> dict[str, list[dict[str, object]]]:
     return content
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])], indirect=True
+)
 def test_upgrades_lose_nothing(url: str, new_measurement: NewMeasurementFactory) -> None:
     """Data of every schema there was: each is reached by the way back, filled, and upgraded."""
     schema.upgrade(url)

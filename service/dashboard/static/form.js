@@ -25,12 +25,20 @@ async function preview() {
   const figure = place.querySelector("#preview-figure");
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
   place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
-  mark(place.querySelector("[data-code]"));
+  keepInSight(() => mark(place.querySelector("[data-code]")));
   const data = place.querySelector("#preview-data");
   if (!data) return;
   const slot = place.querySelector("#preview-figure");
   if (figure) slot.replaceWith(figure); // Plotly updates a figure faster than it creates one
   await draw(figure ?? slot, JSON.parse(data.textContent));
+}
+
+// A line that comes or goes above the focused field does not push it out of the window.
+function keepInSight(change) {
+  const focused = form.querySelector(":focus");
+  const { top, bottom } = focused?.getBoundingClientRect() ?? {};
+  change();
+  if (bottom > 0 && top < innerHeight) focused.scrollIntoView({ block: "nearest" });
 }
 
 // Show the error at its field. A missing field is not an error while the user types.
