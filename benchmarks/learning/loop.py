@@ -117,7 +117,9 @@ def as_text(traces: dict[Case, list[Trace]]) -> str:
     counts = list(next(iter(traces.values()))[0].widths)
     lines = [
         "median high/low and share of true step times inside, by runs; searches that stopped, after how many runs, regret",
-        f"{'bias scatter noise':20}" + "".join(f"{count:>13}" for count in counts) + f"{'stopped':>10}{'after':>7}{'regret':>8}",
+        f"{'bias scatter noise':20}"
+        + "".join(f"{count:>13}" for count in counts)
+        + f"{'stopped':>10}{'after':>7}{'regret':>8}",
     ]
     for case, each in traces.items():
         cells = [(median(t.widths[k] for t in each), fmean(t.inside[k] for t in each)) for k in counts]
@@ -142,7 +144,8 @@ def main() -> None:
     problem = quickstart()
     with threadpool_limits(limits=1):
         traces = {
-            case: [searched(problem, case, seed=seed, runs=arguments.runs) for seed in range(arguments.seeds)] for case in cases()
+            case: [searched(problem, case, seed=seed, runs=arguments.runs) for seed in range(arguments.seeds)]
+            for case in cases()
         }
     print(as_text(traces))
     if arguments.save:
