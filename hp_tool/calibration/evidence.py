@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.candidates import FLEX, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
-from hp_tool.cost.uncertainty import step_log_sd
+from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
 
@@ -169,7 +169,7 @@ def _stated(case: TrainingCase) -> dict[str, float]:
     adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
-        PAIR_LOG_SD: framework.pair_log_sd or 0.0,
+        PAIR_LOG_SD: float(ratio_log_sd(case.profile)),
         DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
         MEMORY_LOG_SD: framework.memory_log_sd,
     }

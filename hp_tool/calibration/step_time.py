@@ -24,6 +24,7 @@ from hp_tool.calibration.evidence import (
 from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -44,6 +45,8 @@ ROUNDS = 3
 MOST = 0.22
 """Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
 it states more, some runs stall, or kinds of models differ."""
+STATED_RUNS = 4.0
+"""Runs that the stated width is worth against how far those that ran were from what the others said of them: judged."""
 MOST_SHARE = 0.9
 """Of the runs of any kind of configuration that may stall before they did."""
 OWN = (0.35, 0.7)
@@ -83,7 +86,8 @@ class StepTimeFit:
     applied_elsewhere: float = 1.0
     """... and to others: as far as it was right about runs, and about models, that were left out."""
     inflation: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1; and how much wider
+    Student's t is than a normal where so few say it."""
     stalls: Stalls | None = None
     """None: no run stalled, nor do they usually."""
 
@@ -154,8 +158,10 @@ class StepTimeFit:
         shift = shift if known else shift + self.process.usual_effect
         ran = self._ran(known, len(median_s))
         share = np.where(ran, self.applied, self.applied_elsewhere)
-        correction = share * (np.log(median_s / before_s) + shift)
-        log_sd = np.sqrt(share * self.inflation**2 * variance + (1.0 - share) * doubt)
+        whole = np.log(median_s / before_s) + shift
+        correction = share * whole
+        # What is left of a correction that is not applied whole may be right after all.
+        log_sd = np.hypot(self.inflation * np.sqrt(variance), (1.0 - share) * whole)
         # What is stated of models was measured where machines are as stated: beside a shift their own differ in proportion.
         elsewhere = np.hypot(stated, self.prior.model_log_sd / self.prior.common_log_sd * correction)
         log_sd = np.where(ran, log_sd, np.maximum(log_sd, elsewhere))
@@ -241,6 +247,7 @@ def _fit_from(
         judged = judge(values - mean, variance, usual_share=often)
     z = (values - mean) ** 2 / variance
     correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
+    freedom = STATED_RUNS + float(regular.sum())
     excess = log_measured - np.log(before_s)
     of_models = _model_numbers(features, len(excess))
     elsewhere = excess - (values - process.left_out(of_models)[0])
@@ -250,7 +257,7 @@ def _fit_from(
         process=process,
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
-        inflation=float(np.sqrt(max(1.0, (4.0 + regular @ z) / (4.0 + regular.sum())))),
+        inflation=_student(freedom) * float(np.sqrt(max(1.0, (STATED_RUNS + regular @ z) / freedom))),
         stalls=stalls(
             judged,
             rows.layout,
@@ -261,6 +268,13 @@ def _fit_from(
         ),
     )
     return fit, judged.score - process.improbability(logs)[0]
+
+
+def _student(freedom: float) -> float:
+    """Return the ratio of Student's 95 % quantile of so many degrees of freedom to the normal's."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.95, freedom)) / NORMAL_QUANTILE
 
 
 def _trusted(correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray) -> float:
