@@ -26,8 +26,10 @@ class Bounds:
     """Called every few milliseconds of long work; raises to end it."""
     planned: int = 0
     """Combinations to be looked at, as far as that is known."""
+    counted: int = 0
+    """How many of them count against `max_combinations`."""
     again: bool = False
-    """Whether what is announced was announced before."""
+    """Whether what is announced was announced before, and counts no more."""
     done: int = 0
     """How many of them were."""
     spent_s: float = 0.0
@@ -50,7 +52,7 @@ def bounded(bounds: Bounds) -> Iterator[None]:
 def begin_again() -> None:
     """Begin the next of several pieces of work, each of which may cost as much: a line of a batch."""
     if (bounds := _CURRENT.get()) is not None:
-        bounds.planned, bounds.done, bounds.spent_s = 0, 0, 0.0
+        bounds.planned, bounds.counted, bounds.done, bounds.spent_s = 0, 0, 0, 0.0
 
 
 @contextmanager
@@ -80,10 +82,10 @@ def plan(count: int, *, axes: Mapping[str, int], most: int) -> None:
     the bounds leave.
     """
     if (bounds := _CURRENT.get()) is not None:
-        planned = count if bounds.again else bounds.planned + count
-        bounds.planned = max(planned, bounds.planned)
-        if planned > bounds.max_combinations:
-            raise _too_many(planned, most=bounds.max_combinations, axes=axes, code="request_too_costly")
+        bounds.planned += count
+        bounds.counted += 0 if bounds.again else count
+        if bounds.counted > bounds.max_combinations:
+            raise _too_many(bounds.counted, most=bounds.max_combinations, axes=axes, code="request_too_costly")
     if count > most:
         raise _too_many(count, most=most, axes=axes, code="space_too_large")
 

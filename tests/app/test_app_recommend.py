@@ -224,5 +224,5 @@ def test_a_space_counts_once_however_often_a_ranking_goes_over_it(model: str, nu
 
     with bounds.bounded(once := limits(10**9)):
         best_of(resolve_training(asked), keep=1, rank_by="expected")
-    with bounds.bounded(limits(once.planned)):
+    with bounds.bounded(limits(once.counted)):
         recommend(query=asked, top=1)
