@@ -29,6 +29,12 @@ def timed(*, slow: dict[int, float] | None = None, slow_link: frozenset[int] = f
     return rows
 
 
+def test_groups_of_ranks_apart_deal_out_all_ranks():
+    assert group_ranks(8, size=2, stride=4) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert group_ranks(8, size=2, stride=2) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert group_ranks(8, size=4, stride=1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_equals_are_left_alone(seed):
     assert find_outliers(timed(seed=seed), hosts=HOSTS) == ()
