@@ -264,6 +264,6 @@ def test_in_an_idle_fluids_first_step_half_of_what_stays_is_there_on_average() -
     """Requests come evenly over the step, and those that end leave in its middle."""
     setup = serving(input_length=1024, output_length=256)
     latency_s = serving_costs(case=setup.case, candidates=row(setup, 8.0)).request_latency_s[0]
-    fluid = flow(case=setup.case, candidates=row(setup), arrivals=np.array([16.0]), step_s=0.5 * latency_s)
+    fluid = flow(case=setup.case, candidates=row(setup), arrivals=np.array([16.0]), step_s=8.0 * latency_s)
     assert 2.0 < fluid.completed[0] < 16.0
     assert fluid.in_flight[0] == pytest.approx(0.5 * (16.0 - fluid.completed[0]), rel=1e-12)
