@@ -69,6 +69,7 @@ def test_deepspeed_comes_back_the_same(zero: int, micro: int, precision: str, re
     same_work(setup_of(read_query(deepspeed.text(setup), num_gpus=64, overrides=said)), setup)
 
 
+@pytest.mark.long
 def test_deepspeed_reads_it(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     expected, paths = [], []

@@ -83,6 +83,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 def test_a_store_for_several_nodes_can_be_held_to_the_address_that_peers_are_given(tmp_path: Path) -> None:
     """Two agents of one job, as two nodes start them, that meet at 127.0.0.2."""
     if not importlib.util.find_spec("torch"):

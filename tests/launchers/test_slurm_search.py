@@ -186,6 +186,7 @@ def test_a_partition_that_does_not_exist_ends_the_search_at_the_first_answer(sea
         assert record.state is SearchState.FAILED and record.error is not None and record.error["code"] == "refused"
 
 
+@pytest.mark.long
 def test_a_held_job_is_shown_is_not_charged_and_ends_the_search_when_its_time_is_up(search: Search) -> None:
     search.slurm.run("scontrol", "update", "PartitionName=batch", "State=DOWN")
     try:

@@ -103,6 +103,7 @@ def test_the_wheel_has_code_data_and_nothing_else(wheel: Path) -> None:
     assert wanted | migrations | {"hp_tool/store/migrations/env.py"} <= names
 
 
+@pytest.mark.long
 def test_every_command_of_the_installed_wheel_starts(wheel: Path, tmp_path: Path) -> None:
     home, folder = tmp_path / "installed", tmp_path / "elsewhere"
     folder.mkdir()

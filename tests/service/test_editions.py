@@ -69,6 +69,7 @@ def test_a_command_line_sends_what_was_asked(server: str, store: SqlStore, query
     assert record.query == query, log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.distributed
 def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None:
     """The same body and key answer the same search and measurement, whatever defaults joined them; another body does not."""
