@@ -1,5 +1,6 @@
 """Step time: factors on groups of parts and two overheads, effects of models and layouts, and runs that stall."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -257,7 +258,7 @@ def _fit_from(
         process=process,
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
-        inflation=_student(freedom) * float(np.sqrt(max(1.0, (STATED_RUNS + regular @ z) / freedom))),
+        inflation=_student(freedom) * math.sqrt(max(1.0, (STATED_RUNS + float(regular @ z)) / freedom)),
         stalls=stalls(
             judged,
             rows.layout,
