@@ -8,6 +8,7 @@ Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorith
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -88,6 +89,8 @@ ALIKE = 0.7
 """Share of a configuration's own variance that those alike have in common; the rest is one run's."""
 LENGTH = 0.7
 """Distance over which they have, in units of the features' scales."""
+STATED_RUNS = 4.0
+"""Judged."""
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WORTH = np.array([1.0, 4.0, 32.0, 32.0, 32.0])
 """Runs that the variance stated of each is worth against those that ran: few machines were ever measured, many models and
@@ -233,6 +236,14 @@ class Process:
         fitted = replace(self, logs=optimum.x)
         fitted.__dict__["_components"] = self._components  # scales do not change them
         return fitted
+
+
+def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
+    """Return the factor by which deviations were too small for (n,) squares of standardised leave-one-out errors; at least 1.
+
+    What was stated is worth STATED_RUNS errors as large as stated.
+    """
+    return math.sqrt(max(1.0, (STATED_RUNS + float(weight @ squares)) / (STATED_RUNS + float(weight.sum()))))
 
 
 def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:

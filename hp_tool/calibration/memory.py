@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hp_tool.calibration.evidence import MEMORY_LOG_SD, MODEL, SAME, STATED, BoolArray, Evidence, FloatArray, IntArray, scaled
-from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
+from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows, inflation
 from hp_tool.calibration.regimes import judge
 
 _MIN_BYTES = 1.0
@@ -150,7 +150,7 @@ def _fitted(
         fit,
         factor=max(fit.factor, floor),
         process=process,
-        inflation=float(np.sqrt(max(1.0, (4.0 + z.sum()) / (4.0 + len(z))))),
+        inflation=inflation(z, weight=np.ones(len(z))),
         ran_out=rows.layout[failed],
         ran_out_bytes=np.exp(log_target[failed]),
     )

@@ -1,6 +1,5 @@
 """Step time: factors on groups of parts and two overheads, effects of models and layouts, and runs that stall."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,10 +21,9 @@ from hp_tool.calibration.evidence import (
     IntArray,
     scaled,
 )
-from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows
+from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows, inflation
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -46,8 +44,6 @@ ROUNDS = 3
 MOST = 0.22
 """Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
 it states more, some runs stall, or kinds of models differ."""
-STATED_RUNS = 4.0
-"""Runs that the stated width is worth against how far those that ran were from what the others said of them: judged."""
 MOST_SHARE = 0.9
 """Of the runs of any kind of configuration that may stall before they did."""
 OWN = (0.35, 0.7)
@@ -87,8 +83,7 @@ class StepTimeFit:
     applied_elsewhere: float = 1.0
     """... and to others: as far as it was right about runs, and about models, that were left out."""
     inflation: float = 1.0
-    """How far runs were from what the others said of them, in units of what was to be expected, at least 1; and how much wider
-    Student's t is than a normal where so few say it."""
+    """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
     stalls: Stalls | None = None
     """None: no run stalled, nor do they usually."""
 
@@ -248,7 +243,6 @@ def _fit_from(
         judged = judge(values - mean, variance, usual_share=often)
     z = (values - mean) ** 2 / variance
     correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
-    freedom = STATED_RUNS + float(regular.sum())
     excess = log_measured - np.log(before_s)
     of_models = _model_numbers(features, len(excess))
     elsewhere = excess - (values - process.left_out(of_models)[0])
@@ -258,7 +252,7 @@ def _fit_from(
         process=process,
         applied=_trusted(correction, excess, regular, variance),
         applied_elsewhere=_trusted(elsewhere, excess, regular, variance) if of_models.max() else 1.0,
-        inflation=_student(freedom) * math.sqrt(max(1.0, (STATED_RUNS + float(regular @ z)) / freedom)),
+        inflation=inflation(z, weight=regular),
         stalls=stalls(
             judged,
             rows.layout,
@@ -269,13 +263,6 @@ def _fit_from(
         ),
     )
     return fit, judged.score - process.improbability(logs)[0]
-
-
-def _student(freedom: float) -> float:
-    """Return the ratio of Student's 95 % quantile of so many degrees of freedom to the normal's."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.95, freedom)) / NORMAL_QUANTILE
 
 
 def _trusted(correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray) -> float:

@@ -161,7 +161,7 @@ def test_predictions_are_stored_before_the_run_and_improve(bench):
 
 
 def test_a_leader_within_the_noise_of_its_rival_runs_again_for_longer(bench):
-    b = bench(budget_runs=12, min_gain_fraction=0.05)
+    b = bench(budget_runs=12, min_gain_fraction=0.01)
 
     def noisy(request):
         row = b.problem.row(request.parallel)
