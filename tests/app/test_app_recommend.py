@@ -226,3 +226,12 @@ def test_a_space_counts_once_however_often_a_ranking_goes_over_it(model: str, nu
         best_of(resolve_training(asked), keep=1, rank_by="expected")
     with bounds.bounded(limits(once.counted)):
         recommend(query=asked, top=1)
+
+
+def test_the_row_to_try_does_not_depend_on_how_many_are_shown() -> None:
+    """Nor do the free knobs it runs with: rows far down would gain most from other ones."""
+    training = {"sequence_length": 8192, "global_batch_size": 512}
+    asked = query(model="deepseek-v3", cluster={"gpu": "h100-sxm-80gb", "num_gpus": 256}, training=training)
+    few, many = (recommend(query=asked, top=top).recommendations[0] for top in (1, 200))
+    assert few.set == many.set != {}
+    assert few.estimate.time == many.estimate.time and few.parallel == many.parallel

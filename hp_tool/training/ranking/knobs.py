@@ -20,6 +20,8 @@ HIDDEN = {"expert_parallel": True}
 """Experts' all-to-alls behind another micro-batch, as `training.overlap` is written."""
 WORTH = 0.99
 """Of the fastest step without a knob: what it must take with it."""
+LAYOUTS = 10
+"""Rows that fewer layouts beat decide: as many whatever a ranking shows, or each would choose its own knobs."""
 
 
 def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
@@ -27,7 +29,7 @@ def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
 
     CUDA graphs, a fused loss and, of experts, all-to-alls behind another micro-batch, where framework and GPU have them.
     """
-    if not best.feasible or not _may_choose(query, best.problems[0]):
+    if not best.feasible or not may_choose(query, best.problems[0]):
         return None
     fastest_s = _fastest_s(best.problems[0], best)  # by the cost model, as with each knob: rows may be corrected
     chosen: TrainingProblem | None = None
@@ -38,7 +40,7 @@ def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
     return chosen
 
 
-def _may_choose(query: Query, problem: TrainingProblem) -> bool:
+def may_choose(query: Query, problem: TrainingProblem) -> bool:
     """Whether no recipe settles the knobs, and framework and device are those that have them."""
     assert query.training is not None
     workload = problem.workload
@@ -76,7 +78,9 @@ def _with(query: Query, values: Mapping[str, Any], *, before: TrainingProblem) -
 
 def _fastest_s(problem: TrainingProblem, best: Best) -> float:
     """The fastest of the best rows under the problem; infinity where none of them is legal and fits."""
-    rows = best.rows.candidates.take(np.flatnonzero(best.variant == 0))
+    firsts = np.sort(np.unique(best.layout, return_index=True)[1])
+    beaten = best.variant[: firsts[LAYOUTS]] if len(firsts) > LAYOUTS else best.variant
+    rows = best.rows.candidates.take(np.flatnonzero(beaten == 0))
     rows = rows.take(np.flatnonzero(legality(case=problem, candidates=rows) == 0))
     if not len(rows):
         return np.inf

@@ -20,7 +20,7 @@ from hp_tool.training.calibrated import CalibratedPredictor, Calibrations, with_
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best, best_of
 from hp_tool.training.ranking.choice import choose, chosen_recommendations, recommendations_of
-from hp_tool.training.ranking.knobs import free_knobs
+from hp_tool.training.ranking.knobs import LAYOUTS, free_knobs, may_choose
 from hp_tool.training.ranking.misses import nearest_misses
 from hp_tool.training.ranking.rank import (
     CostedRows,
@@ -99,6 +99,7 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
     values = {f"training.{name}": value for name, value in chosen.items()}
     problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
     predictor = None if calibrations is None else calibrations(problem)
+    keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
     if query.objective == "min_gpus":
         _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
     else:
