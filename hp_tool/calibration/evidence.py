@@ -166,11 +166,11 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
 def _stated(case: TrainingCase) -> dict[str, float]:
     """Return the stated deviations of a case's predictions by the names in STATED."""
     whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
-    adapters = (case.workload.lora is not None) * doubts.lora_log_sd**2
+    own = framework.time_log_sd**2 - case.profile.release_log_sd**2 + (case.workload.lora is not None) * doubts.lora_log_sd**2
     return {
         STEP_LOG_SD: whole,
         PAIR_LOG_SD: float(ratio_log_sd(case.profile)),
-        DEVICE_LOG_SD: math.sqrt(max(whole**2 - framework.time_log_sd**2 - adapters, 0.0)),
+        DEVICE_LOG_SD: math.sqrt(max(whole**2 - own, 0.0)),
         MEMORY_LOG_SD: framework.memory_log_sd,
     }
 

@@ -239,3 +239,5 @@ class EfficiencyProfile:
     doubts: Doubts = NO_DOUBTS
     release_factor: float = 1.0
     """Step time under the query's release over that under the framework's newest one."""
+    release_log_sd: float = 0.0
+    """Of the framework's time_log_sd, what a release that nobody named adds: all runs of a machine have it in common."""

@@ -44,7 +44,7 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.graphs import recorded, recorded_modules
 from hp_tool.training.layouts import pipeline_layout, without_usual_layout
 from hp_tool.training.recipes import assumed, with_recipe
-from hp_tool.training.releases import release_factor, release_variance, usual_dispatcher
+from hp_tool.training.releases import release_factor, release_variance, unsaid_release_variance, usual_dispatcher
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
@@ -352,11 +352,13 @@ def with_scatter(
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(profile, experts=bool(model.num_experts), adapters=workload.lora is not None)
     constants = profile.framework
-    more = release_variance(profile, experts=bool(model.num_experts), gpu=gpu, release=workload.framework_version)
+    experts, release = bool(model.num_experts), workload.framework_version
+    more = release_variance(profile, experts=experts, gpu=gpu, release=release)
     if more == 0.0:
         return profile
-    scatter = math.sqrt(constants.time_log_sd**2 + more)
-    return dataclasses.replace(profile, framework=dataclasses.replace(constants, time_log_sd=scatter))
+    framework = dataclasses.replace(constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more))
+    unsaid = math.sqrt(unsaid_release_variance(profile, experts=experts, release=release))
+    return dataclasses.replace(profile, framework=framework, release_log_sd=unsaid)
 
 
 def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:

@@ -45,6 +45,12 @@ def release_variance(profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec,
     newest = constants.newest_release
     if newest is not None and (is_later(release, than=newest) if release else newest < LATEST):
         more += profile.doubts.release_log_sd**2
-    elif newest is not None and release is None and not experts and constants.stands_for is None:
-        more += profile.doubts.unsaid_release_log_sd**2  # of constants that saw many releases; others are one software's
-    return more
+    return more + unsaid_release_variance(profile, experts=experts, release=release)
+
+
+def unsaid_release_variance(profile: EfficiencyProfile, *, experts: bool, release: str | None) -> float:
+    """Return what of it a release that nobody named adds: all runs of one machine have it in common."""
+    constants = profile.framework
+    several = constants.newest_release is not None and constants.newest_release >= LATEST  # others are one software's
+    unsaid = several and release is None and not experts and constants.stands_for is None
+    return profile.doubts.unsaid_release_log_sd**2 if unsaid else 0.0
