@@ -93,9 +93,9 @@ MICRO_BATCHES = "micro_batches"
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = "step_log_sd", "pair_log_sd", "device_log_sd", "memory_log_sd"
 STALL_RISK = "stall_log_risk"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
-"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nobody
-measured any), what of it is the device's, whatever runs there; how far memory is; and the logarithm of how much oftener than
-usual a configuration stalls."""
+"""No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nothing is
+stated), what of it is the device's and its software's, whatever runs there; how far memory is; and the logarithm of how much
+oftener than usual a configuration stalls."""
 ALONE_RISK, PIPELINE_RISK, NODES_RISK = -3.52, 1.53, 0.54
 """STALL_RISK of one node, of a pipeline over several, and of each doubling of nodes: nanotron's grid, by
 `python -m benchmarks.search.stalls`."""

@@ -90,7 +90,7 @@ ALIKE = 0.7
 LENGTH = 0.7
 """Distance over which they have, in units of the features' scales."""
 STATED_RUNS = 4.0
-"""Judged."""
+"""Left-out errors that stated deviations are worth against those seen (`inflation`): judged."""
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WORTH = np.array([1.0, 4.0, 32.0, 32.0, 32.0])
 """Runs that the variance stated of each is worth against those that ran: few machines were ever measured, many models and
