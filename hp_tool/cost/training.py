@@ -60,9 +60,15 @@ class TrainingCosts:
     """Layers on each stage of the two kinds of GPU; empty with one kind."""
     retry_slowdown: FloatArray | float = 1.0
     """Step with the allocator's retries over one without, if it retries."""
+    retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[float, float] | tuple[()] = ()
     """Of one candidate with equal stages, where the query leaves graphs open: the step as its host launches kernels, and with
     recorded CUDA graphs."""
+
+    @property
+    def parts_without_retries(self) -> dict[str, FloatArray]:
+        """The parts of a step whose allocator does not retry."""
+        return self.parts | {"overhead": self.parts["overhead"] - self.step_s * (1.0 - self.retry_slowdown**-self.retry_chance)}
 
     @property
     def feasible(self) -> BoolArray:
@@ -122,7 +128,9 @@ def training_costs(
         offloaded=fullest.offloaded,
     )  # fmt: skip
     launched = timed(case=case, layers=layers.times)
-    slowdown, retries = _retries(case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m)
+    slowdown, chance = _retries(case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m)
+    # The mean of ln(step time), as intervals are around a median, of nearly full devices, which are slow by chance.
+    retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())
     graphs_s: tuple[float, float] | tuple[()] = ()
@@ -145,6 +153,7 @@ def training_costs(
         parts=cast(dict[str, FloatArray], parts),
         step_s=cast(FloatArray, step_s),
         retry_slowdown=cast(FloatArray, slowdown),
+        retry_chance=cast(FloatArray, chance),
         graphs_s=graphs_s,
     )
 
@@ -152,13 +161,11 @@ def training_costs(
 def _retries(
     case: TrainingCase, candidates: Candidates, *, fullest: Memory, step_s: Floats, micro_batches: Floats
 ) -> tuple[Floats, Floats]:
-    """(slowdown of a step whose allocator retries, share by which retries lengthen it): the mean of ln(step time), as intervals
-    are around a median, of nearly full devices, which are slow by chance.
-    """
+    """(slowdown of a step whose allocator retries, the chance that it does)."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 1.0, 0.0
     slowdown = retry_slowdown(kept=fullest.kept, step_s=step_s, micro_batches=micro_batches, case=case)
-    return slowdown, slowdown ** retry_chance(total_bytes=fullest.total, case=case, candidates=candidates) - 1.0
+    return slowdown, retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
 
 
 def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:

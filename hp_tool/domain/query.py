@@ -74,7 +74,7 @@ class SearchSettings(Strict):
     """End a run early once at least four measured steps differ by less than this fraction."""
     hopeless_factor: Annotated[float, Interval(ge=1.0, le=1e6)] = 3.0
     """End a run after its first measured step if that takes this many times the best known step time."""
-    min_gain_fraction: Fraction = 0.02
+    min_gain_fraction: Fraction = 0.01
     """Stop when the expected gain of a further run is below this fraction of the best step time."""
     seed: Annotated[int, Interval(ge=0, le=(1 << 32) - 1)] = 0
     """Seed of the search's random choices."""

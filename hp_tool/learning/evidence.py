@@ -111,7 +111,7 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem,
     device_bytes = problem.cluster.gpu.memory_bytes - costs.memory_parts["overhead"]
     return Evidence(
         measurement_ids=tuple(record.id for record in records),
-        parts_s=costs.parts,
+        parts_s=costs.parts_without_retries,
         layer_passes=layer_passes(case=problem, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         capacity_bytes=device_bytes,

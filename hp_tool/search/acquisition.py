@@ -91,7 +91,7 @@ def propose(
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
-    step = table.predict_step(calibration)
+    step = table.predict_without_retries(calibration)
     chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
     quick = 1.0 - step.slow_probability
@@ -102,14 +102,15 @@ def propose(
         return None
     here = np.isin(np.arange(len(table)), list(stored))
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
-    holds = chance * quick
+    retries, slowdown = table.retry_chance, table.retry_slowdown
+    holds = chance * quick * (1.0 - retries)
 
     def chosen(row: int, *, gain: float, reason: str) -> Proposal:
         return Proposal(row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row]))
 
     if not known:
         stalled_s = STALLED * median_s if step.slow is None else step.slow.step_s
-        speed = chance * (quick / median_s + (1.0 - quick) / stalled_s)
+        speed = chance * (quick * (1.0 - retries + retries / slowdown) / median_s + (1.0 - quick) / stalled_s)
         slower = ~likely | (speed < AS_FAST * speed[likely].max())
         ranks = [table.features.get(name, np.zeros(len(table))) for name in ("data_parallel", "pipeline_parallel")]
         return chosen(int(np.lexsort((-speed, *ranks, ~here, slower))[0]), gain=np.inf, reason="analytic_best")

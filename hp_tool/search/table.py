@@ -5,7 +5,7 @@ others fitted corrects.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +29,7 @@ class CandidateTable:
     axes: Mapping[str, tuple[AxisValue, ...]]
     """Value of each row on each axis: tensor_parallel_size, recompute, ...; together they name the row."""
     parts_s: Mapping[str, FloatArray]
-    """Uncalibrated exposed seconds by part, each (n,)."""
+    """Uncalibrated exposed seconds by part, each (n,); without what an allocator's retries add."""
     layer_passes: FloatArray
     """(n,) see `calibration.Evidence`."""
     memory_bytes: FloatArray
@@ -40,6 +40,10 @@ class CandidateTable:
     """(n,) what allocations can take before the device runs out."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`."""
+    retry_chance: FloatArray | float = 0.0
+    """(n,) of steps that wait for an allocator whose device is nearly full, ..."""
+    retry_slowdown: FloatArray | float = 1.0
+    """... and how much longer they then take; see `cost.memory`."""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self):
@@ -82,6 +86,8 @@ class CandidateTable:
             usable_bytes=self.usable_bytes[rows],
             device_bytes=self.device_bytes[rows],
             features=some(self.features),
+            retry_chance=(self.retry_chance + np.zeros(len(self)))[rows],
+            retry_slowdown=(self.retry_slowdown + np.zeros(len(self)))[rows],
         )
 
     def evidence(
@@ -107,7 +113,13 @@ class CandidateTable:
         )
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
-        """Step times of all rows as this calibration corrects them."""
+        """Step times of all rows as this calibration corrects them; with retries, as estimates count them: by the mean of the
+        logarithm."""
+        step = self.predict_without_retries(calibration)
+        return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
+
+    def predict_without_retries(self, calibration: Calibration) -> StepPrediction:
+        """Step times of all rows where no allocator retries."""
         return calibration.step_time.predict(parts_s=self.parts_s, layer_passes=self.layer_passes, features=self.features)
 
     def predict_memory(self, calibration: Calibration) -> MemoryPrediction:
@@ -120,12 +132,14 @@ def candidate_table(*, case: TrainingCase, candidates: Candidates, costs: Traini
     overhead = costs.memory_parts["overhead"]
     return CandidateTable(
         axes=candidate_axes(candidates),
-        parts_s=costs.parts,
+        parts_s=costs.parts_without_retries,
         layer_passes=layer_passes(case=case, candidates=candidates),
         memory_bytes=allocated_bytes(costs),
         usable_bytes=costs.capacity_bytes - overhead,
         device_bytes=costs.device_bytes - overhead,
         features=residual_features(case=case, candidates=candidates),
+        retry_chance=costs.retry_chance,
+        retry_slowdown=costs.retry_slowdown,
     )
 
 

@@ -73,7 +73,7 @@ class Reducer:
         return Reduction(
             fidelity=fidelity,
             num_gpus=devices,
-            parts_s=costs.parts,
+            parts_s=costs.parts_without_retries,
             layer_passes=layer_passes(case=problem, candidates=one),
             features=residual_features(case=problem, candidates=one),
             crowding=crowding,
