@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.ports import Launcher, Store
@@ -14,9 +15,6 @@ from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
 from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.problem import Question
-
-FAILURES_TO_EXCLUDE = 2
-"""Runs that a node may spoil before it is avoided."""
 
 
 class Charges:
@@ -138,9 +136,9 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Nodes that were at fault, or may have been, in two runs or more: others are not to meet them."""
+    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that others are not to meet them."""
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
-    return tuple(sorted(host for host, count in suspected.items() if count >= FAILURES_TO_EXCLUDE))
+    return tuple(sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures))
 
 
 def submitted_ago_s(run: RunRecord) -> float:
