@@ -207,6 +207,7 @@ class Coordinator:
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
         """Store what an ended job brought."""
+        self._charges.end(run, handle, launcher=self._launcher)
         measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
