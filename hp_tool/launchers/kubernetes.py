@@ -38,6 +38,8 @@ from hp_tool.launchers.streamed import StreamedLauncher
 
 _PASSING = re.compile(r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again")
 """Answers of an API server that is away, restarts or has too much to do."""
+_NODE_GONE = re.compile(r"containerLogs|no answer within")
+"""What reading a log says of the pod's node rather than of the API server, which answered before."""
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
 WALL_S = "hp-tool/wall-s"
@@ -197,10 +199,9 @@ class KubernetesLauncher(StreamedLauncher):
         for pod in pods:
             try:
                 yield self._kubectl("logs", pod["metadata"]["name"], "--container=run", limit)
-            except EngineAwayError:  # a log that cannot be read now may hold the result
-                raise
-            except LauncherError:
-                continue
+            except LauncherError as error:
+                if isinstance(error, EngineAwayError) and not _NODE_GONE.search(error.message):
+                    raise  # a log that cannot be read now may hold the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
         """The new object, or the existing one if another process created it first or an earlier answer was lost."""

@@ -145,15 +145,21 @@ class TestKubernetesLauncher(OnKubernetes):
         assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
         kubectl = tmp_path / "kubectl"
         kubectl.rename(tmp_path / "real")
-        busy = "echo 'Error from server (ServiceUnavailable): apiserver not ready' >&2; exit 1"
-        kubectl.write_text(f'#!/bin/sh\ncase "$*" in *logs*) {busy};; esac\nexec {tmp_path / "real"} "$@"\n')
-        kubectl.chmod(0o755)
+
+        def logs_say(message: str) -> None:
+            words = f"echo 'Error from server: {message}' >&2; exit 1"
+            kubectl.write_text(f'#!/bin/sh\ncase "$*" in *logs*) {words};; esac\nexec {tmp_path / "real"} "$@"\n')
+            kubectl.chmod(0o755)
+
+        logs_say("(ServiceUnavailable): apiserver not ready")
         with pytest.raises(EngineAwayError, match="ServiceUnavailable"):
             launcher.fetch(handle)
+        logs_say("Get https://n1:10250/containerLogs/default/p/run: dial tcp: connect: connection refused")
+        assert launcher.fetch(handle).status != "ok"  # the node is gone, and the log with it
         kubectl.write_text("#!/bin/sh\nexec sleep 30\n")
         with monkeypatch.context() as patch, pytest.raises(EngineAwayError, match=r"no answer within 0\.2 s"):
             patch.setattr(kubernetes, "_COMMAND_LIMIT_S", 0.2)
-            launcher.fetch(handle)
+            launcher.find("job-1")
         (tmp_path / "real").replace(kubectl)
         assert launcher.fetch(handle).status == "ok"
 
