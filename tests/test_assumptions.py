@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ def test_each_figure_has_its_type_and_says_what_it_is(group: str, name: str) -> 
     entry = documents.read(FILE)[group][name]
     assert entry.keys() == {"value", "unit", "means", "evidence"}
     assert entry["unit"] and entry["means"].endswith(".") and entry["evidence"]
+    for command in re.findall(r"python -m ([\w.]+)", entry["evidence"]):
+        assert any((ROOT / command.replace(".", "/")).with_suffix(end).exists() for end in (".py", "")), command
     value, hint = getattr(getattr(assumed(), group), name), get_type_hints(GROUPS[group])[name]
     if hint in (int, float):
         assert type(value) is hint
