@@ -19,10 +19,11 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.measurement import Hardware
 from hp_tool.queries.schema import parse_query, query_mapping
-from hp_tool.search.account import MIN_RUNS, Spent, coverage_runs, why_stop
+from hp_tool.search.account import Spent, coverage_runs, why_stop
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.tuning.problem import TuningProblem, build_problem
 
@@ -53,6 +54,8 @@ class Trace:
     """Runs after which it stopped by itself; None: it did not."""
     regret: float
     """1 - best true step time / that of the row that ran fastest, when it stopped or at the end."""
+    regret_of_all: float
+    """Had every row run once: runs scatter."""
 
 
 def quickstart() -> TuningProblem:
@@ -93,7 +96,13 @@ def searched(problem: TuningProblem, case: Case, *, seed: int, runs: int) -> Tra
             assert row is not None
             study.tell(trial, float(answers[row]))
             done.append(row)
-    return Trace(widths=widths, inside=inside, stopped_after=stopped_after, regret=regret)
+    return Trace(
+        widths=widths,
+        inside=inside,
+        stopped_after=stopped_after,
+        regret=regret,
+        regret_of_all=_regret(true_s, answers, range(len(true_s))),
+    )
 
 
 def _believed(sampler: CostModelSampler, study: optuna.Study, true_s: FloatArray, done: Sequence[int]) -> tuple[float, float]:
@@ -119,7 +128,7 @@ def as_text(traces: dict[Case, list[Trace]]) -> str:
         "median high/low and share of true step times inside, by runs; searches that stopped, after how many runs, regret",
         f"{'bias scatter noise':20}"
         + "".join(f"{count:>13}" for count in counts)
-        + f"{'stopped':>10}{'after':>7}{'regret':>8}",
+        + f"{'stopped':>10}{'after':>7}{'regret':>8}{'of all':>8}",
     ]
     for case, each in traces.items():
         cells = [(median(t.widths[k] for t in each), fmean(t.inside[k] for t in each)) for k in counts]
@@ -129,8 +138,9 @@ def as_text(traces: dict[Case, list[Trace]]) -> str:
             f"{case.bias:4} {case.scatter:7.2f} {case.noise:5.2f}  "
             + "".join(f"{width:8.2f} {share:4.0%}" for width, share in cells)
             + f"{f'{len(stops)}/{len(each)}':>10}{after:>7}{median(t.regret for t in each):8.1%}"
+            + f"{median(t.regret_of_all for t in each):8.1%}"
         )
-    lines.append(f"(no search stops before {MIN_RUNS} runs)")
+    lines.append(f"(no search stops before {assumed().search.least_runs} runs)")
     return "\n".join(lines)
 
 

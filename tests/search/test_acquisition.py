@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR, fit_calibration
+from hp_tool.assumptions import assumed
+from hp_tool.calibration import fit_calibration, prior_for
 from hp_tool.calibration.evidence import STALL_RISK, STEP_LOG_SD
-from hp_tool.calibration.regimes import LOG_MEAN
-from hp_tool.calibration.step_time import MOST
 from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
@@ -18,7 +17,7 @@ from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 def next_proposal(table, observations, *, coverage_runs=0, seed=0, stored=()):
     return propose(
         table=table,
-        calibration=fit_calibration(prior=GPU_PRIOR),
+        calibration=fit_calibration(prior=prior_for(kind="gpu")),
         observations=observations,
         coverage_runs=coverage_runs,
         rng=np.random.default_rng(seed),
@@ -37,7 +36,7 @@ def test_expected_improvement_matches_monte_carlo(median, log_sd, best):
 def test_the_first_proposal_is_the_fastest_for_its_chance_to_fit():
     table = make_table()
     predicted = np.sum(list(table.parts_s.values()), axis=0)
-    memory = fit_calibration(prior=GPU_PRIOR).memory.predict(memory_bytes=table.memory_bytes)
+    memory = fit_calibration(prior=prior_for(kind="gpu")).memory.predict(memory_bytes=table.memory_bytes)
     chance = memory.fit_probability(table.usable_bytes)
     fits = table.memory_bytes <= table.usable_bytes
     proposal = next_proposal(table, Observations())
@@ -56,22 +55,30 @@ def test_the_first_proposal_weighs_what_stalls_against_what_it_would_win():
         stated = {STEP_LOG_SD: np.full(len(table), 0.8), STALL_RISK: np.where(pipeline, np.log(3.0), 0.0)}
         proposal = next_proposal(replace(roomy, parts_s={"compute": seconds}, features=stated), Observations())
         assert pipeline[proposal.row] == expected
-        usual = (0.8**2 - MOST**2) / (2 * LOG_MEAN**2)
+        usual = (0.8**2 - assumed().step_time.regular_log_sd_limit ** 2) / (2 * assumed().stalls.mean_log_excess ** 2)
         assert proposal.hold_probability == pytest.approx(1 - usual * (3 if expected else 1))
 
 
-@pytest.mark.parametrize(("seconds", "goes_first"), [(1.04, True), (1.07, False)])
-def test_of_rows_as_fast_the_one_that_asks_least_of_the_network_goes_first(seconds, goes_first):
-    """TP 4 x PP 1 x DP 2 here: fewer stages than the fastest, fewer replicas than others without a pipeline."""
+def test_a_nearly_full_row_goes_first_where_it_is_expected_to_be_faster_and_is_tried_later_elsewhere():
+    """Its allocator retries half the time, and takes five times as long then: 0.6 of its speed is expected of it."""
     table = make_table()
-    tensor, pipeline = (np.array(table.axes[f"{name}_parallel_size"]) for name in ("tensor", "pipeline"))
-    fewest = (tensor == 4) & (pipeline == 1)
-    step_s = np.where(fewest, seconds, np.where((tensor == 1) & (pipeline == 4), 1.0, 1.02))
-    features = {"data_parallel": np.log2(8 / (tensor * pipeline)), "pipeline_parallel": np.log2(pipeline)}
-    even = replace(table, parts_s={"compute": step_s}, memory_bytes=np.full(len(table), DEVICE_BYTES / 10), features=features)
-    proposal = next_proposal(replace(even, layer_passes=np.ones(len(table))), Observations())
-    assert fewest[proposal.row] == goes_first
-    assert pipeline[proposal.row] == 1
+    full = len(table) // 2
+    only = np.arange(len(table)) == full
+    for seconds, first in ((0.7, False), (0.5, True)):
+        even = replace(
+            table,
+            parts_s={"compute": np.where(only, seconds, 1.0)},
+            memory_bytes=np.full(len(table), DEVICE_BYTES / 10),
+            layer_passes=np.ones(len(table)),
+            retry_chance=0.5 * only,
+            retry_slowdown=np.where(only, 5.0, 1.0),
+        )
+        proposal = next_proposal(even, Observations())
+        assert (proposal.row == full) == first
+        other = int(not full)
+        again = next_proposal(even, Observations(step_s={other: 1.0}, measurement_ids={other: "one"}))
+        assert again.row == full
+        assert again.hold_probability < 0.5
 
 
 def test_a_row_that_is_a_little_slower_and_likelier_to_fit_goes_first():
