@@ -72,6 +72,8 @@ class StepTime:
     model_share_least: float
     surprise_sds: float
     surprising_machine_share: float
+    plain_least_runs: int
+    plain_stalled_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from scipy.stats import binom
 
-HARM, BAD_COST = 0.01, 0.03
-"""A calibration's mean error above that without one; one bad row of five above the same draw without."""
+HARM, BAD_COST, CONTRARY_COST = 0.01, 0.03, 0.01
+"""A calibration's mean error above that without one; one bad row of five above the same draw without; runs that contradict each
+other above one factor."""
 COVERED = (0.83, 0.97)
 """Of 90 % intervals."""
 BETTER_FROM = 3
@@ -23,7 +24,8 @@ def as_text(report: dict[str, Any], baseline: dict[str, Any] | None = None) -> s
     for name, runs in report.items():
         earlier = (baseline or {}).get(name, {})
         lines += ["", f"{name}: {runs['rows']} runs"]
-        for kind, title in (("learning", "runs"), ("disturbed", "5 runs, one"), ("carried", "")):
+        titles = (("learning", "runs"), ("disturbed", "5 runs, one"), ("contrary", "6 runs,"), ("carried", ""))
+        for kind, title in titles:
             for key, scores in runs[kind].items():
                 before = earlier.get(kind, {}).get(key)
                 lines.append(f"  {f'{title} {key}'.strip():52} {_line(scores)}{_change(before)}")
@@ -53,7 +55,7 @@ def _change(before: dict[str, Any] | None) -> str:
 
 def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
     """Each promise with the share of sets and directions that hold it, and those that do not."""
-    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(report) if kind != "disturbed"}
+    every = {f"{name}, {kind} {key}": scores for name, kind, key, scores in _all(report) if kind in ("learning", "carried")}
     yield _held(
         f"never worse than uncalibrated by more than {HARM:.0%}",
         {key: s["calibrated"]["error"] - s["uncalibrated"]["error"] for key, s in every.items()},
@@ -78,6 +80,15 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
         f"one bad row of five costs at most {BAD_COST:.0%}",
         {f"{name} {key}": s["cost"] for name, kind, key, s in _all(report) if kind == "disturbed"},
         lambda value: value <= BAD_COST,
+    )
+    yield _held(
+        f"runs that contradict each other cost at most {CONTRARY_COST:.0%} more than with one factor",
+        {
+            name: s["calibrated"]["error"] - min(s[each]["error"] for each in ("mean_factor", "median_factor"))
+            for name, kind, _, s in _all(report)
+            if kind == "contrary"
+        },
+        lambda value: value <= CONTRARY_COST,
     )
     yield _held(
         f"coverage {COVERED[0]:.0%} to {COVERED[1]:.0%}",
@@ -118,6 +129,6 @@ def _held(text: str, values: dict[str, float], fine: Any) -> str:
 
 def _all(report: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     for name, runs in report.items():
-        for kind in ("learning", "disturbed", "carried"):
+        for kind in ("learning", "disturbed", "contrary", "carried"):
             for key, scores in runs[kind].items():
                 yield name, kind, key, scores

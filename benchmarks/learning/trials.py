@@ -22,6 +22,8 @@ RUNS = (1, 2, 3, 5, 10, 20)
 BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}
 """What one of BAD_AMONG measured step times is multiplied by."""
 BAD_AMONG = 5
+CONTRARY, CONTRARY_AMONG = 1.5, 6
+"""Runs that contradict each other: every other of them takes so many times longer, and the rest as much shorter."""
 RANKED_AFTER = (5, 10)
 LEAST_TESTED = 5
 """Runs that a draw or a direction leaves to be predicted."""
@@ -137,6 +139,17 @@ def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     return by_kind
 
 
+def contrary(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+    """Return scores after runs that contradict each other."""
+    factors = CONTRARY ** np.where(np.arange(CONTRARY_AMONG) % 2 == 0, 1.0, -1.0)
+    trials = []
+    for order in random_orders(runs, seeds):
+        taught = runs.evidence.take(order[:CONTRARY_AMONG])
+        bad = replace(taught, measured_step_s=taught.measured_step_s * factors)
+        trials.append(compare(runs, order[:CONTRARY_AMONG], order[CONTRARY_AMONG:], evidence=bad))
+    return {f"x{CONTRARY} and /{CONTRARY} in turn": mean_scores(trials)}
+
+
 def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return, by direction, scores on runs of the other side; a side with more runs than are carried gives random ones."""
     by_direction = {}
@@ -201,5 +214,6 @@ def tried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
         "rows": len(runs),
         "learning": learning(runs, seeds=seeds),
         "disturbed": disturbed(runs, seeds=seeds),
+        "contrary": contrary(runs, seeds=seeds),
         "carried": carried(runs, seeds=seeds),
     }

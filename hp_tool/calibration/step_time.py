@@ -23,6 +23,7 @@ from hp_tool.calibration.evidence import (
     scaled,
 )
 from hp_tool.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
+from hp_tool.calibration.plain import PlainFactor, plain_factor
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import Judgement, Stalls, judge, stalls
 
@@ -74,10 +75,14 @@ class StepTimeFit:
     """How far runs were from what the others said of them, in units of what was to be expected, at least 1."""
     stalls: Stalls | None = None
     """None: no run stalled, nor do they usually."""
+    plain: PlainFactor | None = None
+    """Where the runs contradict what was fitted to them: it is said in place of all of it."""
 
     @property
     def factors(self) -> dict[str, float]:
         """theta by group: measured seconds per predicted second."""
+        if self.plain is not None:
+            return dict.fromkeys(GROUPS, float(np.exp(self.plain.log_factor)))
         return dict(zip(GROUPS, self._model.factors(self.x).tolist(), strict=True))
 
     @property
@@ -95,6 +100,8 @@ class StepTimeFit:
         """What the factors do not explain, of one configuration."""
         if self.process is None:
             return self.prior.residual_log_sd
+        if self.plain is not None:
+            return self.plain.log_sd
         rows = self.process.rows
         return float(np.sqrt(np.median((self.process.scales[2:, None] * rows.variances()[2:]).sum(axis=0))))
 
@@ -136,6 +143,9 @@ class StepTimeFit:
         if self.process is None:
             usual = _first_stalls(known, prior=self.prior)
             return StepPrediction(regular_s=before_s, log_sd=stated, usual_slow_share=usual)
+        if self.plain is not None:
+            regular_s = before_s * np.exp(self.plain.log_factor)
+            return StepPrediction(regular_s=regular_s, log_sd=np.maximum(stated, self.plain.log_sd))
         median_s, gradient = self._model.seconds(design, self.x)
         rows = self._rows(gradient, known)
         shift, variance = self.process.predict(rows)
@@ -250,6 +260,9 @@ def _fit_from(
             micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
             usual_share=often,
         ),
+        plain=plain_factor(excess=excess, left_out_correction=correction, slow=judged.slow)
+        if often <= assumed().stalls.unseen_share
+        else None,
     )
     return fit, judged.score - process.improbability(logs)[0]
 
