@@ -52,8 +52,13 @@ def chosen(lines: list[str], extras: set[str]) -> Iterator[Requirement]:
 
 
 def link(folder: Path, distributions: dict[str, metadata.Distribution]) -> None:
-    """Fill the folder with links to all that the distributions installed at the top of site-packages."""
-    folder.mkdir()
+    """Fill the folder with links to all that the distributions installed at the top of site-packages, and our entry points."""
+    info = folder / f"hp_tool-{PROJECT['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {PROJECT['name']}\nVersion: {PROJECT['version']}\n")
+    groups = PROJECT["entry-points"].items()
+    points = (f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in each.items()) for group, each in groups)
+    (info / "entry_points.txt").write_text("\n".join(points))
     for distribution in distributions.values():
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
             target = folder / top
