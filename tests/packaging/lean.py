@@ -66,12 +66,13 @@ def link(folder: Path, distributions: dict[str, metadata.Distribution]) -> None:
                 target.symlink_to(Path(str(distribution.locate_file(top))).resolve())
 
 
-def run(folder: Path, code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program that sees this checkout, the folder's distributions and the standard library, and nothing else."""
+    seen = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{ROOT}", "XDG_DATA_HOME": str(folder.parent / "data")}
     return subprocess.run(
         [sys.executable, "-S", "-c", code, *arguments],
         cwd=folder.parent,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{ROOT}", "XDG_DATA_HOME": str(folder.parent / "data")} | environment,
+        env=seen,
         capture_output=True,
         text=True,
         timeout=240,

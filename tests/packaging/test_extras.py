@@ -201,8 +201,11 @@ def test_each_extra_works_alone(extra: Extra, commands: list[list[str]], tmp_pat
 
 def test_a_client_alone_asks(tmp_path: Path) -> None:
     installed = installation(tmp_path, "client")
-    code = "from service.client import Client\nwith Client(server='http://127.0.0.1:9') as one: print(one.search(search_id='x'))"
-    assert "StoreError" in lean.run(installed, code, HP_CLIENT_PATIENCE_S="0").stderr
+    code = (
+        "import sys; from service.client import Client\nwith Client(server=sys.argv[1]) as client: client.search(search_id='x')"
+    )
+    error = lean.run(installed, code, "http://127.0.0.1:9").stderr
+    assert "StoreError" in error and "http://127.0.0.1:9" in error
 
 
 PAGES = """
@@ -210,7 +213,8 @@ from starlette.testclient import TestClient
 from service.app import create_app
 from service.settings import from_environment
 with TestClient(create_app(from_environment(host=None, port=None, database_url=None)), base_url="http://127.0.0.1") as http:
-    print(*(http.get(path).status_code for path in ("/", "/healthz", "/v1/gpus", "/openapi.json")), http.post("/mcp").status_code)
+    print(*(http.get(path).status_code for path in ("/", "/healthz", "/v1/gpus", "/openapi.json")))
+    print(http.post("/mcp").status_code)
 """
 
 
@@ -230,7 +234,9 @@ def test_what_runs_beside_a_training_framework_brings_no_web_stack(tmp_path: Pat
     """A framework in the same environment pins a web framework of its own."""
     installed = installation(tmp_path, "profiler", "search")
     assert not WEB & {path.name for path in installed.iterdir()}
-    code = "import hp_tool.profiler.training, hp_tool.profiler.endpoint, hp_tool.tuning, service.worker, sys; print(*sys.modules)"
+    code = (
+        "import hp_tool.profiler.training, hp_tool.profiler.endpoint, hp_tool.tuning, service.worker, sys; print(*sys.modules)"
+    )
     done = lean.run(installed, code)
     assert done.returncode == 0, done.stderr
     assert not WEB & set(done.stdout.split())
