@@ -101,22 +101,24 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SERVE = """
 export HP_DATABASE_URL=sqlite:////tmp/hp.sqlite3
 /opt/hp/bin/hp-tool db upgrade
+touch /tmp/serve.log
 /opt/hp/bin/hp-tool serve --port 0 > /tmp/serve.log 2>&1 &
 server=$!
 trap 'kill $server' EXIT
 for _ in $(seq 120); do
-  url=$(grep -o 'http://127.0.0.1:[0-9]*' /tmp/serve.log | head -n 1) && break
   kill -0 $server || { cat /tmp/serve.log; exit 1; }
+  url=$(grep -o 'http://127.0.0.1:[0-9]*' /tmp/serve.log || true)
+  [ -n "$url" ] && break
   sleep 0.5
 done
-/opt/hp/bin/python - "$url" <<'END'
+/opt/hp/bin/python - ${url%% *} <<'END'
 import sys
 from service.client import Client
 with Client(server=sys.argv[1]) as client:
     print(client.estimate(query={
         "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}, "parallel": {"tensor_parallel_size": 8},
         "kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 16},
-    }).estimate.feasible)
+    })["estimate"]["feasible"])
 END
 """
 
