@@ -195,7 +195,7 @@ def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
             for section, keys in sections.items()
         }
         if any(left.values()):
-            kept.append(replace(rule, **left))
+            kept.append(replace(rule, training=left["training"], parallel=left["parallel"]))
         for section, keys in sections.items():
             for key in keys:
                 later[f"{section}.{key}"].append(rule)
