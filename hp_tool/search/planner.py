@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 from optuna.trial import Trial
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.measurement import Fidelity, Measurement
@@ -21,19 +22,11 @@ from hp_tool.search.problem import Question
 from hp_tool.search.rivals import DIGEST, RIVALS, configurations, num_jobs
 from hp_tool.search.study import StudyProjection
 
-MAX_ATTEMPTS = 3
-"""Submissions of one configuration whose jobs are preempted or lost, before it is given up."""
-WORTHWHILE = 0.5
-"""A reduced run is taken where it is expected to cost at most this share of the whole one."""
 CONFIRMATION = "confirmation"
 """Why a run was chosen: the best so far was only seen reduced."""
 
 REPEAT = "repeat"
 """Why a run was chosen: noise leaves open whether the leader leads."""
-MIN_REPEAT_GAIN = 0.005
-"""A repeat is not worth less than this, whatever min_gain_fraction says."""
-SINGLE_STEP_SD = 0.05
-"""Relative standard deviation of a step that was measured alone. Assumed, not fitted."""
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a median by that of a mean, for normal noise."""
 
@@ -151,7 +144,7 @@ class Planner:
         cost = partial(run_gpu_seconds, startup_s=self.startup_s(runs), settings=settings)
         whole = cost(num_gpus=num_gpus(parallel), step_s=predicted["calibrated_step_s"])
         part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
-        return reduction if part <= WORTHWHILE * whole else None
+        return reduction if part <= assumed().search.reduced_cost_share * whole else None
 
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
         """The whole run of a leader that was only seen reduced: when nothing else is worth running, or while it is still
@@ -182,7 +175,8 @@ class Planner:
     def _repeat(self, runs: Sequence[RunRecord]) -> NextRun | None:
         """The leader again, for twice the steps, where noise leaves open whether it leads."""
         best, gain = repeat_gain(runs) or (None, 0.0)
-        if best is None or gain < max(self.problem.settings.min_gain_fraction, MIN_REPEAT_GAIN):
+        least = max(self.problem.settings.min_gain_fraction, assumed().search.least_repeat_gain)
+        if best is None or gain < least:
             return None
         longer = Fidelity(steps=2 * self.problem.settings.steps)
         return self._again(best, fidelity=longer, reason=REPEAT, expected_gain=gain)
@@ -202,8 +196,8 @@ class Planner:
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
     """The first configuration whose last attempt was abandoned for no fault of its own."""
-    last = {run.digest: run for run in runs}
-    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)
+    last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
+    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < attempts), None)
 
 
 def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Calibration) -> JsonObject:
@@ -241,7 +235,7 @@ def standard_error_s(measurement: Measurement) -> float:
     and 0 without any."""
     times = measurement.repetitions_s
     if len(times) < 2:
-        return SINGLE_STEP_SD * sum(times)
+        return assumed().search.single_step_sd * sum(times)
     return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -25,18 +26,10 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.search.account import UNKNOWN_STARTUP_S
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.rivals import DIGEST, rivals_of
 from hp_tool.search.table import AxisValue, CandidateTable
-
-STARTUP_SLACK = 2.0
-"""How much longer a start may take than earlier ones: caches are cold, file systems busy."""
-LEAST_START_S = 180.0
-"""Any start may take this long: the next run may be on many more nodes."""
-PROFILED_STEP = 3
-"""Steps that one under torch's profiler takes as long as, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +48,7 @@ class Question(ABC):
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; all runs have them."""
-    assumed_startup_s: float = UNKNOWN_STARTUP_S
+    assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
 
     @cached_property
@@ -134,16 +127,17 @@ class Question(ABC):
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
         """Seconds after which a run is cut off: those of the query, else its start-up with slack, and every step at the upper
         end of its interval."""
-        settings, predicted = self.settings, run.predicted
+        settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
             return settings.run_timeout_s
         steps = max(settings.warmup_steps, GRAPHS_AFTER) + MORE_WARMUP + (run.fidelity.steps or settings.steps)
-        steps += PROFILED_STEP if settings.breakdown else 0
+        steps += limits.profiled_steps if settings.breakdown else 0
         step_s = predicted.get("calibrated_step_s", 0.0)
         longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
         reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
         share = reduced_s / step_s if step_s else 1.0
-        starting_s = max(STARTUP_SLACK * (self.assumed_startup_s if startup_s is None else startup_s), LEAST_START_S)
+        usual_s = self.assumed_startup_s if startup_s is None else startup_s
+        starting_s = max(limits.startup_slack * usual_s, limits.least_start_limit_s)
         beside = rivals_of(run)
         beside_s = sum(steps * rival["calibrated_step_s_interval"][1] for rival in beside)
         return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)

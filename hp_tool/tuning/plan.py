@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.measurement import Fidelity, Hardware
 from hp_tool.domain.parallel import ParallelConfig
@@ -14,7 +15,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.search.account import AGAIN, run_gpu_seconds
+from hp_tool.search.account import run_gpu_seconds
 from hp_tool.search.fidelity import WHOLE, num_gpus
 from hp_tool.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.search.rivals import rivals_of
@@ -167,7 +168,7 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
     beside = [rival["calibrated_step_s"] for rival in rivals_of(run)]
     cost = partial(run_gpu_seconds, num_gpus=1, settings=search.settings)
     expected_s = cost(step_s=step_s, startup_s=startup_s) + sum(
-        cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside
+        cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s) for each in beside
     )
     limit_s = search.time_limit_s(run, startup_s=startup_s)
     return PlannedRun(
