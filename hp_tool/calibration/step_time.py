@@ -240,7 +240,7 @@ def _fit_from(
         x = x * free
         mean, variance = process.left_out()
         judged = judge(values - mean, variance, usual_share=often)
-    z = (values - mean) ** 2 / variance
+    z, rare = (values - mean) ** 2 / variance, often <= assumed().stalls.unseen_share
     correction, regular = mean - values + log_measured - np.log(before_s), judged.regular
     excess = log_measured - np.log(before_s)
     of_models = _model_numbers(features, len(excess))
@@ -260,9 +260,7 @@ def _fit_from(
             micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
             usual_share=often,
         ),
-        plain=plain_factor(excess=excess, left_out_correction=correction, slow=judged.slow)
-        if often <= assumed().stalls.unseen_share
-        else None,
+        plain=plain_factor(excess=excess, left_out_correction=correction, slow=judged.slow) if rare else None,
     )
     return fit, judged.score - process.improbability(logs)[0]
 
