@@ -27,7 +27,7 @@ from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
-from hp_tool.render.answer import sentences
+from hp_tool.render.answer import kept, sentences
 from hp_tool.render.columns import (
     Column,
     configuration_columns,
@@ -178,7 +178,11 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         best, source = trained[0], "predicted, not measured"
         if best.measurement is not None:
             source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
-        console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
+        word = "best"
+        if isinstance(yours := kept(result.answer), ParallelConfig):
+            console.print(f"keep: {arithmetic(yours)} (yours)", style="bold", highlight=False)
+            word = "not clearly better"
+        console.print(f"{word}: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
         for path, value in best.set.items():
             console.print(f"chosen beside the layout, for all runs: {path} {value}", highlight=False)
     for sentence in sentences(result.answer) if result.answer else ():

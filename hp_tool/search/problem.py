@@ -55,6 +55,8 @@ class Question(ABC):
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; all runs have them."""
+    baseline: RunConfig | None = None
+    """What `search.baseline` describes, which is run once where it is a candidate."""
     assumed_startup_s: float = UNKNOWN_STARTUP_S
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
 

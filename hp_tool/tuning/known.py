@@ -12,11 +12,10 @@ from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction
 from hp_tool.calibration.evidence import BoolArray, FloatArray
 from hp_tool.calibration.posterior import OwnRuns, memory_posterior, ratio, step_posterior
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import BaselineSource, Gain
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.search.fidelity import standing
-from hp_tool.search.planner import standard_error_s
+from hp_tool.search.noise import spread_of
 from hp_tool.search.problem import Question
 from hp_tool.training.calibrated import KnownRow
 
@@ -81,14 +80,6 @@ def own_runs(
     )
 
 
-def gain_of(best: tuple[float, float], *, baseline: tuple[float, float], against: BaselineSource, same: bool) -> Gain:
-    """How many times as fast the best is as the baseline, each (seconds, log_sd), with the 90 % interval; 1 if they are one."""
-    if same:
-        return Gain(against=against, factor=1.0, interval=(1.0, 1.0))
-    factor, low, high = ratio(baseline, best, quantile=NORMAL_QUANTILE)
-    return Gain(against=against, factor=float(factor), interval=(float(low), float(high)))
-
-
 def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
     """How many rows after the first cannot be told apart from it: the 90 % interval of the ratio of their times holds 1."""
     first, *others = rows
@@ -96,12 +87,6 @@ def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
         (step.median_s[others], step.log_sd[others]), (step.median_s[first], step.log_sd[first]), quantile=NORMAL_QUANTILE
     )
     return int(np.count_nonzero((low <= 1.0) & (high >= 1.0)))
-
-
-def spread_of(measurement: Measurement) -> float:
-    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered; 0 without any."""
-    times = measurement.repetitions_s
-    return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0
 
 
 def _step(measurement: Measurement) -> tuple[float, float] | None:

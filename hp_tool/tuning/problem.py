@@ -168,6 +168,7 @@ def build_problem(
         training=problem.workload,
         strategy=problem.strategy,
         settings=query.search,
+        baseline=baseline_config(query, problem),
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,
