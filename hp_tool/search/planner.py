@@ -110,13 +110,18 @@ class Planner:
         if reduction is not None:
             predicted |= _of_reduction(reduction, predicted, calibration)
         elif reused is None:
-            predicted |= self._rivals(row, calibration, count=min(self.problem.configurations_per_job, runs_left) - 1)
+            beside = min(self.problem.configurations_per_job, runs_left) - 1
+            predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)
 
-    def _rivals(self, row: int, calibration: Calibration, *, count: int) -> JsonObject:
-        """What the job of a row's run runs afterwards, as the run's prediction keeps it."""
-        proposals = self.projection.rivals(count=count, apart=self.problem.apart(row)) if count > 0 else []
+    def _rivals(self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int) -> JsonObject:
+        """What the job of a row's run runs afterwards, as the run's prediction keeps it: the baseline first."""
+        apart = self.problem.apart(row)
+        baseline = self._baseline_row(runs) if count > 0 else None
+        first = [] if baseline in (None, row) or baseline in apart else [_anyway(baseline, reason=BASELINE)]
+        others = self.projection.rivals(count=count, apart=apart) if count > 0 else []
+        proposals = [*first, *(each for each in others if each.row != baseline)][:count]
         beside = [
             {
                 DIGEST: self.problem.digest(each.row),
@@ -150,17 +155,22 @@ class Planner:
         return reduction if part <= WORTHWHILE * whole else None
 
     def _baseline(self, runs: Sequence[RunRecord], spent: Spent, average_s: float) -> NextRun | None:
-        """The configuration that the answer is compared with, once, after the first run has been chosen without it."""
-        baseline = self.problem.baseline
-        if baseline is None or not runs or not self._affordable(spent, average_s):
+        """A run of the configuration that the answer is compared with, after the first run was chosen without it."""
+        row = self._baseline_row(runs)
+        if row is None or not runs or not self._affordable(spent, average_s):
             return None
-        row = self.problem.row(baseline)
-        if row is None or num_gpus(baseline) > self.available_gpus:
+        reused = self.reusable.get(self.problem.digest(row))
+        return self._again(self.problem.candidates.config(row), fidelity=WHOLE, reason=BASELINE, reused=reused)
+
+    def _baseline_row(self, runs: Sequence[RunRecord]) -> int | None:
+        """The row of the baseline; None without one that can be run, and once a job runs it as a whole."""
+        baseline = self.problem.baseline
+        row = None if baseline is None else self.problem.row(baseline)
+        if baseline is None or row is None or num_gpus(baseline) > self.available_gpus:
             return None
         digest = self.problem.digest(row)
-        if any(digest in (run.digest, *(rival[DIGEST] for rival in rivals_of(run))) for run in runs):
-            return None
-        return self._again(baseline, fidelity=WHOLE, reason=BASELINE, reused=self.reusable.get(digest))
+        ran = any(digest in (run.digest, *(rival[DIGEST] for rival in rivals_of(run))) for run in runs)
+        return None if ran else row
 
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
         """Another run of the leader, where it was only seen reduced or noise leaves open whether it leads: when nothing else is
@@ -202,12 +212,17 @@ class Planner:
         row = self.problem.row(parallel)
         if row is None:
             return None
-        seen = Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)  # it has run before
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=seen)
+        proposal = _anyway(row, reason=reason)
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=proposal)
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted | ({REUSED: reused} if reused else {}))
 
     def _calibration(self) -> Calibration:
         return self.projection.sampler.calibration(study=self.projection.study)
+
+
+def _anyway(row: int, *, reason: str) -> Proposal:
+    """Return a proposal that nobody weighed: its row has run before, here or where the user trains."""
+    return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
 
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:

@@ -147,3 +147,9 @@ def test_what_was_predicted_before_is_held_against_what_was_measured(tmp_path: P
     assert before.step_s_interval == tuple(first.predicted["calibrated_step_s_interval"])
     assert before.off_fraction == pytest.approx(answer.measured.step_s / before.step_s - 1.0)
     assert any(sentence.startswith("Predicted ") and " before it ran " in sentence for sentence in sentences(answer))
+
+
+def test_the_baseline_runs_in_the_first_job_beside_what_the_search_chose(tmp_path: Path) -> None:
+    _, runs = search(tmp_path, erratic, baseline=PLAIN, configurations_per_job=3)
+    beside = [rival["chosen_by"] for rival in runs[0].predicted["rivals"]]
+    assert len(beside) == 2 and beside[0] == "baseline" and "baseline" not in beside[1:]
