@@ -149,9 +149,10 @@ def warning(answer: Answer | ServingAnswer) -> str | None:
     if interval is None:
         return None
     low, high = interval
+    advice = "run it again before you rely on it" if answer.measured.num_runs == 1 else "its own runs count more"
     return (
         f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where the "
-        "calibration by all runs puts it: run it again before you rely on it."
+        f"calibration by all runs puts it: {advice}."
     )
 
 

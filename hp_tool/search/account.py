@@ -19,6 +19,8 @@ UNKNOWN_STARTUP_S = 20.0
 """Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
 CLUSTER_STARTUP_S = 180.0
 """The same on a cluster or GPUs: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
+STARTUP_DOUBT = 3.0
+"""Factor by which an assumed start-up may be off either way. Judged: file systems and images differ that much."""
 AGAIN = 1.0 / 3.0
 """Share of a start-up that a further configuration of a job takes: its groups, its weights, its first kernels. Assumed: no job
 on GPUs has shown it."""
@@ -66,11 +68,11 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if not run.state.ended]
 
 
-def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings, assumed_s: float = UNKNOWN_STARTUP_S) -> float:
-    """Median seconds of a run that are no training step, by the runs that succeeded; `assumed_s` until one has."""
+def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
+    """Median seconds of a run that are no training step, by the runs that succeeded; None until one has."""
     ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted]
     seen = [each for measurement in ended if (each := seen_startup_s(measurement, settings=settings)) is not None]
-    return statistics.median(seen) if seen else assumed_s
+    return statistics.median(seen) if seen else None
 
 
 def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:

@@ -88,7 +88,8 @@ class Planner:
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
         """Seconds of a run to come before its first step."""
-        return startup_s(runs, settings=self.problem.settings, assumed_s=self.problem.assumed_startup_s)
+        seen_s = startup_s(runs, settings=self.problem.settings)
+        return self.problem.assumed_startup_s if seen_s is None else seen_s
 
     def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
         """Seconds of a step that a run's are hopeless against: the best known; of the first run on GPUs, its own prediction,

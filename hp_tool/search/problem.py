@@ -25,7 +25,7 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.search.account import UNKNOWN_STARTUP_S
+from hp_tool.search.account import STARTUP_DOUBT, UNKNOWN_STARTUP_S
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.rivals import DIGEST, rivals_of
@@ -59,6 +59,8 @@ class Question(ABC):
     """What `search.baseline` describes, which is run once where it is a candidate."""
     assumed_startup_s: float = UNKNOWN_STARTUP_S
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
+    startup_is_known: bool = False
+    """Earlier runs on this cluster have shown it; else it is a guess."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -130,12 +132,19 @@ class Question(ABC):
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
         `best_step_s`: of the best configuration known, or expected; a run that is hopeless against it may end early.
-        `startup_s`: of earlier runs.
+        `startup_s`: of earlier runs of this search; None until one has shown it.
         """
 
+    def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
+        """Fewest and most seconds of a start: one figure if runs of this search (`seen_s`) or earlier ones have shown it, else
+        STARTUP_DOUBT around the guess."""
+        doubt = STARTUP_DOUBT if seen_s is None and not self.startup_is_known else 1.0
+        center_s = self.assumed_startup_s if seen_s is None else seen_s
+        return center_s / doubt, center_s * doubt
+
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
-        """Seconds after which a run is cut off: those of the query, else its start-up with slack, and every step at the upper
-        end of its interval."""
+        """Seconds after which a run is cut off: those of the query, else its start-up with slack (one that nobody has seen: as
+        long as it may take), and every step at the upper end of its interval."""
         settings, predicted = self.settings, run.predicted
         if settings.run_timeout_s != "auto":
             return settings.run_timeout_s
@@ -145,7 +154,9 @@ class Question(ABC):
         longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
         reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
         share = reduced_s / step_s if step_s else 1.0
-        starting_s = max(STARTUP_SLACK * (self.assumed_startup_s if startup_s is None else startup_s), LEAST_START_S)
+        longest_start_s = self.startup_range_s(startup_s)[1]
+        usual_s = self.assumed_startup_s if startup_s is None else startup_s
+        starting_s = max(STARTUP_SLACK * usual_s, longest_start_s, LEAST_START_S)
         beside = rivals_of(run)
         beside_s = sum(steps * rival["calibrated_step_s_interval"][1] for rival in beside)
         return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)

@@ -225,10 +225,11 @@ def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, medi
     if median_s.size == 0:
         return None
     settings = problem.query.search
+    seen_s = startup_s(runs, settings=settings)
     one_run = run_gpu_seconds(
         num_gpus=problem.training.cluster.num_gpus,
         step_s=float(np.mean(median_s)),
-        startup_s=startup_s(runs, settings=settings, assumed_s=problem.search.assumed_startup_s),
+        startup_s=problem.search.assumed_startup_s if seen_s is None else seen_s,
         settings=settings,
     )
     return one_run * float(problem.space.feasible)

@@ -26,6 +26,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.render.bill import bill_sentences
 from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
@@ -141,6 +142,8 @@ class Preview:
     """Why profile runs cannot search this query; the predictions stand."""
     plan: SearchPlan | None = None
     """What a search would cost; None of serving."""
+    bill: tuple[str, ...] = ()
+    """The plan's cost in words: expected, and at worst."""
     commands: tuple[Command, ...] = ()
 
 
@@ -198,6 +201,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
+    plan = _plan(resolved, store=store) if answer.recommendations else None
     # Links and commands use the query as typed, in which a registered name is still a name.
     return Preview(
         kind=query.kind,
@@ -213,7 +217,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
-        plan=_plan(resolved, store=store) if answer.recommendations else None,
+        plan=plan,
+        bill=() if plan is None else bill_sentences(plan),
         commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
 

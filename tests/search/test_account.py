@@ -12,7 +12,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.steps import MORE_WARMUP
-from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
+from hp_tool.search.account import CLUSTER_STARTUP_S, STARTUP_DOUBT, UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO
 from hp_tool.search.problem import LEAST_START_S
 from tests.search.search_engine import make_problem
@@ -41,7 +41,7 @@ def test_start_up_is_the_median_of_the_runs_that_show_it() -> None:
     silent = [run(8, wall_s=500.0, step_s=None), run(9, wall_s=None, step_s=1.0)]
     assert startup_s([*shown, *silent], settings=SETTINGS) == pytest.approx(30.0)
     assert startup_s([run(1, wall_s=5.0, step_s=1.0)], settings=SETTINGS) == 0.0  # never less than nothing
-    assert startup_s(silent, settings=SETTINGS) == UNKNOWN_STARTUP_S
+    assert startup_s(silent, settings=SETTINGS) is None
 
 
 def test_a_run_to_come_costs_start_up_and_every_step_on_all_its_devices() -> None:
@@ -56,8 +56,11 @@ def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() ->
     record = replace(run(1, wall_s=None, step_s=None), parallel=problem.candidates.config(0), predicted=predicted)
     steps = 2 + MORE_WARMUP + 5
     assert problem.request(record, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 60.0)
+    assert problem.startup_range_s() == (UNKNOWN_STARTUP_S / STARTUP_DOUBT, UNKNOWN_STARTUP_S * STARTUP_DOUBT)
     on_a_cluster = replace(problem, assumed_startup_s=CLUSTER_STARTUP_S)
-    assert on_a_cluster.request(record).timeout_s == pytest.approx(2 * 180.0 + steps * 60.0)
+    assert on_a_cluster.request(record).timeout_s == pytest.approx(STARTUP_DOUBT * 180.0 + steps * 60.0)
+    shown = replace(on_a_cluster, startup_is_known=True)
+    assert shown.request(record).timeout_s == pytest.approx(2 * 180.0 + steps * 60.0)
     half = replace(record, predicted=predicted | {"reduced_calibrated_step_s": 51.6 / 2, EXTRAPOLATION_RATIO: 2.0})
     assert problem.request(half, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 30.0)
     assert problem.request(record, startup_s=3.0).timeout_s == pytest.approx(LEAST_START_S + steps * 60.0)
