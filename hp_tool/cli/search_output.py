@@ -25,6 +25,7 @@ from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
 from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.render.answer import kept, sentences
@@ -39,7 +40,6 @@ from hp_tool.render.columns import (
     tokens_column,
 )
 from hp_tool.render.words import arithmetic, brief
-from hp_tool.tuning.plan import PlannedRun, SearchPlan
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import counted, duration
 

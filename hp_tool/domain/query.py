@@ -117,6 +117,9 @@ class TrainerCommand(Strict):
     once per node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the command, beside those of every job."""
+    axes: tuple[str, ...] | None = None
+    """What the command can vary, by fields of `parallel`; what it leaves out has one value, the query's or else the usual one.
+    None: whatever a query leaves open, which the command has to name."""
     reducible: tuple[Reducible, ...] = ()
     """What `search.fidelity: auto` may leave out of its runs, because the command follows its placeholders in it."""
 

@@ -1,14 +1,9 @@
 """The bill of a search in sentences, the same on a page and in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from hp_tool.domain.plan import SearchPlan
 from hp_tool.units import SECONDS_PER_HOUR, duration
-
-if TYPE_CHECKING:
-    from hp_tool.tuning.plan import SearchPlan
 
 Interval = tuple[float, float] | None
 

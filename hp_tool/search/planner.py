@@ -111,7 +111,8 @@ class Planner:
         if reduction is not None:
             predicted |= _of_reduction(reduction, predicted, calibration)
         elif reused is None:
-            beside = min(self.problem.configurations_per_job, runs_left) - 1
+            kept_back = 1 if self.problem.settings.budget_runs > MIN_RUNS else 0  # for the leader again
+            beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
             predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)

@@ -218,6 +218,8 @@ class SearchProblem(Question):
     def _processes(self) -> list[tuple[str | None, int]]:
         """Per row what cannot change within a job: CUDA's queues, which are set before its first kernel, and its processes."""
         configs = map(self.candidates.config, range(len(self.candidates)))
+        if self.cluster.gpu.kind == "cpu":
+            return [(None, num_gpus(config)) for config in configs]
         return [(device_connections(workload=self.training, parallel=config), num_gpus(config)) for config in configs]
 
     @property

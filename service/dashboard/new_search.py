@@ -18,6 +18,7 @@ from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.configuration import Configuration
 from hp_tool.domain.fit import Fit
+from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.records import WorkerRecord
@@ -31,7 +32,7 @@ from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
-from hp_tool.tuning.plan import SearchPlan, bill
+from hp_tool.tuning.plan import bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep

@@ -102,7 +102,14 @@ def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, que
     unknown = http.post("/v1/searches", json=query | {"trainer": "theirs"})
     assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (422, "not_found", "trainer")
     (listed,) = http.get("/v1/trainers").json()["items"]
-    assert listed == {"name": "ours", "reader": "megatron-lm", "launch": "torchrun", "reducible": [], "source": ""}
+    assert listed == {
+        "name": "ours",
+        "reader": "megatron-lm",
+        "launch": "torchrun",
+        "axes": None,
+        "reducible": [],
+        "source": "",
+    }
     assert f"<option>{registered}</option>" in http.get("/searches/new").text
 
 

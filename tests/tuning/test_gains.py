@@ -153,3 +153,10 @@ def test_the_baseline_runs_in_the_first_job_beside_what_the_search_chose(tmp_pat
     _, runs = search(tmp_path, erratic, baseline=PLAIN, configurations_per_job=3)
     beside = [rival["chosen_by"] for rival in runs[0].predicted["rivals"]]
     assert len(beside) == 2 and beside[0] == "baseline" and "baseline" not in beside[1:]
+
+
+def test_a_job_of_several_leaves_a_run_for_the_leader_again(tmp_path: Path) -> None:
+    _, runs = search(tmp_path, erratic, configurations_per_job=8, budget_runs=6)
+    assert len(runs[0].predicted["rivals"]) == 4
+    degrees = {rival["digest"] for rival in runs[0].predicted["rivals"]}
+    assert len(degrees) == 4
