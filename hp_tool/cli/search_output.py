@@ -29,7 +29,7 @@ from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
 from hp_tool.render.answer import kept, sentences
-from hp_tool.render.bill import device_time, expected_words, worst_words
+from hp_tool.render.bill import between, device_time, expected_words, worst_words
 from hp_tool.render.columns import (
     Column,
     configuration_columns,
@@ -214,7 +214,7 @@ def _planned(run: PlannedRun) -> str:
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
     return (
         f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: {counted(run.num_nodes, 'node')}, "
-        f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
+        f"{counted(run.num_gpus, 'GPU')}, {between(run.wall_s, run.wall_s_interval, duration)} (limit {duration(run.time_limit_s)}), "
         f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )
 

@@ -12,11 +12,11 @@ def expected_words(plan: SearchPlan) -> str:
     """`at most 8 runs (budget_runs), 12.0 min to 40.0 min without waiting for devices, 1.6 to 5.3 GPU-hours, ...`."""
     parts = [
         f"at most {plan.runs} runs ({plan.stopped_by})",
-        f"{_between(plan.wall_s, plan.wall_s_interval, duration)} without waiting for devices",
-        _between(plan.gpu_seconds, plan.gpu_seconds_interval, device_time),
+        f"{between(plan.wall_s, plan.wall_s_interval, duration)} without waiting for devices",
+        between(plan.gpu_seconds, plan.gpu_seconds_interval, device_time),
     ]
     if plan.cost is not None:
-        parts.append(_between(plan.cost, plan.cost_interval, money))
+        parts.append(between(plan.cost, plan.cost_interval, money))
     if plan.wall_s_interval is not None:
         parts.append("as no start-up has been seen here yet")
     return ", ".join(parts)
@@ -50,5 +50,6 @@ def money(dollars: float) -> str:
     return f"${dollars:,.2f}" if dollars < 10.0 else f"${dollars:,.0f}"
 
 
-def _between(value: float, interval: Interval, words: Callable[[float], str]) -> str:
+def between(value: float, interval: Interval, words: Callable[[float], str]) -> str:
+    """Return a figure in words; `12.0 min to 40.0 min` where it has an interval."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

@@ -165,14 +165,15 @@ class Planner:
         return self._again(self.problem.candidates.config(row), fidelity=WHOLE, reason=BASELINE, reused=reused)
 
     def _baseline_row(self, runs: Sequence[RunRecord]) -> int | None:
-        """The row of the baseline; None without one that can be run, and once a job runs it as a whole."""
+        """The row of the baseline; None without one that can be run, and once it ran or a job is to run it."""
         baseline = self.problem.baseline
         row = None if baseline is None else self.problem.row(baseline)
         if baseline is None or row is None or num_gpus(baseline) > self.available_gpus:
             return None
         digest = self.problem.digest(row)
-        ran = any(digest in (run.digest, *(rival[DIGEST] for rival in rivals_of(run))) for run in runs)
-        return None if ran else row
+        own = any(run.digest == digest for run in runs)
+        beside = any(digest == rival[DIGEST] for run in open_runs(runs) for rival in rivals_of(run))
+        return None if own or beside else row
 
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
         """Another run of the leader, where it was only seen reduced or noise leaves open whether it leads: when nothing else is

@@ -160,3 +160,9 @@ def test_a_job_of_several_leaves_a_run_for_the_leader_again(tmp_path: Path) -> N
     assert len(runs[0].predicted["rivals"]) == 4
     degrees = {rival["digest"] for rival in runs[0].predicted["rivals"]}
     assert len(degrees) == 4
+
+
+def test_a_baseline_that_its_job_did_not_reach_runs_alone(tmp_path: Path) -> None:
+    answer, runs = search(tmp_path, erratic, baseline=PLAIN, configurations_per_job=3)  # this engine runs no rivals
+    assert "baseline" in [rival["chosen_by"] for rival in runs[0].predicted["rivals"]]
+    assert runs[1].predicted["chosen_by"] == "baseline" and answer.gain is not None and answer.gain.source == "measured"
