@@ -212,9 +212,10 @@ def _planned(run: PlannedRun) -> str:
     kept |= {"micro-batches": fidelity.num_micro_batches}
     what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
+    wall = between(run.wall_s, run.wall_s_interval, duration)
     return (
         f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: {counted(run.num_nodes, 'node')}, "
-        f"{counted(run.num_gpus, 'GPU')}, {between(run.wall_s, run.wall_s_interval, duration)} (limit {duration(run.time_limit_s)}), "
+        f"{counted(run.num_gpus, 'GPU')}, {wall} (limit {duration(run.time_limit_s)}), "
         f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )
 

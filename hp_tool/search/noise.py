@@ -25,7 +25,7 @@ class MeasuredSteps:
     """The step times of configurations that ran as a whole, and how far they may be off."""
 
     known: Mapping[RunConfig, tuple[float, float]]
-    """(seconds, log_sd) by configuration, of its last run: that one was not picked for having been fast."""
+    """(seconds, log_sd) by configuration: the mean of its runs by their certainty, as `posterior.combined` takes it."""
     repeat_log_sd: float
     """Standard deviation of ln(seconds) between runs of one configuration, see `calibration.posterior`."""
     num_repeats: int
@@ -40,8 +40,8 @@ class MeasuredSteps:
 def measured_steps(
     runs: Sequence[RunRecord], *, kind: Kind, seconds: Callable[[Measurement], float | None] = lambda run: run.objective_s
 ) -> MeasuredSteps:
-    """Return what whole runs that worked measured. A time may be off by the noise of repeats, or by that of its own steps where
-    these scatter more. `seconds`: the figure of a run that is compared."""
+    """Return what whole runs that worked measured. ln(seconds) of run i has variance u_i = max(s^2, e_i^2): s is the noise of
+    repeats, e_i that of its own steps. `seconds`: the figure of a run that is compared."""
     worked = [
         (run, figure)
         for run in runs
@@ -51,10 +51,15 @@ def measured_steps(
     repeated = OwnRuns(
         row=np.array([configs.index(run.parallel) for run, _ in worked], dtype=np.intp),
         value=np.array([figure for _, figure in worked], dtype=np.float64),
-        log_sd=np.zeros(len(worked)),
+        log_sd=np.array([spread_of(run.measurement) if run.measurement else 0.0 for run, _ in worked], dtype=np.float64),
     )
     noise = repeat_log_sd(repeated, kind=kind)
-    known = {run.parallel: (figure, max(noise, spread_of(run.measurement))) for run, figure in worked if run.measurement}
+    known = {}
+    for place, config in enumerate(configs):
+        own = repeated.row == place
+        certainty = 1.0 / np.maximum(noise, repeated.log_sd[own]) ** 2
+        variance = 1.0 / certainty.sum()
+        known[config] = float(np.exp(variance * (certainty @ np.log(repeated.value[own])))), float(np.sqrt(variance))
     return MeasuredSteps(known=known, repeat_log_sd=noise, num_repeats=len(worked) - len(configs))
 
 

@@ -41,7 +41,7 @@ PRESETS: dict[str, Preset] = {
                 "budget_gpu_seconds": 260,
                 "configurations_per_job": 4,
                 "run_timeout_s": 120,
-                "steps": 6,
+                "steps": 8,
                 "warmup_steps": 1,
             },
         },

@@ -60,14 +60,15 @@ def test_nobody_runs_three_times_and_one_alone_has_no_rival():
     assert not unsure([run(1, NOISY), reduced], kind="cpu")
 
 
-def test_a_ratio_is_of_the_last_runs_and_as_wide_as_their_noise():
+def test_a_ratio_is_of_the_means_of_runs_and_as_wide_as_their_noise():
     steps = measured_steps([run(1, STEADY), run(1, scaled(1.1)), run(2, scaled(2.2))], kind="gpu")
     assert steps.num_repeats == 1
     # s^2 = (4 x 0.03^2 + 2 (ln 1.1 / 2)^2) / 5
     assert steps.repeat_log_sd == pytest.approx(np.sqrt((4 * 0.03**2 + 2 * (np.log(1.1) / 2) ** 2) / 5))
     factor, low, high = steps.ratio(ParallelConfig(micro_batch_size=2), ParallelConfig(micro_batch_size=1))
-    width = np.exp(1.6449 * np.sqrt(2) * steps.repeat_log_sd)
-    assert (factor, low, high) == pytest.approx((2.0, 2.0 / width, 2.0 * width), rel=1e-4)
+    width = np.exp(1.6449 * np.sqrt(1.5) * steps.repeat_log_sd)  # one ran twice
+    middle = 2.2 / np.sqrt(1.1)
+    assert (factor, low, high) == pytest.approx((middle, middle / width, middle * width), rel=1e-4)
 
 
 def test_the_standard_error_of_a_median_is_that_of_a_mean_by_the_root_of_half_pi():
