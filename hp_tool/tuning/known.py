@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction
 from hp_tool.calibration.evidence import BoolArray, FloatArray
-from hp_tool.calibration.posterior import OwnRuns, memory_posterior, ratio, step_posterior
+from hp_tool.calibration.posterior import OwnRuns, memory_posterior, ratio, repeat_log_sd, step_posterior
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord
@@ -33,11 +33,16 @@ class KnownRows:
     """(n,) chance of running out of memory; 0 of what ran as a whole."""
     ran: BoolArray
     """(n,) whether a whole run of it worked."""
+    repeat_log_sd: float
+    """Standard deviation of ln(seconds) between runs of one row."""
 
     def row(self, row: int) -> KnownRow:
-        """The estimate of one row."""
+        """The estimate of one row; its interval is that of another run, which the calibration's of what did not run is too."""
         one = np.array([row])
-        return KnownRow(step=self.step.take(one), memory=self.memory.take(one), ran=bool(self.ran[row]))
+        step = self.step.take(one)
+        if self.ran[row]:
+            step = replace(step, log_sd=np.hypot(step.log_sd, self.repeat_log_sd))
+        return KnownRow(step=step, memory=self.memory.take(one), ran=bool(self.ran[row]))
 
 
 def known_rows(*, search: Question, calibration: Calibration, runs: Sequence[RunRecord]) -> KnownRows:
@@ -47,12 +52,14 @@ def known_rows(*, search: Question, calibration: Calibration, runs: Sequence[Run
     memory = memory_posterior(table.predict_memory(calibration), runs=own_runs(search, runs, shown=_peak))
     whole = own_runs(search, runs, shown=lambda run: _step(run) if run.fidelity.is_whole else None)
     ran = np.isin(np.arange(len(table)), whole.rows)
+    timed = own_runs(search, runs, shown=_step)
     return KnownRows(
         alone=alone,
-        step=step_posterior(alone, runs=own_runs(search, runs, shown=_step), kind=kind),
+        step=step_posterior(alone, runs=timed, kind=kind),
         memory=memory,
         fails=np.where(ran, 0.0, 1.0 - memory.fit_probability(table.device_bytes)),
         ran=ran,
+        repeat_log_sd=repeat_log_sd(timed, kind=kind),
     )
 
 

@@ -40,6 +40,7 @@ def erratic(request: ProfileRequest) -> Measurement:
 
 def search(tmp_path: Path, outcome: Any, **settings: Any) -> tuple[Answer, list[RunRecord]]:
     query = QUERY | {"search": {"budget_runs": 6, "fidelity": "full", "steps": 3, "warmup_steps": 1} | settings}
+    tmp_path.mkdir(exist_ok=True)
     with_store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
     result = tune(query=schema.parse_query(query), store=with_store, launcher=CpuEngine(num_gpus=2, outcome=outcome))
     runs = with_store.runs(search_id=result.search.id)
@@ -166,3 +167,21 @@ def test_a_baseline_that_its_job_did_not_reach_runs_alone(tmp_path: Path) -> Non
     answer, runs = search(tmp_path, erratic, baseline=PLAIN, configurations_per_job=3)  # this engine runs no rivals
     assert "baseline" in [rival["chosen_by"] for rival in runs[0].predicted["rivals"]]
     assert runs[1].predicted["chosen_by"] == "baseline" and answer.gain is not None and answer.gain.source == "measured"
+
+
+def test_the_interval_of_what_ran_is_that_of_another_run(tmp_path: Path) -> None:
+    """Two runs of a layout that differ by half are both such as another one may be."""
+    seen: Counter[str] = Counter()
+
+    def unsteady(request: ProfileRequest) -> Measurement:
+        name = schema.to_json(request.parallel)
+        seen[name] += 1
+        return ran(4.0 * (1.5 if seen[name] > 1 else 1.0) * (1.0 + 0.01 * (sum(map(ord, name)) % 5)))
+
+    answer, _ = search(tmp_path, unsteady, budget_runs=5)
+    assert answer.measured is not None and answer.step_s_interval is not None
+    low, high = answer.step_s_interval
+    if answer.measured.num_runs == 1:
+        assert high / low > 1.4, "the noise of the other's repeat is its noise too"
+    else:
+        assert low <= answer.measured.low_s and answer.measured.high_s <= high
