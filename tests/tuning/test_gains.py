@@ -38,8 +38,13 @@ def erratic(request: ProfileRequest) -> Measurement:
     return ran(4.0 * math.exp(random.Random(schema.to_json(request.parallel)).gauss(0.0, 0.5)))
 
 
-def search(tmp_path: Path, outcome: Any, **settings: Any) -> tuple[Answer, list[RunRecord]]:
-    query = QUERY | {"search": {"budget_runs": 6, "fidelity": "full", "steps": 3, "warmup_steps": 1} | settings}
+def search(
+    tmp_path: Path, outcome: Any, parallel: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Answer, list[RunRecord]]:
+    query = QUERY | {
+        "parallel": parallel or {},
+        "search": {"budget_runs": 6, "fidelity": "full", "steps": 3, "warmup_steps": 1} | settings,
+    }
     tmp_path.mkdir(exist_ok=True)
     with_store = open_store(f"sqlite:///{tmp_path / 'hp.sqlite3'}")
     result = tune(query=schema.parse_query(query), store=with_store, launcher=CpuEngine(num_gpus=2, outcome=outcome))
@@ -178,7 +183,9 @@ def test_the_interval_of_what_ran_is_that_of_another_run(tmp_path: Path) -> None
         seen[name] += 1
         return ran(4.0 * (1.5 if seen[name] > 1 else 1.0) * (1.0 + 0.01 * (sum(map(ord, name)) % 5)))
 
-    answer, _ = search(tmp_path, unsteady, budget_runs=5)
+    three = PLAIN | {"micro_batch_size": [1, 2, 4], "recompute": "none", "zero_stage": 1}
+    answer, runs = search(tmp_path, unsteady, parallel=three)
+    assert len(runs) > 3, "one ran again"
     assert answer.measured is not None and answer.step_s_interval is not None
     low, high = answer.step_s_interval
     if answer.measured.num_runs == 1:
