@@ -17,7 +17,7 @@ from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
 from hp_tool.search.noise import measured_steps
 from hp_tool.search.problem import Question
-from hp_tool.search.rivals import DIGEST, RIVALS, configurations, num_jobs, rivals_of
+from hp_tool.search.rivals import BESIDE, DIGEST, RIVALS, configurations, num_jobs, rivals_of
 from hp_tool.search.study import StudyProjection
 
 MAX_ATTEMPTS = 3
@@ -71,11 +71,10 @@ class Planner:
         if again is not None:
             return NextRun(parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted)
         settings, spent = self.problem.settings, spent_by(runs)
-        waiting, jobs = configurations(open_runs(runs)), num_jobs(runs)
-        average_s = spent.gpu_seconds / jobs if jobs else 0.0
-        started = Spent(
-            profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + len(open_runs(runs)) * average_s
-        )
+        underway, waiting = len(open_runs(runs)), configurations(open_runs(runs))
+        average_s, beside_s = gpu_seconds_by_job(runs)
+        waiting_s = underway * average_s + (waiting - underway) * beside_s
+        started = Spent(profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting_s)
         reason = why_stop(settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal)
         if baseline := self._baseline(runs, started, average_s):
             return baseline
@@ -84,7 +83,14 @@ class Planner:
             return proof
         if reason is not None or proposal is None:
             return Nothing(reason=reason or "space_exhausted")
-        return self._proposed(runs, proposal, runs_left=settings.budget_runs - started.profile_runs)
+        runs_left = settings.budget_runs - started.profile_runs
+        beside = (
+            min(self.problem.configurations_per_job, runs_left - (settings.budget_runs > MIN_RUNS)) - 1
+        )  # one for the leader
+        if settings.budget_gpu_seconds is not None and beside_s > 0.0:
+            left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
+            beside = min(beside, int(left_s / beside_s))
+        return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
         """Seconds of a run to come before its first step."""
@@ -99,7 +105,8 @@ class Planner:
             return known[1]
         return run.predicted["calibrated_step_s"] if self.problem.cluster.gpu.kind == "gpu" else None
 
-    def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int) -> NextRun:
+    def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int) -> NextRun:
+        """The proposed run, with `beside` more configurations in its job at most."""
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
@@ -111,8 +118,6 @@ class Planner:
         if reduction is not None:
             predicted |= _of_reduction(reduction, predicted, calibration)
         elif reused is None:
-            kept_back = 1 if self.problem.settings.budget_runs > MIN_RUNS else 0  # for the leader again
-            beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
             predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)
@@ -226,6 +231,14 @@ class Planner:
 def _anyway(row: int, *, reason: str) -> Proposal:
     """Return a proposal that nobody weighed: its row has run before, here or where the user trains."""
     return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
+
+
+def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
+    """(device seconds of a job with one configuration, of each further one in it), on average so far; 0 before any."""
+    beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
+    jobs = num_jobs(runs)
+    alone = (spent_by(runs).gpu_seconds - sum(beside)) / jobs if jobs else 0.0
+    return alone, sum(beside) / len(beside) if beside else 0.0
 
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
