@@ -126,7 +126,7 @@ class Answer:
     gain: Gain | None = None
     """Over the baseline; None without one."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first and the slowest configuration that ran, of which each is named once."""
+    """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the slowest."""
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
     advice: Advice | None = None
@@ -187,7 +187,7 @@ class ServingAnswer:
     gain: Gain | None = None
     """Over the baseline; None without one."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then those over the first and the slowest deployment that ran, of which each is named once."""
+    """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the slowest."""
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
     advice: Advice | None = None

@@ -90,10 +90,16 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
     measured = [gain for gain in answer.gains if gain.source == "measured" and gain.factor != 1.0]
     if not measured or measured[0].noise_fraction is None:
         return None
-    beside = " and ".join(_gain(gain, "speed") for gain in measured if gain != answer.gain)
+    by_figures = {(gain.factor, gain.interval): gain for gain in reversed(measured)}  # one layout may be two of them
+    others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
+    beside = f"It has {' and '.join(_gain(gain, 'speed') for gain in others)}. " if others else ""
+    slowest = next((gain for gain in measured if gain.against == "slowest run"), None)
+    if slowest is not None and slowest not in by_figures.values():
+        whose = by_figures[slowest.factor, slowest.interval].against
+        beside += f"The slowest that ran was {'your baseline' if whose == 'search.baseline' else 'the first'}. "
     noise = f"runs of one layout scatter by {measured[0].noise_fraction:.0%}"
     source = "as the repeats here did" if measured[0].noise_from == "repeats" else "which is assumed, as no run was repeated"
-    return f"{f'It has {beside}. ' if beside else ''}Speeds are ratios of measured steps; {noise}, {source}."
+    return f"{beside}Speeds are ratios of measured steps; {noise}, {source}."
 
 
 def _number(value: float) -> str:

@@ -41,7 +41,7 @@ def gains_of(
     baseline: KnownBaseline[Config, Predicted],
     measured: MeasuredSteps,
 ) -> tuple[Gain, ...]:
-    """How many times as fast the answer's configuration is as the baseline, the first run and the slowest, each named once.
+    """How many times as fast the answer's configuration is as the baseline, the first run and the slowest.
 
     `known`: (seconds, log_sd) of it, by which it was chosen: what one of the two did not run is compared by.
     """
@@ -57,15 +57,12 @@ def gains_of(
         source: dict[str, Any] = {"source": "measured", **noise} if ran else {"source": "predicted"}
         return Gain(against=against, factor=factor, interval=(low, high), **source)
 
-    ran = list(measured.known)
-    if parallel not in ran:
-        ran = []  # what others were measured at says nothing of a prediction
-    others: dict[RunConfig, GainSource] = {baseline.parallel: baseline.source}
-    for config in ran[:1]:
-        others.setdefault(config, "first run")
-    for config in sorted(ran, key=lambda each: measured.known[each][0])[-1:]:
-        others.setdefault(config, "slowest run")
-    return tuple(gain(config, against) for config, against in others.items())
+    gains = [gain(baseline.parallel, baseline.source)]
+    if parallel in measured.known:  # what others were measured at says nothing of a prediction
+        first, slowest = next(iter(measured.known)), max(measured.known, key=lambda each: measured.known[each][0])
+        gains += [gain(first, "first run")] if baseline.source != "first run" else []
+        gains += [gain(slowest, "slowest run")] if slowest != parallel else []
+    return tuple(gains)
 
 
 def described_baseline(

@@ -82,6 +82,12 @@ def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
     )
 
 
+def test_a_baseline_that_was_the_slowest_is_named_once():
+    same = replace(ANSWER.gain, against="slowest run")
+    words = gains_words(replace(ANSWER, gains=(ANSWER.gain, same)))
+    assert words is not None and words.startswith("The slowest that ran was your baseline. Speeds are")
+
+
 def test_a_prediction_is_held_against_what_was_measured():
     before = Foreseen(step_s=4.0, step_s_interval=(3.0, 5.0), known_from_runs=2, off_fraction=0.295)
     assert foreseen_words(replace(ANSWER, foreseen=before)) == (
