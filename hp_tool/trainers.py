@@ -26,7 +26,7 @@ from hp_tool.domain.fields import checked
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
 from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, recompute_name
-from hp_tool.domain.ports import Launcher, Queueing
+from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
 from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
 from hp_tool.domain.workload import TrainingWorkload
@@ -324,6 +324,8 @@ class TrainerLauncher:
         self.cancel, self.open_jobs, self.output = launcher.cancel, launcher.open_jobs, launcher.output
         if isinstance(launcher, Queueing):
             self.waiting = launcher.waiting
+        if isinstance(launcher, Timekeeping):
+            self.lasted_s = launcher.lasted_s
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """The launcher's plan. Raises UnsupportedError if an export does not support the configuration."""

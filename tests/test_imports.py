@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "bounds", "domain", "errors", "units", "documents"},
+    {"hp_tool", "assumptions", "bounds", "domain", "errors", "units", "documents"},
     {"cost", "space", "calibration", "sizing"},
     {"catalog", "search", "launchers", "formats", "store"},
     {

@@ -19,7 +19,7 @@ from benchmarks.accuracy.internevo_runs import internevo_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.recipe_runs import pretraining
-from hp_tool.calibration.regimes import LOG_MEAN
+from hp_tool.assumptions import assumed
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
@@ -94,10 +94,10 @@ def regular_scatter(logs: Floats) -> float:
     """Standard deviation of ln(measured / predicted) of ratios of runs that did not stall: that of the most likely normal
     distribution beside exponential tails, as calibrations see stalls.
     """
-    log_sd, stalled = 0.3, 0.3
+    log_sd, stalled, mean = 0.3, 0.3, assumed().stalls.mean_log_excess
     for _ in range(200):
         regular = (1.0 - stalled) * np.exp(-0.5 * (logs / log_sd) ** 2) / (math.sqrt(2.0 * math.pi) * log_sd)
-        share = regular / (regular + stalled * np.exp(-np.abs(logs) / LOG_MEAN) / (2.0 * LOG_MEAN))
+        share = regular / (regular + stalled * np.exp(-np.abs(logs) / mean) / (2.0 * mean))
         log_sd, stalled = math.sqrt(float(share @ logs**2 / share.sum())), 1.0 - float(share.mean())
     return log_sd
 

@@ -19,10 +19,11 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.measurement import Hardware
 from hp_tool.queries.schema import parse_query, query_mapping
-from hp_tool.search.account import MIN_RUNS, Spent, coverage_runs, why_stop
+from hp_tool.search.account import Spent, coverage_runs, why_stop
 from hp_tool.search.sampler import CostModelSampler
 from hp_tool.tuning.problem import TuningProblem, build_problem
 
@@ -130,7 +131,7 @@ def as_text(traces: dict[Case, list[Trace]]) -> str:
             + "".join(f"{width:8.2f} {share:4.0%}" for width, share in cells)
             + f"{f'{len(stops)}/{len(each)}':>10}{after:>7}{median(t.regret for t in each):8.1%}"
         )
-    lines.append(f"(no search stops before {MIN_RUNS} runs)")
+    lines.append(f"(no search stops before {assumed().search.least_runs} runs)")
     return "\n".join(lines)
 
 

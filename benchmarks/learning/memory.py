@@ -15,7 +15,7 @@ from benchmarks.accuracy.internevo_runs import memory_cases
 from benchmarks.accuracy.mlperf_runs import mlperf_cases
 from benchmarks.learning.sets import CARDS, RunSet, of_cases
 from benchmarks.learning.trials import LEAST_TESTED, RUNS, Predictions, Rows, mean_scores, random_orders, score
-from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration import prior_for
 from hp_tool.calibration.memory import fit_memory
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.uncertainty import intervals, unchecked_features
@@ -64,7 +64,9 @@ def _bounds(case: Case) -> tuple[float, float]:
 def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
     """Scores by method on the tested rows."""
     seen, unseen = (peaks.runs.evidence.take(rows) for rows in (taught, tested))
-    prediction = fit_memory(evidence=seen, prior=GPU_PRIOR).predict(memory_bytes=unseen.memory_bytes, features=unseen.features)
+    prediction = fit_memory(evidence=seen, prior=prior_for(kind="gpu")).predict(
+        memory_bytes=unseen.memory_bytes, features=unseen.features
+    )
     low, high = prediction.interval(confidence=0.9)
     factor = np.exp(np.mean(np.log(seen.measured_memory_bytes / seen.memory_bytes)))
     methods = {

@@ -14,6 +14,7 @@ import resource
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +28,7 @@ from benchmarks.learning.sets import RunSet, run_sets
 from benchmarks.learning.trials import calibrated, random_orders, score
 from benchmarks.service import bulk
 from hp_tool import learning
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Evidence, calibration
 from hp_tool.learning import evidence as stored
 from hp_tool.learning.make import prepare
@@ -48,7 +50,8 @@ def calibrate(url: str, *, every: bool) -> tuple[float, float]:
         prepare()
         begun = time.process_time()
         if every:
-            with every_repeat(), patch.object(stored, "MAX_REPEATS", None):
+            unlimited = replace(assumed(), learning=replace(assumed().learning, repeats=None))  # type: ignore[arg-type]
+            with every_repeat(), patch.object(stored, "assumed", lambda: unlimited):
                 learning.calibrate(store=store)
         else:
             learning.calibrate(store=store)

@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
 from benchmarks.learning.sets import RunSet
-from hp_tool.calibration import GPU_PRIOR, Evidence, fit_calibration
+from hp_tool.calibration import Evidence, fit_calibration, prior_for
 from hp_tool.calibration.evidence import scaled
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 
@@ -45,7 +45,7 @@ class Predictions:
 
 def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
     """What a calibration fitted to `evidence` says of the runs asked for."""
-    fit = fit_calibration(evidence=evidence, prior=GPU_PRIOR).step_time
+    fit = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).step_time
     step = fit.predict(parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features)
     low, high = step.interval(confidence=0.9)
     return Predictions(step_s=step.median_s, low_s=low, high_s=high)

@@ -24,7 +24,7 @@ from benchmarks.search.methods import Ours, quiet
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
 from benchmarks.search.shapes import read_shapes
-from hp_tool.calibration import GPU_PRIOR, Prior
+from hp_tool.calibration import Prior, prior_for
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 SHIPPED = "shipped"
@@ -41,11 +41,11 @@ ALTERNATIVES: dict[str, tuple[float, ...]] = {
 def settings() -> dict[str, Prior]:
     """Priors by name."""
     changed = {
-        f"{name} {value:g}": dataclasses.replace(GPU_PRIOR, **{name: value})
+        f"{name} {value:g}": dataclasses.replace(prior_for(kind="gpu"), **{name: value})
         for name, values in ALTERNATIVES.items()
         for value in values
     }
-    return {SHIPPED: GPU_PRIOR, **changed}
+    return {SHIPPED: prior_for(kind="gpu"), **changed}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from hp_tool.calibration import GPU_PRIOR, Evidence, Prior
+from hp_tool.calibration import Evidence, Prior, prior_for
 from hp_tool.domain.query import SearchSettings
 from hp_tool.search.account import coverage_runs
 from hp_tool.search.sampler import MEMORY_CONSTRAINT, PEAK_MEMORY, CostModelSampler
@@ -49,10 +49,11 @@ class Ours:
         rows: NDArray[np.intp],
         evidence: Evidence | None,
         seed: int,
-        prior: Prior = GPU_PRIOR,
+        prior: Prior | None = None,
         together: int = 1,
     ) -> None:
         """`rows`: the legal ones of the table. `together`: configurations of one job."""
+        prior = prior or prior_for(kind="gpu")
         self.rows = rows
         self.sampler = CostModelSampler(
             table=table.take(rows),

@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.methods import Method, Ours
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Evidence
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.arrays import FloatArray
@@ -17,7 +18,6 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.legality import legality
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
-from hp_tool.search.account import AGAIN
 from hp_tool.search.table import CandidateTable, candidate_table
 
 GOOD_ENOUGH = 0.02
@@ -140,7 +140,7 @@ def replay(
         if not found_at:
             known_s = min((s for s in answers[done[:-1]] if np.isfinite(s)), default=predicted_s[row])
             steps = STEPS if answers[row] <= HOPELESS * known_s else HOPELESS_STEPS
-            starting_s = STARTUP_S if method.begins_job else AGAIN * STARTUP_S
+            starting_s = STARTUP_S if method.begins_job else assumed().search.next_startup_share * STARTUP_S
             spent += (starting_s + steps * np.nan_to_num(cell.step_s[row])) * cell.cluster.num_gpus
             found_at = len(done) * int(cell.step_s[row] <= cell.best_s / (1.0 - GOOD_ENOUGH))
         if jobs == 1:

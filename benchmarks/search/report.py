@@ -10,7 +10,7 @@ from scipy.stats import wilcoxon
 
 from benchmarks.search.grid import Cell
 from benchmarks.search.replaying import CHECKPOINTS, CONFIDENCE, Trace, evidence_of, model_alone
-from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration import prior_for
 from hp_tool.calibration.memory import fit_memory
 from hp_tool.search.table import CandidateTable
 
@@ -67,7 +67,7 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
 
 def memory_floor(cell: Cell, table: CandidateTable) -> float:
     """Median relative error of each peak when every other row of the cell is known: what ten of them cannot beat by much."""
-    process = fit_memory(evidence=evidence_of(cell, table), prior=GPU_PRIOR).process
+    process = fit_memory(evidence=evidence_of(cell, table), prior=prior_for(kind="gpu")).process
     return float("nan") if process is None else float(np.median(np.abs(np.expm1(process.values - process.left_out()[0]))))
 
 

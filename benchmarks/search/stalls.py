@@ -19,9 +19,8 @@ from scipy.optimize import minimize
 from benchmarks.search.grid import read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
-from hp_tool.calibration import regimes
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
-from hp_tool.calibration.step_time import MOST, MOST_SHARE
 
 STALLED = 0.4
 """Logarithm over the prediction from which on a run counts as stalled."""
@@ -45,7 +44,11 @@ class Seen:
 
     def shares(self, constants: FloatArray) -> FloatArray:
         """(n,) that stall by these constants."""
-        return np.clip(np.exp(self.kinds[:, : len(constants)] @ constants), regimes.RARE, MOST_SHARE)
+        return np.clip(
+            np.exp(self.kinds[:, : len(constants)] @ constants),
+            assumed().stalls.unseen_share,
+            assumed().step_time.stall_share_limit,
+        )
 
 
 def seen_of(grid: Path, **where: Any) -> list[Seen]:
@@ -62,7 +65,8 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
         cells.append(
             Seen(
                 model=cell.model.name,
-                usual=float(np.mean(features[STEP_LOG_SD] ** 2) - MOST**2) / (2.0 * regimes.LOG_MEAN**2),
+                usual=(float(np.mean(features[STEP_LOG_SD] ** 2)) - assumed().step_time.regular_log_sd_limit ** 2)
+                / (2.0 * assumed().stalls.mean_log_excess ** 2),
                 kinds=np.stack([np.ones(len(rows)), crosses, nodes], axis=1),
                 points=scaled(features, sorted(set(features) - STATED)),
                 stalled=(np.log(cell.step_s[rows] / predicted_s) > STALLED).astype(float),
@@ -92,12 +96,12 @@ def loss_knowing(cell: Seen, constants: FloatArray, *, weight: float) -> float:
     """Return the loss on the runs of a cell that are not known, given those that are."""
     rng, usual = np.random.default_rng(0), cell.shares(constants)
     apart = ((cell.points[:, None] - cell.points) ** 2).sum(axis=2)
-    near, losses = np.exp(-0.5 * apart / regimes.NEAR**2), []
+    near, losses = np.exp(-0.5 * apart / assumed().stalls.distance ** 2), []
     for known in [rng.permutation(len(usual))[:size] for size in KNOWN if len(usual) > 2 * size for _ in range(SEEDS)]:
         rest = np.setdiff1d(np.arange(len(usual)), known)
-        before = regimes.SHARE_WEIGHT * float(usual[known].mean())  # a gamma prior that has seen so many usual runs
+        before = assumed().stalls.share_runs * float(usual[known].mean())  # a gamma prior that has seen so many usual runs
         more = (before + cell.stalled[known].sum()) / (before + usual[known].sum())
-        prior, close = np.minimum(more * usual[rest], MOST_SHARE), near[np.ix_(rest, known)]
+        prior, close = np.minimum(more * usual[rest], assumed().step_time.stall_share_limit), near[np.ix_(rest, known)]
         shares = (weight * prior + close @ cell.stalled[known]) / (weight + close.sum(axis=1))
         losses.append(loss(np.clip(shares, 1e-3, 1.0 - 1e-3), cell.stalled[rest]))
     return float(np.mean(losses))

@@ -4,13 +4,11 @@ reads no store and knows no query.
 
 from hp_tool.calibration.calibration import Calibration, fit_calibration
 from hp_tool.calibration.evidence import Evidence, allocated_bytes, layer_passes, residual_features
-from hp_tool.calibration.fitting import CPU_PRIOR, GPU_PRIOR, Prior, prior_for
+from hp_tool.calibration.fitting import Prior, prior_for
 from hp_tool.calibration.memory import MemoryPrediction
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 
 __all__ = [
-    "CPU_PRIOR",
-    "GPU_PRIOR",
     "Calibration",
     "Evidence",
     "MemoryPrediction",

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from hp_tool.calibration.evidence import Evidence
-from hp_tool.calibration.fitting import GPU_PRIOR, Prior
+from hp_tool.calibration.fitting import Prior, prior_for
 from hp_tool.calibration.memory import MemoryFit, fit_memory
 from hp_tool.calibration.repeats import without_surplus
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
@@ -79,7 +79,7 @@ def _value(hint: Any, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIOR) -> Calibration:
+def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = None) -> Calibration:
     """Fit everything that is fitted. No evidence gives the prior: predictions equal the cost model's exactly.
 
     The order of the rows does not matter. Of many repeats of one configuration a few stand for all (see `repeats`). The default
@@ -88,6 +88,7 @@ def fit_calibration(*, evidence: Evidence | None = None, prior: Prior = GPU_PRIO
     from threadpoolctl import threadpool_limits
 
     evidence = Evidence.empty() if evidence is None else evidence
+    prior = prior_for(kind="gpu") if prior is None else prior
     runs = without_surplus(evidence)
     # Thousands of small factorisations: on a busy machine BLAS threads that wait for each other take a hundred times longer.
     with threadpool_limits(limits=1, user_api="blas"):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.cost.candidates import FLEX, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.training import TrainingCosts
@@ -96,9 +97,6 @@ STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
 """No features but what the cost model says of its own errors: how far a step time is off, the ratio of two (0: nothing is
 stated), what of it is the device's and its software's, whatever runs there; how far memory is; and the logarithm of how much
 oftener than usual a configuration stalls."""
-ALONE_RISK, PIPELINE_RISK, NODES_RISK = -3.52, 1.53, 0.54
-"""STALL_RISK of one node, of a pipeline over several, and of each doubling of nodes: nanotron's grid, by
-`python -m benchmarks.search.stalls`."""
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
@@ -160,7 +158,9 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
     """Pipelines whose messages the cost model holds up already stall no more than others."""
     framework, nodes = case.profile.framework, case.cluster.num_nodes
     held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
-    return np.asarray(ALONE_RISK + PIPELINE_RISK * (pipeline_crosses & (not held_up)) + NODES_RISK * np.log2(nodes))
+    risk = assumed().features
+    pipeline = risk.pipeline_stall_log_risk * (pipeline_crosses & (not held_up))
+    return np.asarray(risk.one_node_stall_log_risk + pipeline + risk.node_doubling_stall_log_risk * np.log2(nodes))
 
 
 def _stated(case: TrainingCase) -> dict[str, float]:
@@ -194,16 +194,12 @@ def _of_workload(workload: TrainingWorkload) -> dict[str, float]:
     numbers = [int(part) for part in re.findall(r"\d+", workload.framework_version or "")]
     return {
         "sequence_length": np.log2(workload.sequence_length),
-        "precision": _PRECISION.get(workload.precision, 0.0),
+        "precision": assumed().features.precisions.get(workload.precision, 0.0),
         "adapters": float(workload.lora is not None),
         "unfused_attention": float(workload.attention == "unfused"),
         "cuda_graphs": float(bool(workload.cuda_graphs)),
         "release": numbers[0] + (numbers[1] / 12 if len(numbers) > 1 else 0.0) if numbers else 0.0,
     }
-
-
-_PRECISION = {"fp32": -1.0, "fp8": 1.0, "mxfp8": 1.5, "nvfp4": 2.0}
-"""Halvings of 16 bits; block scales count half of one."""
 
 
 MODEL = (
@@ -213,32 +209,16 @@ MODEL = (
 """Features that tell models and workloads apart; the others tell layouts apart."""
 SHAPE = ("hidden_size", "feed_forward_size", "query_groups", "latent_attention", "experts", "experts_per_token")
 """What two models agree in that are one, with however many layers."""
-SCALES = {
-    "replicated_optimizer": 1.0,
-    "sharded_weights": 1.0,
-    "recompute": 1.0,
-    "tensor_crosses_nodes": 0.5,
-    "pipeline_crosses_nodes": 0.5,
-    "precision": 1.0,
-    "latent_attention": 0.5,
-    "flex_dispatcher": 0.5,
-    "adapters": 0.5,
-    "layers": 3.0,
-    "micro_batch": 3.0,
-    MICRO_BATCHES: 4.0,
-}
-"""Distance along a feature at which two configurations have lost sight of each other; two doublings for those not named.
-Guesses of physics, the same for every cluster."""
-DEFAULT_SCALE = 2.0
 SAME = 1e-6
 """Distance below which two configurations are one."""
 
 
 def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
-    """(n, k) points in units of the scales; a feature that is missing is zero."""
+    """(n, k) points in units of the distances at which configurations say nothing of each other; a missing feature is zero."""
+    apart = assumed().features
     rows = len(next(iter(features.values()), ()))
     known = [name for name in names if name not in STATED]
-    columns = [features.get(name, np.zeros(rows)) / SCALES.get(name, DEFAULT_SCALE) for name in known]
+    columns = [features.get(name, np.zeros(rows)) / apart.distances.get(name, apart.other_distance) for name in known]
     return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
 
 

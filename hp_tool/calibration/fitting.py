@@ -9,16 +9,16 @@ Rasmussen and Williams, Gaussian Processes for Machine Learning (2006): algorith
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.domain.hardware import Kind
-from hp_tool.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,55 +47,17 @@ class Prior:
     """Scale of bytes that every configuration needs on top."""
     memory_residual_log_sd: float
     """What remains of memory per configuration."""
-    slow_share: float = 0.1
+    slow_share: float
     """Share of runs that stall; see `regimes`."""
-
-
-GPU_PRIOR = Prior(
-    name="gpu",
-    common_log_sd=0.10,
-    group_log_sd=0.20,
-    step_overhead_s=5e-3,
-    layer_overhead_s=50e-6,
-    model_log_sd=0.05,
-    residual_log_sd=0.16,
-    memory_log_sd=0.05,
-    memory_overhead_bytes=0.5 * GIB,
-    memory_residual_log_sd=0.10,
-)
-"""A device with a datasheet and an efficiency profile: predictions are within tens of per cent."""
-
-CPU_PRIOR = Prior(
-    name="cpu",
-    common_log_sd=1.0,
-    group_log_sd=0.7,
-    step_overhead_s=20e-3,
-    layer_overhead_s=1e-3,
-    model_log_sd=0.10,
-    residual_log_sd=0.15,
-    memory_log_sd=0.30,
-    memory_overhead_bytes=0.5 * GIB,
-    memory_residual_log_sd=0.10,
-)
-"""Hosts differ by whole factors from each other and share their cores: the profile says little until something ran."""
 
 
 def prior_for(*, kind: Kind) -> Prior:
     """The default prior of a device kind."""
-    return CPU_PRIOR if kind == "cpu" else GPU_PRIOR
+    widths = assumed().device_priors
+    return Prior(name=kind, **{each.name: getattr(widths, each.name)[kind] for each in fields(widths)})
 
 
-ALIKE = 0.7
-"""Share of a configuration's own variance that those alike have in common; the rest is one run's."""
-LENGTH = 0.7
-"""Distance over which they have, in units of the features' scales."""
-STATED_RUNS = 4.0
-"""Left-out errors that stated deviations are worth against those seen (`inflation`): judged."""
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
-WORTH = np.array([1.0, 4.0, 32.0, 32.0, 32.0])
-"""Runs that the variance stated of each is worth against those that ran: few machines were ever measured, many models and
-layouts. A factor s on it has the log density -worth / 2 (ln s + 1 / s - 1), scaled inverse chi-square's: it grows easily and
-shrinks hardly, since runs close together that agree say nothing of others."""
 WIDEST = 8.0
 """ln(factor) up to which it is searched."""
 NUGGET = 1e-8
@@ -150,9 +112,18 @@ class Process:
     """(5,) ln of the factor on each component's variance."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
-        """Minus the log density of `logs` a priori, and its slope."""
-        shrunk = np.exp(-logs)
-        return 0.5 * float(WORTH @ (logs + shrunk - 1.0)), 0.5 * WORTH * (1.0 - shrunk)
+        """Minus the log density of `logs` a priori, and its slope.
+
+        A factor s on a variance that is worth w runs has the log density -w / 2 (ln s + 1 / s - 1), that of scaled inverse
+        chi-square: it grows easily and shrinks hardly, since runs close together that agree say nothing of others.
+        """
+        shrunk, worth = np.exp(-logs), self._worth
+        return 0.5 * float(worth @ (logs + shrunk - 1.0)), 0.5 * worth * (1.0 - shrunk)
+
+    @cached_property
+    def _worth(self) -> FloatArray:
+        """(5,) runs that each component's stated variance is worth."""
+        return np.array([assumed().variances.prior_runs[name] for name in COMPONENTS])
 
     @property
     def scales(self) -> FloatArray:
@@ -241,9 +212,10 @@ class Process:
 def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
     """Return the factor by which deviations were too small for (n,) squares of standardised leave-one-out errors; at least 1.
 
-    What was stated is worth STATED_RUNS errors as large as stated.
+    What was stated is worth a few errors as large as stated (`Variances.stated_errors`).
     """
-    return math.sqrt(max(1.0, (STATED_RUNS + float(weight @ squares)) / (STATED_RUNS + float(weight.sum()))))
+    worth = assumed().variances.stated_errors
+    return math.sqrt(max(1.0, (worth + float(weight @ squares)) / (worth + float(weight.sum()))))
 
 
 def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
@@ -254,7 +226,7 @@ def _inverse(factor: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def matern(points: FloatArray, others: FloatArray) -> FloatArray:
-    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance / LENGTH."""
+    """(n, m) Matern's correlation of smoothness 5/2: (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length."""
     squares = np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T
-    u = np.sqrt(5.0 * np.maximum(squares, 0.0)) / LENGTH
+    u = np.sqrt(5.0 * np.maximum(squares, 0.0)) / assumed().variances.similar_distance
     return np.asarray((1.0 + u + u**2 / 3.0) * np.exp(-u))

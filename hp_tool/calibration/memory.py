@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import MEMORY_LOG_SD, MODEL, SAME, STATED, BoolArray, Evidence, FloatArray, IntArray, scaled
-from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows, inflation
+from hp_tool.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
 from hp_tool.calibration.regimes import judge
 
 _MIN_BYTES = 1.0
@@ -16,10 +17,6 @@ _WIDEST = 1e6
 """Of an interval's bounds to its median: what is wider says nothing either, and infinity could not be stored."""
 ROUNDS = 3
 """Turns of fitting the factor and the effects, and of asking how much runs out of memory needed and which runs are slips."""
-UNKNOWN_LOG_SD = 0.1
-"""How far a run that ran out needed more than there was."""
-SHARED = 0.3
-"""Share of one configuration's variance that all of a model's have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +113,8 @@ def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
 def _fitted(
     fit: MemoryFit, predicted: FloatArray, log_target: FloatArray, ran_out: BoolArray, features: Mapping[str, FloatArray]
 ) -> MemoryFit:
-    prior, x, logs, doubt = fit.prior, np.zeros(2), np.zeros(len(COMPONENTS)), np.where(ran_out, UNKNOWN_LOG_SD**2, 0.0)
+    beyond_capacity = assumed().memory.excess_log_sd ** 2
+    prior, x, logs, doubt = fit.prior, np.zeros(2), np.zeros(len(COMPONENTS)), np.where(ran_out, beyond_capacity, 0.0)
     log_needed, free = log_target, np.ones(2)
     for turn in range(ROUNDS):
         median = np.maximum(fit.factor * predicted + fit.overhead_bytes, _MIN_BYTES)
@@ -136,7 +134,7 @@ def _fitted(
         expected = log_needed - (values - mean)
         log_needed = np.where(ran_out, np.maximum(log_target, expected), log_target)
         slips = judge(values - mean, variance, usual_share=prior.slow_share)
-        doubt = np.where(ran_out, UNKNOWN_LOG_SD**2 * (log_needed > log_target), slips.doubt)
+        doubt = np.where(ran_out, beyond_capacity * (log_needed > log_target), slips.doubt)
         fit = replace(
             fit, factor=float(np.exp(prior.memory_log_sd * x[0])), overhead_bytes=float(prior.memory_overhead_bytes * x[1])
         )
@@ -171,7 +169,7 @@ def _rows(gradient: FloatArray, features: Mapping[str, FloatArray], *, prior: Pr
     own = np.full(count, prior.memory_residual_log_sd**2)
     if MEMORY_LOG_SD in features:
         own = np.maximum(own, features[MEMORY_LOG_SD] ** 2)
-    shared, alike = (SHARED, ALIKE) if features else (0.0, 0.0)
+    shared, alike = (assumed().memory.model_share, assumed().variances.similar_share) if features else (0.0, 0.0)
     return Rows(
         jacobian=gradient,
         model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),

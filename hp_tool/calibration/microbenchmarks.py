@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from hp_tool.assumptions import assumed
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.efficiency import GpuEfficiency, Link, Roofline
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
@@ -259,10 +260,6 @@ def _roofline(x: Floats) -> Roofline:
     return Roofline(peak_fraction=short(x[0]), bandwidth_fraction=short(x[1]), overhead_s=short(x[2]))
 
 
-MIN_SLOWDOWN = 1.1
-"""Less is not worth a service call."""
-_DEVIATIONS = 5.0
-"""Robust standard deviations beyond which a peer is no chance: one in two million were times normal."""
 _MAD_TO_SD = 1.4826
 
 
@@ -324,7 +321,8 @@ def _slow(kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str
     ratios = np.median(np.log(seconds) - np.median(np.log(seconds), axis=1, keepdims=True), axis=0)
     middle = float(np.median(ratios))
     spread = _MAD_TO_SD * float(np.median(np.abs(ratios - middle)))
-    limit = max(float(np.log(MIN_SLOWDOWN)), _DEVIATIONS * spread)
+    figures = assumed().slow_devices
+    limit = max(float(np.log(figures.least_slowdown)), figures.deviations * spread)
     far: list[int] = np.flatnonzero(ratios - middle > limit).tolist()
     slowdowns = {i: float(np.exp(ratios[i] - middle)) for i in far}
     return {i: Outlier(kind=kind, name=labels[i], slowdown=each, operations=len(seconds)) for i, each in slowdowns.items()}

@@ -7,17 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import FloatArray, IntArray
 from hp_tool.calibration.memory import MemoryPrediction
 from hp_tool.calibration.prediction import StepPrediction
 from hp_tool.domain.hardware import Kind
-
-REPEAT_LOG_SD: dict[Kind, float] = {"gpu": 0.03, "cpu": 0.05}
-"""How far two runs of one configuration differ where none stalls, by kind of device. Judged: no published rows repeat runs."""
-REPEAT_WORTH = 4.0
-"""Repeats that this is worth against a search's own."""
-PEAK_LOG_SD = 0.01
-"""How far the peak memory of two runs of one configuration differs. Judged: allocations repeat from step to step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +34,15 @@ def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
     """Standard deviation s of ln(seconds) between runs of one configuration.
 
     s^2 = (w s0^2 + sum_i (y_i - mean of its row)^2) / (w + sum_rows (n - 1)): the repeats among the runs, beside the stated s0
-    of the device's kind (REPEAT_LOG_SD), which is worth w = REPEAT_WORTH of them.
+    of the device's kind (`Repeats.step_log_sd`), which is worth w of them (`step_prior_runs`).
     """
     logs, scatter, freedom = np.log(runs.value), 0.0, 0
     for row in runs.rows:
         own = logs[runs.row == row]
         scatter += float(((own - own.mean()) ** 2).sum())
         freedom += len(own) - 1
-    return float(np.sqrt((REPEAT_WORTH * REPEAT_LOG_SD[kind] ** 2 + scatter) / (REPEAT_WORTH + freedom)))
+    stated, worth = assumed().repeats.step_log_sd[kind], assumed().repeats.step_prior_runs
+    return float(np.sqrt((worth * stated**2 + scatter) / (worth + freedom)))
 
 
 def combined(median: FloatArray, log_sd: FloatArray, *, runs: OwnRuns, noise_log_sd: float) -> tuple[FloatArray, FloatArray]:
@@ -84,7 +79,7 @@ def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> 
 
 def memory_posterior(prediction: MemoryPrediction, *, runs: OwnRuns) -> MemoryPrediction:
     """Memory needs of n rows by calibration and the peaks of their own runs."""
-    median, log_sd = combined(prediction.median_bytes, prediction.log_sd, runs=runs, noise_log_sd=PEAK_LOG_SD)
+    median, log_sd = combined(prediction.median_bytes, prediction.log_sd, runs=runs, noise_log_sd=assumed().repeats.peak_log_sd)
     return MemoryPrediction(median_bytes=median, log_sd=log_sd)
 
 

@@ -2,19 +2,19 @@
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import Evidence, IntArray
 
-REPEATS = 8
-"""Runs of one configuration that a fit sees: the parameters hardly move with more, and its time grows with their cube."""
 
-
-def without_surplus(evidence: Evidence, *, repeats: int = REPEATS) -> Evidence:
-    """Return the evidence with at most `repeats` runs of each configuration, and as many that ran out of memory.
+def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
+    """Return the evidence with at most `repeats` runs of each configuration, and as many that ran out of memory; None: as many
+    as `Repeats.fitted_runs` says.
 
     Those kept stand at evenly spaced quantiles of the configuration's step times, k of n at (i + 1/2) / k: its median, its
     spread and its share of stalls stay. The order of the rows does not matter.
     """
-    kept = [_quantiles(evidence, rows, repeats) for rows in configurations(evidence, outcome=True)]
+    most = assumed().repeats.fitted_runs if repeats is None else repeats
+    kept = [_quantiles(evidence, rows, most) for rows in configurations(evidence, outcome=True)]
     if sum(map(len, kept)) == len(evidence):
         return evidence
     return evidence.take(np.sort(np.concatenate(kept)))

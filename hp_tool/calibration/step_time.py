@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.evidence import (
     DEVICE_LOG_SD,
     MICRO_BATCHES,
@@ -21,9 +22,9 @@ from hp_tool.calibration.evidence import (
     IntArray,
     scaled,
 )
-from hp_tool.calibration.fitting import ALIKE, COMPONENTS, Prior, Process, Rows, inflation
+from hp_tool.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
-from hp_tool.calibration.regimes import LOG_MEAN, RARE, Judgement, Stalls, judge, stalls
+from hp_tool.calibration.regimes import Judgement, Stalls, judge, stalls
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 _GROUP_OF_PART = {
@@ -41,19 +42,6 @@ _GROUP_OF_PART = {
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
 ROUNDS = 3
 """Turns of fitting parameters, scales and regimes, each given the others."""
-MOST = 0.22
-"""Standard deviation of ln(step) up to which what the cost model states is what a factor, model or layout can be off by. Where
-it states more, some runs stall, or kinds of models differ."""
-MOST_SHARE = 0.9
-"""Of the runs of any kind of configuration that may stall before they did."""
-OWN = (0.35, 0.7)
-"""Least and most of a step's variance that is one layout's own: the rest cancels in the ratio of two runs of a model."""
-SHARED, BASE = 0.15, 0.07
-"""Share of what two runs of a model have in common that other models have too, of a standard deviation of at most BASE: one
-model's runs say little of the next."""
-SURPRISE, OTHERS = 3.0, 0.01
-"""Standard deviations off from which a machine may be one that the stated interval is not about, and the share of machines that
-are: there the prior of its kind of device holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +188,8 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     seconds, gradient = plain._model.seconds(design, plain.x)
     excess, often = log_measured - np.log(seconds), _stall_share(features, prior=prior)
     surprise = np.abs(excess) / np.sqrt(plain._rows(gradient, features).variances().sum(axis=0))
-    machines = [plain]
-    if plain.width < 1.0 and surprise.max() > SURPRISE:
+    machines, figures = [plain], assumed().step_time
+    if plain.width < 1.0 and surprise.max() > figures.surprise_sds:
         machines.append(replace(plain, width=1.0, as_stated=False))
     # Is the whole machine slower than predicted, or do some runs stall? Each turn answers next to where it starts, so it
     # starts from both: runs beside their median, and beside the prediction. The best explanation counts.
@@ -211,7 +199,8 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         own, whole = rows.variances()[2:].sum(axis=0), rows.variances().sum(axis=0)
         for start in (judge(excess - np.median(excess), own, usual_share=often), judge(excess, whole, usual_share=often)):
             fit, score = _fit_from(start, machine, design, log_measured, features, often=often)
-            fits.append((score + np.log(1.0 - OTHERS if machine.as_stated else OTHERS), fit))
+            odd = figures.surprising_machine_share
+            fits.append((score + np.log(1.0 - odd if machine.as_stated else odd), fit))
     return max(fits, key=lambda each: each[0])[1]
 
 
@@ -289,20 +278,21 @@ def _stated(features: Mapping[str, FloatArray], rows: int, *, prior: Prior) -> t
     them."""
     if not np.any(features.get(PAIR_LOG_SD, 0.0)):
         return None
-    whole = np.minimum(features[STEP_LOG_SD], MOST) ** 2
+    figures = assumed().step_time
+    whole = np.minimum(features[STEP_LOG_SD], figures.regular_log_sd_limit) ** 2
     pair = np.minimum(features[PAIR_LOG_SD] ** 2 / 2.0, prior.residual_log_sd**2)
-    own = np.minimum(np.maximum(pair, OWN[0] * whole), OWN[1] * whole)
+    own = np.minimum(np.maximum(pair, figures.own_share_least * whole), figures.own_share_most * whole)
     device = np.minimum(features[DEVICE_LOG_SD] ** 2, whole - own)
-    common = device + SHARED * np.minimum(whole - own - device, BASE**2)
+    common = device + figures.carried_share * np.minimum(whole - own - device, figures.carried_log_sd_limit**2)
     return common, whole - own - common, own
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the share of runs that stall: as many as explain the stated variance beyond MOST."""
+    """Return the share of runs that stall: as many as explain the stated variance beyond `regular_log_sd_limit`."""
     if STEP_LOG_SD not in features:
         return prior.slow_share
-    beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - MOST**2
-    return max(beyond / (2.0 * LOG_MEAN**2), RARE)
+    beyond = float(np.mean(features[STEP_LOG_SD] ** 2)) - assumed().step_time.regular_log_sd_limit ** 2
+    return max(beyond / (2.0 * assumed().stalls.mean_log_excess ** 2), assumed().stalls.unseen_share)
 
 
 def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray | float:
@@ -310,9 +300,11 @@ def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatA
     carried to larger clusters several times too slow (`python -m benchmarks.learning`)."""
     if STEP_LOG_SD not in features:
         return prior.slow_share
-    share = (features[STEP_LOG_SD] ** 2 - MOST**2) / (2.0 * LOG_MEAN**2)
+    figures, rare = assumed().step_time, assumed().stalls.unseen_share
+    beyond = features[STEP_LOG_SD] ** 2 - figures.regular_log_sd_limit**2
+    share = beyond / (2.0 * assumed().stalls.mean_log_excess ** 2)
     risk = np.exp(features.get(STALL_RISK, np.zeros(len(share))))
-    return np.asarray(np.where(share > RARE, np.clip(share * risk, RARE, MOST_SHARE), RARE))
+    return np.asarray(np.where(share > rare, np.clip(share * risk, rare, figures.stall_share_limit), rare))
 
 
 def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
@@ -338,9 +330,10 @@ def _rows(
     if stated is None:
         common, own = np.full(count, prior.model_log_sd**2), np.full(count, prior.residual_log_sd**2)
     else:
-        common = np.maximum(stated[0] + stated[1] - (gradient**2).sum(axis=1), 0.5 * stated[1])
+        rest = stated[0] + stated[1] - (gradient**2).sum(axis=1)
+        common = np.maximum(rest, assumed().step_time.model_share_least * stated[1])
         own = stated[2]
-    alike = ALIKE if features else 0.0
+    alike = assumed().variances.similar_share if features else 0.0
     return Rows(
         jacobian=gradient,
         model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),

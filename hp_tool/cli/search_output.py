@@ -120,7 +120,7 @@ class SearchProgress:
                 slow = [f"{each['kind']} {each['name']} ({each['slowdown']:.2f} times its peers)" for each in payload["slow"]]
                 self._print(f"preflight: {'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}")
             case "waiting":
-                self._print(f"waiting for the runs folder: {payload['waiting_for']}")
+                self._print(f"waiting: {payload['waiting_for']}")
 
     def _start(self, line: str) -> None:
         self._progress.update(self._task, description=line, since=self._progress.get_time())

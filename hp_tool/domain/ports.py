@@ -98,6 +98,14 @@ class Queueing(Protocol):
         """What it said of a queued job when it was last polled; None if it said nothing."""
 
 
+@runtime_checkable
+class Timekeeping(Protocol):
+    """A launcher whose engine keeps the times of its jobs: a late look at one that has ended is then no wait for devices."""
+
+    def lasted_s(self, handle: str) -> float | None:
+        """Seconds from submission to end of an ended job by the engine's clock; None if it does not say."""
+
+
 class Store(Protocol):
     """The one truth about searches, runs and measurements, shared by any number of processes.
 

@@ -38,6 +38,8 @@ from hp_tool.launchers.streamed import StreamedLauncher
 
 _PASSING = re.compile(r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again")
 """Answers of an API server that is away, restarts or has too much to do."""
+_NODE_GONE = re.compile(r"containerLogs|no answer within")
+"""What reading a log says of the pod's node rather than of the API server, which answered before."""
 _COMMAND_LIMIT_S = 20.0
 """Shorter than a coordinator's lease."""
 WALL_S = "hp-tool/wall-s"
@@ -141,6 +143,11 @@ class KubernetesLauncher(StreamedLauncher):
             reasons = ["suspended: its queue has not admitted it"]
         return Waiting(reason=reasons[0]) if reasons else None
 
+    def lasted_s(self, handle: str) -> float | None:
+        job = self._running(handle) or {"metadata": {}}
+        made, ended = job["metadata"].get("creationTimestamp"), _ended_at(job)
+        return max((ended - datetime.fromisoformat(made)).total_seconds(), 0.0) if made and ended else None
+
     def _list_jobs(self) -> dict[str, Object]:
         """And the pods of those that wait for some of them, which say why."""
         jobs_by_name = {job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)}
@@ -188,10 +195,13 @@ class KubernetesLauncher(StreamedLauncher):
         pods = self._pods(handle)
         if not pods and (left := self._ended(handle)) is not None:
             yield left.get("data", {}).get(_LOG, "")
+        limit = f"--limit-bytes={jobs.MAX_OUTPUT_BYTES}"
         for pod in pods:
-            with contextlib.suppress(LauncherError):
-                limit = f"--limit-bytes={jobs.MAX_OUTPUT_BYTES}"
+            try:
                 yield self._kubectl("logs", pod["metadata"]["name"], "--container=run", limit)
+            except LauncherError as error:
+                if isinstance(error, EngineAwayError) and not _NODE_GONE.search(error.message):
+                    raise  # a log that cannot be read now may hold the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
         """The new object, or the existing one if another process created it first or an earlier answer was lost."""
@@ -216,7 +226,10 @@ class KubernetesLauncher(StreamedLauncher):
         command = [options.kubectl, *context, f"--namespace={options.namespace}", *arguments]
         try:
             done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
+            self._set_away(True)
+            raise EngineAwayError(f"kubectl {arguments[0]}: no answer within {_COMMAND_LIMIT_S:g} s") from error
+        except OSError as error:
             self._set_away(True)
             raise LauncherError(f"{options.kubectl} cannot be run: {error}") from error
         if done.returncode != 0 and (negative is None or done.stdout.strip() != negative):
@@ -255,9 +268,9 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))
-    start, end = status.get("startTime"), status.get("completionTime") or failed.get("lastTransitionTime")
-    wall_s = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if start and end else None
-    ran_s = ran_for_s(pods, until=datetime.fromisoformat(end) if end else None)
+    start, end = status.get("startTime"), _ended_at(job)
+    wall_s = (end - datetime.fromisoformat(start)).total_seconds() if start and end else None
+    ran_s = ran_for_s(pods, until=end)
     wall_s = wall_s if ran_s is None else ran_s  # the Job's own times count waiting for nodes and images
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)
@@ -268,6 +281,13 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
         return Ending(reason="lost", wall_s=wall_s, error="the job's pods are gone, and so is their output")
     message = ": ".join(filter(None, (failed.get("reason"), failed.get("message"))))[:500]
     return Ending(reason="terminated", wall_s=wall_s, error=f"Kubernetes ended the job: {message}")
+
+
+def _ended_at(job: Object) -> datetime | None:
+    """When a Job ended, by its status."""
+    status = job.get("status") or {}
+    text = status.get("completionTime") or _conditions(job).get("Failed", {}).get("lastTransitionTime")
+    return datetime.fromisoformat(text) if text else None
 
 
 def _running_s(job: Object) -> float:

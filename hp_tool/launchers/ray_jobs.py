@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from hp_tool.domain.jobs import JobState, LaunchPlan
+from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import EngineAwayError, LauncherError, MissingExtraError
 from hp_tool.launchers import jobs, streamed, torchrun
@@ -95,6 +95,14 @@ class RayLauncher(streamed.StreamedLauncher):
                 raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s")
             time.sleep(0.1)
 
+    def waiting(self, handle: str) -> Waiting | None:
+        job = self._jobs.get(handle)
+        return Waiting(reason=_message(job)) if job is not None and self._state(job) is JobState.QUEUED else None
+
+    def lasted_s(self, handle: str) -> float | None:
+        job = self._job(handle)
+        return None if job is None or not job.end_time else max(job.end_time - job.start_time, 0) / 1e3
+
     def open_jobs(self) -> list[str]:
         prefix = self._options.job_prefix
         handles = [handle for handle, job in self._list_jobs().items() if self._is_open(job)]
@@ -137,7 +145,7 @@ class RayLauncher(streamed.StreamedLauncher):
         try:
             return self._ask(lambda client: client.get_job_info(handle))
         except LauncherError as error:
-            if "does not exist" in error.message or "404" in error.message:
+            if "does not exist" in error.message:  # 404 alone may be a proxy's, whose head restarts
                 return None
             raise
 
@@ -155,7 +163,7 @@ class RayLauncher(streamed.StreamedLauncher):
         state = self._state(job)
         began = self._printed(handle).began  # Ray's own start is the submission
         wall_s = 0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
-        message = " ".join((job.message or "").split())[:500]
+        message = _message(job)
         if state is JobState.CANCELLED:
             return Ending(reason="cancelled", wall_s=0.0 if _only_takes_the_name(job) else wall_s)
         if state is JobState.PREEMPTED:
@@ -193,13 +201,20 @@ class RayLauncher(streamed.StreamedLauncher):
         try:
             answer = query(self._client)
         except (RuntimeError, ValueError, OSError) as error:  # requests' errors are OSErrors
-            message = f"Ray at {self._options.address}: {' '.join(str(error).split())[-500:]}"
-            if isinstance(error, OSError) or _PASSING.search(message):
+            words = " ".join(str(error).split())
+            # Ray's own messages end in their cause; a proxy's page begins with its status and goes on for long.
+            away = isinstance(error, OSError) or _PASSING.search(words) is not None
+            message = f"Ray at {self._options.address}: {words[:500] if away else words[-500:]}"
+            if away:
                 self._set_away(True)
                 raise EngineAwayError(message) from error
             raise LauncherError(message) from error
         self._set_away(False)
         return answer
+
+
+def _message(job: Any) -> str:
+    return " ".join((job.message or "").split())[:500]
 
 
 def _only_takes_the_name(job: Any) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
@@ -21,12 +22,6 @@ from hp_tool.learning.series import RELEASE, UNSEEN, Series, model_family, read_
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus, reduced
 from hp_tool.training.problem import TrainingProblem, resolve_training
-
-MAX_MEASUREMENTS = 200
-"""A few multipliers need no more; ..."""
-MAX_REPEATS = 20
-"""... and of one configuration no more than this: what a training reports every hour leaves room for what else was measured."""
-
 
 Release = Callable[[MeasurementRecord], str | None]
 """Which release of its framework a run counts as."""
@@ -60,8 +55,8 @@ def newest(store: Store, *, cluster_key: str, framework: str, owner: str = "") -
     everybody's, or an owner's own.
     """
     query: MeasurementQuery = {"cluster_key": cluster_key, "framework": framework, "state": "accepted", "teaches": owner}
-    query["repeats"] = MAX_REPEATS
-    return teaching(store.measurements(limit=MAX_MEASUREMENTS, **query).items, owner=owner)
+    query["repeats"] = assumed().learning.repeats
+    return teaching(store.measurements(limit=assumed().learning.measurements, **query).items, owner=owner)
 
 
 def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
@@ -158,12 +153,8 @@ def reduced_problem(
     return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config
 
 
-OUTLIER_SCORE = 3.5
-"""Modified z-score above which a run is called an outlier (Iglewicz and Hoaglin 1993, section 3.3)."""
 NORMAL_MAD = 0.6745
 """Median absolute deviation of a standard normal distribution."""
-LEAST_DEVIATION = 0.02
-"""Of ln(measured / predicted): one configuration's steps repeat no better, so runs in close agreement have no outliers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,5 +225,6 @@ def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
     if not len(ratios):
         return np.zeros(0, dtype=np.bool_)
     deviation = np.abs(np.log(ratios) - np.median(np.log(ratios)))
-    off: NDArray[np.bool_] = NORMAL_MAD * deviation > OUTLIER_SCORE * max(float(np.median(deviation)), LEAST_DEVIATION)
+    scatter = max(float(np.median(deviation)), assumed().learning.least_scatter)
+    off: NDArray[np.bool_] = NORMAL_MAD * deviation > assumed().learning.outlier_score * scatter
     return off

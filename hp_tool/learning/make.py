@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.calibration.repeats import configurations
@@ -37,8 +38,6 @@ from hp_tool.units import counted
 
 RECENT = 20
 OWN_MODELS = "models of users"
-FOLDS = 10
-"""Held-out error: each tenth is predicted by a fit of the other nine."""
 _REFITTING = threading.Lock()
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
 """A problem, and what was measured of it."""
@@ -211,7 +210,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     groups = configurations(runs)
     if len(groups) < 2:
         return predicted
-    for several in np.array_split(np.arange(len(groups)), min(FOLDS, len(groups))):
+    for several in np.array_split(np.arange(len(groups)), min(assumed().learning.folds, len(groups))):
         fold = np.concatenate([groups[number] for number in several])
         rest, unseen = runs.take(np.setdiff1d(np.arange(len(timed)), fold)), runs.take(fold)
         fit = fit_calibration(evidence=rest, prior=prior).step_time

@@ -8,6 +8,7 @@ from annotated_types import Interval
 
 from hp_tool import training
 from hp_tool.answers import Line
+from hp_tool.assumptions import assumed
 from hp_tool.cost.flops import step_tokens
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
@@ -21,12 +22,6 @@ from hp_tool.learning.series import cluster_key
 from hp_tool.queries import schema
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
-DOUBTFUL, IMPOSSIBLE = 20.0, 100.0
-"""Times the prediction, or this part of it: from the first on a measurement is held until somebody accepts it, beyond the
-second it is refused. Runs that stalled took up to fifty times as long as others like them; what is farther off is another unit.
-"""
-AGREEMENT = 0.05
-"""Share by which a step time and the rate given beside it may differ: both are rounded."""
 Bytes = Annotated[int, Interval(ge=1, le=1 << 50)]
 """More than none: who reports a peak has measured one."""
 
@@ -137,7 +132,8 @@ def _measurement(report: MeasurementReport, *, source: MeasurementSource, resolv
         predicted={"step_s": estimate.time.step_s, "memory_allocated_bytes": estimate.memory.allocated_bytes},
         problem_digest=problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload),
     )
-    return replace(new, state="held") if any(times >= DOUBTFUL for times in new.distances.values()) else new
+    doubtful = assumed().learning.doubtful_factor
+    return replace(new, state="held") if any(times >= doubtful for times in new.distances.values()) else new
 
 
 def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[Measurement, Hardware]:
@@ -153,7 +149,7 @@ def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[M
     step_s, rate = report.step_s, report.tokens_per_second_per_gpu
     tokens = step_tokens(problem.workload) / cluster.num_gpus
     if report.fidelity.is_whole:
-        if step_s is not None and rate is not None and abs(step_s * rate / tokens - 1.0) > AGREEMENT:
+        if step_s is not None and rate is not None and abs(step_s * rate / tokens - 1.0) > assumed().learning.rate_disagreement:
             raise InputError(
                 f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, and tokens_per_second_per_gpu is "
                 f"{rate:g}; give one of them",
@@ -171,13 +167,14 @@ def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[M
 
 
 def check_possible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:
-    """Raises InputError `implausible` for a step that is IMPOSSIBLE times off the prediction, and for a peak above the device's
-    memory. Of a CPU, whose speed and memory are its host's, not.
+    """Raises InputError `implausible` for a step `Learning.impossible_factor` times off the prediction, and for a peak above
+    the device's memory. Of a CPU, whose speed and memory are its host's, not.
     """
     gpu, step_s, peak = problem.cluster.gpu, measurement.step_s, measurement.peak_memory_bytes
     if gpu.kind == "cpu":
         return
-    if step_s is not None and not predicted_s / IMPOSSIBLE <= step_s <= IMPOSSIBLE * predicted_s:
+    most = assumed().learning.impossible_factor
+    if step_s is not None and not predicted_s / most <= step_s <= most * predicted_s:
         raise InputError(
             f"step_s {step_s:g} cannot be where {predicted_s:.3g} is predicted; report the seconds of one optimizer step",
             field="measurement.step_s",

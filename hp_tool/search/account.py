@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Prior
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.query import SearchSettings
@@ -15,20 +16,6 @@ from hp_tool.search.rivals import BESIDE
 
 BUDGETS = ("budget_runs", "budget_gpu_seconds")
 """Search settings that may change while a search runs."""
-UNKNOWN_STARTUP_S = 20.0
-"""Seconds from a job's start on this host to its first step, until a run has shown them: imports, process group, weights."""
-CLUSTER_STARTUP_S = 180.0
-"""The same on a cluster or GPUs: imports from a shared file system by all ranks at once, NCCL's rings over all nodes."""
-STARTUP_DOUBT = 3.0
-"""Factor by which an assumed start-up may be off either way. Judged: file systems and images differ that much."""
-AGAIN = 1.0 / 3.0
-"""Share of a start-up that a further configuration of a job takes: its groups, its weights, its first kernels. Assumed: no job
-on GPUs has shown it."""
-MIN_RUNS = 4
-"""Before this many runs the expected gain is not asked: fewer measurements cannot tell the speed of compute and of
-communication, the overheads and the noise apart, so the expectation would rest on the prior."""
-ROUGHLY_KNOWN = 0.5
-"""Doubt about a group of parts (standard deviation of the logarithm) above which axis values are shown first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +82,7 @@ def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
     None where the cost model is believed within tens of per cent: what it expects of a run says enough, and measured grids
     were searched with less regret. Else it rarely takes all of them. Earlier evidence changes nothing: hosts change.
     """
-    return min(MIN_RUNS, settings.budget_runs) if prior.group_log_sd > ROUGHLY_KNOWN else 0
+    return _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
 
 
 def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: float, proposal: Proposal | None) -> str | None:
@@ -109,10 +96,14 @@ def why_stop(*, settings: SearchSettings, spent: Spent, next_run_gpu_seconds: fl
         return "budget_runs"
     if settings.budget_gpu_seconds is not None and spent.gpu_seconds + next_run_gpu_seconds > settings.budget_gpu_seconds:
         return "budget_gpu_seconds"
-    enough = spent.profile_runs >= min(MIN_RUNS, settings.budget_runs)
+    enough = spent.profile_runs >= _least_runs(settings)
     if enough and proposal.reason != "coverage" and proposal.expected_gain < settings.min_gain_fraction:
         return "no_expected_gain"
     return None
+
+
+def _least_runs(settings: SearchSettings) -> int:
+    return min(assumed().search.least_runs, settings.budget_runs)
 
 
 def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettings:

@@ -6,25 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import BoolArray, FloatArray
 from hp_tool.search.table import AxisValue, CandidateTable
 
 COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
 """Axes whose effect on time a calibration can only learn by seeing them vary."""
-
-COVERAGE_SLOWDOWN = 2.0
-"""A run for the sake of an unseen axis value may be predicted to be this much slower than the best."""
-
-
-STALLED = 3.0
-"""Times its regular step that a stalled run usually takes, until some have shown it (`regimes.LOG_MEAN`)."""
-AS_FAST = 0.95
-"""Rows that are expected to reach this share of the best one's speed cannot be told apart before a run. First goes the one that
-asks least of the network between nodes: the fewest pipeline stages, then the fewest replicas. Judged: on nanotron's grid 0.9 to
-0.95 give the same."""
-STORED_SLOWDOWN, STORED_GAIN = 1.05, 2.0
-"""A row whose run is stored costs nothing: it goes before one that is predicted so much faster, or to win so much more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +71,11 @@ def propose(
 ) -> Proposal | None:
     """The row to run next; None where every row that may fit has been tried.
 
-    Nothing measured yet: AS_FAST's row among those of the greatest expected speed, none for a row that fails, little for one
-    that stalls. Then, until `coverage_runs` rows were tried, the rows that show most axis values not yet seen, among those that
-    are not much slower. Then expected improvement times the probability that the row fits and works. Pending rows count as if
-    they had returned what is predicted for them. `stored`: rows whose measurement is there already, which go first among those
-    nearly as good.
+    Nothing measured yet: of the rows that nearly reach the greatest expected speed (none for a row that fails, little for one
+    that stalls), the one with the fewest pipeline stages, then the fewest replicas. Then, until `coverage_runs` rows were
+    tried, the rows that show most axis values not yet seen, among those that are not much slower. Then expected improvement
+    times the probability that the row fits and works. Pending rows count as if they had returned what is predicted for them.
+    `stored`: rows whose measurement is there already, which go first among those nearly as good.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
@@ -102,27 +90,27 @@ def propose(
         return None
     here = np.isin(np.arange(len(table)), list(stored))
     known = [*observations.step_s.values(), *median_s[list(observations.pending)].tolist()]
-    holds = chance * quick
+    holds, limits = chance * quick, assumed().search
 
     def chosen(row: int, *, gain: float, reason: str) -> Proposal:
         return Proposal(row=row, expected_gain=gain, reason=reason, hold_probability=float(holds[row]))
 
     if not known:
-        stalled_s = STALLED * median_s if step.slow is None else step.slow.step_s
+        stalled_s = limits.stall_factor * median_s if step.slow is None else step.slow.step_s
         speed = chance * (quick / median_s + (1.0 - quick) / stalled_s)
-        slower = ~likely | (speed < AS_FAST * speed[likely].max())
+        slower = ~likely | (speed < limits.as_fast * speed[likely].max())
         ranks = [table.features.get(name, np.zeros(len(table))) for name in ("data_parallel", "pipeline_parallel")]
         return chosen(int(np.lexsort((-speed, *ranks, ~here, slower))[0]), gain=np.inf, reason="analytic_best")
     best_s = min(known)
     gain = expected_improvement(median_s=median_s, log_sd=step.log_sd, best_s=best_s) * holds * free
     if len(observations.tried) < coverage_runs:
-        bearable = likely & (median_s <= COVERAGE_SLOWDOWN * median_s[likely].min())
+        bearable = likely & (median_s <= limits.coverage_slowdown * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable
         if news.max() > 0:
-            row = _argmin(median_s / np.where(here, STORED_SLOWDOWN, 1.0), news == news.max())
+            row = _argmin(median_s / np.where(here, limits.stored_slowdown, 1.0), news == news.max())
             return chosen(row, gain=float(gain[row] / best_s), reason="coverage")
     if gain.max() > 0:
-        row = int(np.argmax(gain * np.where(here, STORED_GAIN, 1.0)))
+        row = int(np.argmax(gain * np.where(here, limits.stored_gain, 1.0)))
         return chosen(row, gain=float(gain[row] / best_s), reason="expected_improvement")
     return chosen(_argmin(median_s, likely), gain=0.0, reason="expected_improvement")
 

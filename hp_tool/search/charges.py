@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.ports import Launcher, Store
+from hp_tool.domain.ports import Launcher, Store, Timekeeping
 from hp_tool.domain.records import REUSED, Lease, RunAccount, RunRecord
 from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.search.problem import Question
-
-FAILURES_TO_EXCLUDE = 2
-"""Runs that a node may spoil before it is avoided."""
 
 
 class Charges:
@@ -27,6 +25,7 @@ class Charges:
         self._clock, self._carried = clock, carried_gpu_seconds
         self._started_at: dict[str, float] = {}
         self._running_since: dict[str, float] = {}
+        self._lasted_s: dict[str, float] = {}
 
     def start(self, run: RunRecord) -> bool:
         """Note that a run is handed over, or was by an earlier coordinator; False if that is known."""
@@ -42,6 +41,12 @@ class Charges:
                 self._running_since.setdefault(run_id, self._clock())
             elif state is JobState.QUEUED:  # or queued again
                 self._running_since.pop(run_id, None)
+
+    def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
+        """Note how long the engine had an ended job, where it says so."""
+        with contextlib.suppress(LauncherError):  # then it is as it was seen
+            if isinstance(launcher, Timekeeping) and (lasted_s := launcher.lasted_s(handle)) is not None:
+                self._lasted_s[run.id] = lasted_s
 
     def waited_s(self, run: RunRecord) -> float:
         """Seconds since it was handed over."""
@@ -62,7 +67,8 @@ class Charges:
         """What is kept of its job beside the measurement; nothing of a run that was never handed over."""
         if run.id not in self._started_at or REUSED in run.predicted:
             return {}
-        return _account(measurement, waited_s=self.waited_s(run), ran_s=self.ran_s(run))
+        waited_s = self._lasted_s.get(run.id, self.waited_s(run))
+        return _account(measurement, waited_s=waited_s, ran_s=self.ran_s(run))
 
 
 def end_run(run: RunRecord, *, store: Store, launcher: Launcher, lease: Lease, cause: str, ran_s: float = 0.0) -> None:
@@ -138,9 +144,9 @@ def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Nodes that were at fault, or may have been, in two runs or more: others are not to meet them."""
+    """Nodes that were at fault, or may have been, in so many runs (`Search.node_failures`) that others are not to meet them."""
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
-    return tuple(sorted(host for host, count in suspected.items() if count >= FAILURES_TO_EXCLUDE))
+    return tuple(sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures))
 
 
 def submitted_ago_s(run: RunRecord) -> float:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
@@ -17,7 +18,7 @@ from hp_tool.errors import ConflictError, EngineAwayError, InputError, LauncherE
 from hp_tool.search.account import Outcome, open_runs, progress_of, startup_s, with_budget
 from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
 from hp_tool.search.fidelity import WHOLE, extrapolated
-from hp_tool.search.planner import MAX_ATTEMPTS, Nothing, Planner, to_try_again
+from hp_tool.search.planner import Nothing, Planner, to_try_again
 from hp_tool.search.problem import Question
 from hp_tool.search.rivals import Share, shares
 from hp_tool.search.study import StudyProjection
@@ -206,6 +207,7 @@ class Coordinator:
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
         """Store what an ended job brought."""
+        self._charges.end(run, handle, launcher=self._launcher)
         measurement = self._launcher.fetch(handle) if state is JobState.FINISHED else taken_off(self._launcher, handle, state)
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
@@ -230,10 +232,10 @@ class Coordinator:
         raise RefusedError(f"the cluster runs no such job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt that says nothing about the configuration, to be tried again at most MAX_ATTEMPTS times."""
+        """Abandon an attempt that says nothing about the configuration, to be tried again a few times (`Search.attempts`)."""
         with contextlib.suppress(LauncherError, OSError):  # the sweeper cancels what an unreachable engine still runs
             self._launcher.cancel(run.job_name)
-        if run.attempt + 1 >= MAX_ATTEMPTS:
+        if run.attempt + 1 >= assumed().search.attempts:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
         else:
             self._abandon(run, measurement)

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
@@ -28,10 +29,6 @@ from hp_tool.domain.workload import TrainingWorkload
 WHOLE = Fidelity()
 EXTRAPOLATION_RATIO = "extrapolation_ratio"
 """In a reduced run's prediction: predicted seconds of the whole step by those of the reduced one."""
-BIAS_LOG_SD = 0.10
-"""How far extrapolations may be off together, before any configuration was run both ways. Assumed, not fitted."""
-PAIR_LOG_SD = 0.05
-"""How far one of them is off from the others. Assumed, not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +167,14 @@ def extrapolated(run: RunRecord, measurement: Measurement, *, runs: Sequence[Run
     """A reduced run's measurement with what it implies for the whole configuration.
 
     predicted whole / predicted reduced x measured reduced x bias: the bias is learnt from configurations of this search
-    that ran both ways, and half believed after one such pair with the widths above.
+    that ran both ways, and half believed after a few such pairs (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
     """
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
         return measurement
-    pairs = _pairs(runs)
-    certainty = len(pairs) / PAIR_LOG_SD**2 + 1.0 / BIAS_LOG_SD**2
-    bias = sum(pairs) / PAIR_LOG_SD**2 / certainty
-    log_sd = math.sqrt(PAIR_LOG_SD**2 + 1.0 / certainty)
+    pairs, own, common = _pairs(runs), assumed().search.extrapolation_log_sd, assumed().search.extrapolation_bias_log_sd
+    certainty = len(pairs) / own**2 + 1.0 / common**2
+    bias = sum(pairs) / own**2 / certainty
+    log_sd = math.sqrt(own**2 + 1.0 / certainty)
     step_s = measurement.step_s * run.predicted[EXTRAPOLATION_RATIO] * math.exp(bias)
     spread = math.exp(NORMAL_QUANTILE * log_sd)
     return replace(

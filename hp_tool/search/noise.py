@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration.posterior import OwnRuns, ratio, repeat_log_sd
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.hardware import Kind
@@ -14,8 +15,6 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import RunConfig
 
-SINGLE_STEP_SD = 0.05
-"""Relative standard deviation of a step that was measured alone. Assumed, not fitted."""
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a median by that of a mean, for normal noise."""
 
@@ -68,7 +67,7 @@ def standard_error_s(measurement: Measurement) -> float:
     and 0 without any."""
     times = measurement.repetitions_s
     if len(times) < 2:
-        return SINGLE_STEP_SD * sum(times)
+        return assumed().search.single_step_sd * sum(times)
     return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
 
 

@@ -6,13 +6,14 @@ from functools import partial
 
 from optuna.trial import Trial
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
 from hp_tool.domain.hardware import Kind
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.domain.serving import RunConfig
-from hp_tool.search.account import MIN_RUNS, Spent, open_runs, run_gpu_seconds, spent_by, startup_s, why_stop
+from hp_tool.search.account import Spent, open_runs, run_gpu_seconds, spent_by, startup_s, why_stop
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
 from hp_tool.search.noise import measured_steps
@@ -20,10 +21,6 @@ from hp_tool.search.problem import Question
 from hp_tool.search.rivals import BESIDE, DIGEST, RIVALS, configurations, num_jobs, rivals_of
 from hp_tool.search.study import StudyProjection
 
-MAX_ATTEMPTS = 3
-"""Submissions of one configuration whose jobs are preempted or lost, before it is given up."""
-WORTHWHILE = 0.5
-"""A reduced run is taken where it is expected to cost at most this share of the whole one."""
 CONFIRMATION = "confirmation"
 """Why a run was chosen: the best so far was only seen reduced."""
 
@@ -31,8 +28,6 @@ REPEAT = "repeat"
 """Why a run was chosen: noise leaves open whether the leader leads."""
 BASELINE = "baseline"
 """Why a run was chosen: the answer is compared with it."""
-MIN_REPEAT_GAIN = 0.005
-"""A leader that may be slower than its runner-up by less than this share is not run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +79,8 @@ class Planner:
         if reason is not None or proposal is None:
             return Nothing(reason=reason or "space_exhausted")
         runs_left = settings.budget_runs - started.profile_runs
-        beside = (
-            min(self.problem.configurations_per_job, runs_left - (settings.budget_runs > MIN_RUNS)) - 1
-        )  # one for the leader
+        kept_back = 1 if settings.budget_runs > assumed().search.least_runs else 0  # for the leader again
+        beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
         if settings.budget_gpu_seconds is not None and beside_s > 0.0:
             left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
             beside = min(beside, int(left_s / beside_s))
@@ -159,7 +153,7 @@ class Planner:
         cost = partial(run_gpu_seconds, startup_s=self.startup_s(runs), settings=settings)
         whole = cost(num_gpus=num_gpus(parallel), step_s=predicted["calibrated_step_s"])
         part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
-        return reduction if part <= WORTHWHILE * whole else None
+        return reduction if part <= assumed().search.reduced_cost_share * whole else None
 
     def _baseline(self, runs: Sequence[RunRecord], spent: Spent, average_s: float) -> NextRun | None:
         """A run of the configuration that the answer is compared with, after the first run was chosen without it."""
@@ -183,7 +177,7 @@ class Planner:
     def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
         """Another run of the leader, where it was only seen reduced or noise leaves open whether it leads: when nothing else is
         worth running, or while it is still affordable and would not be after one more run. Noise is not worth one of the first
-        MIN_RUNS runs."""
+        runs."""
         best, step_s = leader(runs) or (None, 0.0)
         if best is None or num_gpus(best.parallel) > self.available_gpus:
             return None
@@ -202,7 +196,7 @@ class Planner:
             settings=replace(settings, steps=steps),
         )
         one_more = Spent(profile_runs=spent.profile_runs + 1, gpu_seconds=spent.gpu_seconds + average_s)
-        last_chance = not self._affordable(one_more, cost) and not (whole and spent.profile_runs < MIN_RUNS)
+        last_chance = not self._affordable(one_more, cost) and not (whole and spent.profile_runs < assumed().search.least_runs)
         if not self._affordable(spent, cost) or not (stopping or last_chance):
             return None
         fidelity, reason = (Fidelity(steps=steps), REPEAT) if whole else (WHOLE, CONFIRMATION)
@@ -243,8 +237,8 @@ def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
     """The first configuration whose last attempt was abandoned for no fault of its own."""
-    last = {run.digest: run for run in runs}
-    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < MAX_ATTEMPTS), None)
+    last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
+    return next((run for run in last.values() if run.state is RunState.ABANDONED and run.attempt + 1 < attempts), None)
 
 
 def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Calibration) -> JsonObject:
@@ -258,11 +252,11 @@ def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Cali
 
 
 def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
-    """Whether the leader ran once and its runner-up may be faster by more than MIN_REPEAT_GAIN: by the 90 % interval of the
+    """Whether the leader ran once and its runner-up may be faster by more than a repeat is worth: by the 90 % interval of the
     ratio of their measured steps, one run each."""
     steps = measured_steps(runs, kind=kind)
     ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])
     if len(ranked) < 2 or sum(run.parallel == ranked[0] and run.status == "ok" and run.fidelity.is_whole for run in runs) > 1:
         return False
     _, low, _ = steps.ratio(ranked[1], ranked[0])
-    return low < 1.0 - MIN_REPEAT_GAIN
+    return low < 1.0 - assumed().search.least_repeat_gain

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.serving.candidates import ServingCandidates
@@ -25,18 +26,10 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.steps import MORE_WARMUP
 from hp_tool.domain.switches import device_connections
 from hp_tool.domain.workload import TrainingWorkload
-from hp_tool.search.account import STARTUP_DOUBT, UNKNOWN_STARTUP_S
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
 from hp_tool.search.rivals import DIGEST, rivals_of
 from hp_tool.search.table import AxisValue, CandidateTable
-
-STARTUP_SLACK = 2.0
-"""How much longer a start may take than earlier ones: caches are cold, file systems busy."""
-LEAST_START_S = 180.0
-"""Any start may take this long: the next run may be on many more nodes."""
-PROFILED_STEP = 3
-"""Steps that one under torch's profiler takes as long as, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +50,7 @@ class Question(ABC):
     """Values put into the query beside `parallel`, by path; all runs have them."""
     baseline: RunConfig | None = None
     """What `search.baseline` describes, which is run once where it is a candidate."""
-    assumed_startup_s: float = UNKNOWN_STARTUP_S
+    assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
     startup_is_known: bool = False
     """Earlier runs on this cluster have shown it; else it is a guess."""
@@ -137,26 +130,26 @@ class Question(ABC):
 
     def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
         """Fewest and most seconds of a start: one figure if runs of this search (`seen_s`) or earlier ones have shown it, else
-        STARTUP_DOUBT around the guess."""
-        doubt = STARTUP_DOUBT if seen_s is None and not self.startup_is_known else 1.0
+        as far around the guess as it may be off."""
+        doubt = assumed().search.startup_doubt if seen_s is None and not self.startup_is_known else 1.0
         center_s = self.assumed_startup_s if seen_s is None else seen_s
         return center_s / doubt, center_s * doubt
 
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
         """Seconds after which a run is cut off: those of the query, else its start-up with slack (one that nobody has seen: as
         long as it may take), and every step at the upper end of its interval."""
-        settings, predicted = self.settings, run.predicted
+        settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
             return settings.run_timeout_s
         steps = max(settings.warmup_steps, GRAPHS_AFTER) + MORE_WARMUP + (run.fidelity.steps or settings.steps)
-        steps += PROFILED_STEP if settings.breakdown else 0
+        steps += limits.profiled_steps if settings.breakdown else 0
         step_s = predicted.get("calibrated_step_s", 0.0)
         longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
         reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
         share = reduced_s / step_s if step_s else 1.0
         longest_start_s = self.startup_range_s(startup_s)[1]
         usual_s = self.assumed_startup_s if startup_s is None else startup_s
-        starting_s = max(STARTUP_SLACK * usual_s, longest_start_s, LEAST_START_S)
+        starting_s = max(limits.startup_slack * usual_s, longest_start_s, limits.least_start_limit_s)
         beside = rivals_of(run)
         beside_s = sum(steps * rival["calibrated_step_s_interval"][1] for rival in beside)
         return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)

@@ -10,6 +10,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration, Evidence, Prior, fit_calibration
 from hp_tool.calibration.evidence import most_alike
 from hp_tool.search.acquisition import Observations, Proposal, propose
@@ -23,8 +24,6 @@ STATUS = "status"
 """User attribute of trials that mirror a profile run: its measurement's status, or ABANDONED."""
 ABANDONED = "abandoned"
 MEASUREMENT_ID = "measurement_id"
-MAX_CARRIED = 100
-"""Measurements from outside the study that the residual model keeps: with more, a proposal takes seconds."""
 
 
 class CostModelSampler(BaseSampler):
@@ -49,7 +48,8 @@ class CostModelSampler(BaseSampler):
         """`evidence`: measurements from outside the study. `coverage_runs`, `stored`: see `acquisition.propose`."""
         self.table = table
         self._prior = prior
-        self._evidence = most_alike(evidence=evidence or Evidence.empty(), features=table.features, limit=MAX_CARRIED)
+        limit = assumed().search.carried_runs
+        self._evidence = most_alike(evidence=evidence or Evidence.empty(), features=table.features, limit=limit)
         self._coverage_runs = coverage_runs
         self._seed = seed
         self._stored = stored

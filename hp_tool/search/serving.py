@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.assumptions import assumed
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.inference import InferenceWorkload, TraceSpec
 from hp_tool.domain.measurement import Latencies, LoadLatencies, Measurement, Runner, ServingTimes
@@ -16,12 +17,8 @@ from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.targets import Targets
 from hp_tool.search.problem import Question
 
-PENALTY = 2.0
-"""A missed target costs this many times the share it is missed by, on top of the latency: what keeps to the targets wins."""
 TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
 """Targets that every run can be held to; those on quantiles take an endpoint's, whose requests come one by one."""
-FEWEST_FOR_TAILS = 100
-"""Answers that a target on a quantile is judged by, at least."""
 SERVING = "-serving"
 """The end of every name that measurements of serving are filed under."""
 
@@ -95,7 +92,7 @@ class EndpointSearch(ServingSearch):
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
         by_quantile = any(quantile is not None for _, _, quantile, _ in self.targets.limits())
-        fewest = math.ceil(FEWEST_FOR_TAILS / replica.repetitions) if by_quantile else 1
+        fewest = math.ceil(assumed().search.quantile_answers / replica.repetitions) if by_quantile else 1
         return replace(
             replica,
             inference=self.inference,
@@ -176,5 +173,5 @@ def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, fl
 
 
 def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
-    """PENALTY sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target, latency)."""
-    return PENALTY * sum((np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0)
+    """penalty sum_i max(latency_i / target_i - 1, 0), a number or (n,), of (name, target, latency)."""
+    return assumed().search.target_penalty * sum((np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0)

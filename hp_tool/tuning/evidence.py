@@ -8,12 +8,12 @@ import statistics
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Evidence
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, JsonObject
 from hp_tool.domain.serving import RunConfig
-from hp_tool.learning.evidence import MAX_MEASUREMENTS
 from hp_tool.search.account import seen_startup_s
 from hp_tool.search.problem import Question
 from hp_tool.tuning.searched import Searched
@@ -34,7 +34,7 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
         problem_digest=problem.problem_digest,
         source="profile",
         state="accepted",
-        limit=MAX_MEASUREMENTS,
+        limit=assumed().learning.measurements,
     )
     reusable: dict[str, str] = {}
     for record in page.items:

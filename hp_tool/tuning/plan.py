@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlanAnswer, PlannedRun, SearchPlan
@@ -15,7 +16,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.queries.schema import parse_query, to_dict
-from hp_tool.search.account import AGAIN, run_gpu_seconds
+from hp_tool.search.account import run_gpu_seconds
 from hp_tool.search.fidelity import WHOLE, num_gpus
 from hp_tool.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.search.rivals import rivals_of
@@ -106,7 +107,7 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
 
     def needed_s(startup_s: float) -> float:
         own_s = cost(step_s=step_s, startup_s=startup_s)
-        return own_s + sum(cost(step_s=each, startup_s=AGAIN * startup_s) for each in beside)
+        return own_s + sum(cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s) for each in beside)
 
     expected_s = needed_s(search.assumed_startup_s)
     low_s, high_s = (min(needed_s(each), limit_s) for each in low_high)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration, Evidence, prior_for
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
@@ -26,7 +27,6 @@ from hp_tool.learning.evidence import stored_evidence
 from hp_tool.learning.make import calibrate_series
 from hp_tool.learning.series import Series, series_of
 from hp_tool.queries.schema import lay
-from hp_tool.search.account import CLUSTER_STARTUP_S, UNKNOWN_STARTUP_S
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
 from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, varying, writes
@@ -213,7 +213,8 @@ def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
 
 def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
     """Seconds from a job's start to its first step, where nothing is known of the cluster."""
-    return UNKNOWN_STARTUP_S if launcher_name(query) == LOCAL and gpu.kind == "cpu" else CLUSTER_STARTUP_S
+    here = launcher_name(query) == LOCAL and gpu.kind == "cpu"
+    return assumed().search.local_startup_s if here else assumed().search.cluster_startup_s
 
 
 def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:

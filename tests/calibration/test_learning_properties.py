@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR, Evidence, fit_calibration
+from hp_tool.calibration import Evidence, fit_calibration, prior_for
 from hp_tool.calibration.evidence import DEVICE_LOG_SD, PAIR_LOG_SD, STEP_LOG_SD
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.units import GIB
@@ -46,7 +46,7 @@ def evidence(found, parts, ratio):
 
 def predicted(taught, found, parts):
     """(median over uncalibrated, ln(high / low)) after learning from `taught`; None: nothing."""
-    fit = fit_calibration(evidence=taught, prior=GPU_PRIOR).step_time
+    fit = fit_calibration(evidence=taught, prior=prior_for(kind="gpu")).step_time
     step = fit.predict(parts_s=parts, layer_passes=np.full(len(parts["compute"]), 10.0), features=found)
     low, high = step.interval()
     return step.median_s / sum(parts.values()), np.log(high / low)

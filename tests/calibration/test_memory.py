@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.calibration import GPU_PRIOR, Calibration, fit_calibration
+from hp_tool.calibration import Calibration, fit_calibration, prior_for
 from hp_tool.units import GIB
 from tests.calibration.test_regimes import evidence, features
 
@@ -24,7 +24,7 @@ def learnt(rows, *, seed=0, measured=None, out_of_memory=None):
     found = features(rows, seed=seed)
     truth = needs(found) * np.random.default_rng(7).lognormal(0.0, 0.01, rows) if measured is None else measured
     pairs = evidence(found, np.full(rows, np.nan), out_of_memory=out_of_memory)
-    return fit_calibration(evidence=replace(pairs, measured_memory_bytes=truth), prior=GPU_PRIOR)
+    return fit_calibration(evidence=replace(pairs, measured_memory_bytes=truth), prior=prior_for(kind="gpu"))
 
 
 def predict(calibration, found, *, alike=True):
@@ -61,7 +61,7 @@ def test_what_ran_out_is_not_called_fitting_others_are():
     )
     memory = np.full(20, 0.8 * CAPACITY)
     chance = (
-        fit_calibration(evidence=pairs, prior=GPU_PRIOR)
+        fit_calibration(evidence=pairs, prior=prior_for(kind="gpu"))
         .memory.predict(memory_bytes=memory, features=found)
         .fit_probability(CAPACITY)
     )

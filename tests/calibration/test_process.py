@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import approx_fprime
 
-from hp_tool.calibration.fitting import COMPONENTS, LENGTH, NUGGET, Process, Rows
+from hp_tool.assumptions import assumed
+from hp_tool.calibration.fitting import COMPONENTS, NUGGET, Process, Rows
 
 LOGS = np.array([0.5, -0.1, 0.4, 0.8, 0.1])
 
@@ -35,7 +36,7 @@ def covariance(process, one, other):
     """Written out, with scikit-learn's Matern."""
     from sklearn.gaussian_process.kernels import Matern  # here: every process of pytest-xdist imports this file
 
-    matern = Matern(LENGTH, nu=2.5)
+    matern = Matern(assumed().variances.similar_distance, nu=2.5)
     common, groups, model, layout, _ = process.scales
     found = one.jacobian @ np.diag([common, groups, groups]) @ other.jacobian.T
     found = found + model * np.outer(one.model_log_sd, other.model_log_sd) * matern(one.model, other.model)

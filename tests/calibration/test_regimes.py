@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR, Calibration, Evidence, fit_calibration, residual_features
+from hp_tool.calibration import Calibration, Evidence, fit_calibration, prior_for, residual_features
 from hp_tool.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, most_alike
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.catalog import cluster, model
@@ -59,7 +59,7 @@ def noise(rows, seed=1):
 def test_a_kind_of_configuration_that_runs_slower_is_learnt():
     seen, unseen = features(25), features(60, seed=5)
     truth = {name: 1.0 + 0.1 * found["tensor_parallel"] for name, found in (("seen", seen), ("unseen", unseen))}
-    calibration = fit_calibration(evidence=evidence(seen, truth["seen"] * noise(25)), prior=GPU_PRIOR)
+    calibration = fit_calibration(evidence=evidence(seen, truth["seen"] * noise(25)), prior=prior_for(kind="gpu"))
     error, plain = (
         np.median(np.abs(predict(calibration, unseen, with_features=known).median_s / truth["unseen"] - 1.0))
         for known in (True, False)
@@ -71,7 +71,7 @@ def test_stalled_runs_are_told_from_the_others_and_do_not_slow_them_down():
     seen, unseen = features(24), features(60, seed=5)
     stalls = {name: (found["pipeline_parallel"] == 2.0) for name, found in (("seen", seen), ("unseen", unseen))}
     measured = (1.0 + stalls["seen"] * 0.3 * np.exp2(seen["micro_batches"])) * noise(24)
-    calibration = fit_calibration(evidence=evidence(seen, measured), prior=GPU_PRIOR)
+    calibration = fit_calibration(evidence=evidence(seen, measured), prior=prior_for(kind="gpu"))
     step = predict(calibration, unseen)
     stalled = stalls["unseen"]
     assert step.slow_probability[stalled].mean() > 0.35 > 0.2 > step.slow_probability[~stalled].mean()
@@ -92,11 +92,11 @@ def test_kinds_stall_as_often_as_is_stated_before_any_run_and_a_fit_presumes_non
         return features(rows, seed=seed) | {STEP_LOG_SD: np.full(rows, 0.8), STALL_RISK: risk}
 
     far = {name: values + 50.0 * (name not in STATED) for name, values in known(10, seed=5).items()}
-    first = predict(fit_calibration(prior=GPU_PRIOR), far).slow_probability
+    first = predict(fit_calibration(prior=prior_for(kind="gpu")), far).slow_probability
     assert first[0] == pytest.approx(9 * first[-1]) and first[0] > 0.5
     for stalled, low, high in ((0, 0.05, 0.25), (8, 0.25, 0.45)):
         measured = np.where(np.arange(24) < stalled, 8.0, 1.0) * noise(24)
-        step = predict(fit_calibration(evidence=evidence(known(24), measured), prior=GPU_PRIOR), far)
+        step = predict(fit_calibration(evidence=evidence(known(24), measured), prior=prior_for(kind="gpu")), far)
         assert low < step.slow_probability[0] <= high
         assert step.slow_probability[0] == pytest.approx(step.slow_probability[-1], rel=1e-3)
 
@@ -104,7 +104,7 @@ def test_kinds_stall_as_often_as_is_stated_before_any_run_and_a_fit_presumes_non
 @pytest.mark.parametrize(("stated", "stalls"), [(0.22, False), (0.4, True)])
 def test_only_scatter_beyond_that_of_regular_runs_is_put_down_to_stalls(stated, stalls):
     known = features(24) | {STEP_LOG_SD: np.full(24, stated)}
-    step = predict(fit_calibration(evidence=evidence(known, noise(24)), prior=GPU_PRIOR), known)
+    step = predict(fit_calibration(evidence=evidence(known, noise(24)), prior=prior_for(kind="gpu")), known)
     assert (step.slow is not None) == stalls
 
 
@@ -145,7 +145,7 @@ def test_releases_lie_apart_by_the_years_between_them():
 
 def test_a_machine_that_is_slower_throughout_does_not_stall():
     seen = features(12)
-    calibration = fit_calibration(evidence=evidence(seen, 1.7 * noise(12)), prior=GPU_PRIOR)
+    calibration = fit_calibration(evidence=evidence(seen, 1.7 * noise(12)), prior=prior_for(kind="gpu"))
     step = predict(calibration, features(30, seed=3))
     assert step.slow_probability.max() < 0.2
     np.testing.assert_allclose(step.median_s, 1.7, rtol=0.05)
@@ -153,7 +153,7 @@ def test_a_machine_that_is_slower_throughout_does_not_stall():
 
 def test_one_stalled_run_leaves_the_prediction_of_the_others_alone():
     seen = features(1)
-    calibration = fit_calibration(evidence=evidence(seen, np.array([20.0])), prior=GPU_PRIOR)
+    calibration = fit_calibration(evidence=evidence(seen, np.array([20.0])), prior=prior_for(kind="gpu"))
     far = {name: values + 50.0 for name, values in features(5, seed=3).items()}
     np.testing.assert_allclose(predict(calibration, far).regular_s, 1.0, rtol=0.1)
 
@@ -161,7 +161,7 @@ def test_one_stalled_run_leaves_the_prediction_of_the_others_alone():
 def test_parts_sum_to_the_median_and_a_payload_says_the_same_again():
     seen, unseen = features(15), features(20, seed=7)
     measured = (1.0 + (seen["pipeline_parallel"] == 2.0) * 5.0) * noise(15)
-    calibration = fit_calibration(evidence=evidence(seen, measured), prior=GPU_PRIOR)
+    calibration = fit_calibration(evidence=evidence(seen, measured), prior=prior_for(kind="gpu"))
     step = predict(calibration, unseen)
     parts = calibration.step_time.calibrated_parts(parts_s={"compute": np.ones(20)}, layer_passes=np.full(20, 10.0), step=step)
     np.testing.assert_allclose(sum(parts.values()), step.median_s)

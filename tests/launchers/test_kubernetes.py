@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from hp_tool.domain.jobs import JobState, Waiting
-from hp_tool.domain.ports import Launcher, Queueing
-from hp_tool.errors import InputError, LauncherError
+from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
+from hp_tool.errors import EngineAwayError, InputError, LauncherError
 from hp_tool.launchers import create, kubernetes
 from hp_tool.launchers.kubernetes import ending, job_state
 from hp_tool.launchers.kubernetes_patch import merged
@@ -137,6 +137,31 @@ class TestKubernetesLauncher(OnKubernetes):
         assert "no such image" in (measurement.cause or "")
         (tmp_path / "waiting.0.json").unlink()
         launcher.cancel("job-1")
+
+    def test_an_api_server_that_is_away_is_waited_for_and_takes_no_result_along(
+        self, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handle = launcher.submit(plan(GOOD))
+        assert wait(launcher, handle, until={JobState.FINISHED}) is JobState.FINISHED
+        kubectl = tmp_path / "kubectl"
+        kubectl.rename(tmp_path / "real")
+
+        def logs_say(message: str) -> None:
+            words = f"echo 'Error from server: {message}' >&2; exit 1"
+            kubectl.write_text(f'#!/bin/sh\ncase "$*" in *logs*) {words};; esac\nexec {tmp_path / "real"} "$@"\n')
+            kubectl.chmod(0o755)
+
+        logs_say("(ServiceUnavailable): apiserver not ready")
+        with pytest.raises(EngineAwayError, match="ServiceUnavailable"):
+            launcher.fetch(handle)
+        logs_say("Get https://n1:10250/containerLogs/default/p/run: dial tcp: connect: connection refused")
+        assert launcher.fetch(handle).status != "ok"  # the node is gone, and the log with it
+        kubectl.write_text("#!/bin/sh\nexec sleep 30\n")
+        with monkeypatch.context() as patch, pytest.raises(EngineAwayError, match=r"no answer within 0\.2 s"):
+            patch.setattr(kubernetes, "_COMMAND_LIMIT_S", 0.2)
+            launcher.find("job-1")
+        (tmp_path / "real").replace(kubectl)
+        assert launcher.fetch(handle).status == "ok"
 
     def test_a_job_over_two_pods(self, launcher: Launcher) -> None:
         handle = launcher.submit(replace(plan(GOOD_ON_TWO), num_gpus=2))
@@ -377,6 +402,16 @@ def test_waiting_for_nodes_and_images_is_not_the_runs_time() -> None:
     assert ending(failed("BackoffLimitExceeded"), pods=[ran]).wall_s == 30.0
     still = container(running={"startedAt": "2026-11-21T10:01:10Z"})
     assert ending(failed("BackoffLimitExceeded"), pods=[ran, still]).wall_s == 40.0
+
+
+def test_the_jobs_own_times_say_how_long_it_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = create("kubernetes", options=OPTIONS)
+    assert isinstance(launcher, Timekeeping)
+    ended = failed("BackoffLimitExceeded")
+    ended["metadata"] = {"name": "a", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    known: list[dict[str, Any] | None] = [ended, job(), None]
+    monkeypatch.setattr(launcher, "_running", lambda handle: known.pop(0))
+    assert [launcher.lasted_s("a") for _ in range(3)] == [100.0, None, None]
 
 
 def test_what_some_pods_wait_for_is_seen_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.jobs import JobState
 from hp_tool.domain.records import RunState, SearchState
-from hp_tool.search.planner import MAX_ATTEMPTS
 from hp_tool.store.coordination import MOST_LOST_CLAIMS
 from tests.promises.world import CLUSTER_RUNS, ENGINE_FAULTS, World
 
@@ -100,7 +100,7 @@ def accounting_matches_what_ran(world: World) -> Iterator[str]:
 
 def retries_are_bounded(world: World) -> Iterator[str]:
     tried = Counter((job.search, job.digest) for job in world.engine.jobs.values())
-    yield from (f"{what} was started {times} times" for what, times in tried.items() if times > MAX_ATTEMPTS)
+    yield from (f"{what} was started {times} times" for what, times in tried.items() if times > assumed().search.attempts)
     for search in world.searches():
         claims = 0
         for event in world.events(search.id):

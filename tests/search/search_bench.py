@@ -6,7 +6,7 @@ import time
 
 import optuna
 
-from hp_tool.calibration import CPU_PRIOR, GPU_PRIOR
+from hp_tool.calibration import prior_for
 from hp_tool.search.account import coverage_runs
 from hp_tool.search.coordinator import Coordinator
 from hp_tool.search.sampler import CostModelSampler
@@ -34,8 +34,8 @@ class Bench:
     def projection(self, storage=None):
         sampler = CostModelSampler(
             table=self.problem.table,
-            prior=GPU_PRIOR,
-            coverage_runs=coverage_runs(self.problem.settings, prior=CPU_PRIOR),
+            prior=prior_for(kind="gpu"),
+            coverage_runs=coverage_runs(self.problem.settings, prior=prior_for(kind="cpu")),
             seed=0,
         )
         return StudyProjection(search_id=self.search_id, problem=self.problem, sampler=sampler, storage=storage or self.storage)

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from hp_tool.assumptions import assumed
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunRecord, RunState
 from hp_tool.domain.steps import MORE_WARMUP
-from hp_tool.search.account import CLUSTER_STARTUP_S, STARTUP_DOUBT, UNKNOWN_STARTUP_S, run_gpu_seconds, startup_s
+from hp_tool.search.account import run_gpu_seconds, startup_s
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO
-from hp_tool.search.problem import LEAST_START_S
 from tests.search.search_engine import make_problem
 
 SETTINGS = SearchSettings(warmup_steps=2, steps=5)
@@ -31,9 +31,11 @@ def run(number: int, *, wall_s: float | None, step_s: float | None, measured_ste
 
 
 def test_start_up_is_what_a_run_took_beside_its_steps() -> None:
-    assert startup_s([run(1, wall_s=24.0, step_s=2.0)], settings=SETTINGS) == pytest.approx(24.0 - (2 + 5) * 2.0)
+    assert startup_s([run(1, wall_s=24.0, step_s=2.0)], settings=SETTINGS, assumed_s=20.0) == pytest.approx(
+        24.0 - (2 + 5) * 2.0
+    )
     early = run(1, wall_s=24.0, step_s=2.0, measured_steps=4)  # ended early, by its steps agreeing
-    assert startup_s([early], settings=SETTINGS) == pytest.approx(24.0 - (2 + 4) * 2.0)
+    assert startup_s([early], settings=SETTINGS, assumed_s=20.0) == pytest.approx(24.0 - (2 + 4) * 2.0)
 
 
 def test_start_up_is_the_median_of_the_runs_that_show_it() -> None:
@@ -56,13 +58,16 @@ def test_a_time_limit_is_start_up_with_slack_and_all_steps_at_their_slowest() ->
     record = replace(run(1, wall_s=None, step_s=None), parallel=problem.candidates.config(0), predicted=predicted)
     steps = 2 + MORE_WARMUP + 5
     assert problem.request(record, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 60.0)
-    assert problem.startup_range_s() == (UNKNOWN_STARTUP_S / STARTUP_DOUBT, UNKNOWN_STARTUP_S * STARTUP_DOUBT)
-    on_a_cluster = replace(problem, assumed_startup_s=CLUSTER_STARTUP_S)
-    assert on_a_cluster.request(record).timeout_s == pytest.approx(STARTUP_DOUBT * 180.0 + steps * 60.0)
+    local_s, cluster_s, doubt = (
+        getattr(assumed().search, name) for name in ("local_startup_s", "cluster_startup_s", "startup_doubt")
+    )
+    assert problem.startup_range_s() == (local_s / doubt, local_s * doubt)
+    on_a_cluster = replace(problem, assumed_startup_s=cluster_s)
+    assert on_a_cluster.request(record).timeout_s == pytest.approx(3 * 180.0 + steps * 60.0)
     shown = replace(on_a_cluster, startup_is_known=True)
     assert shown.request(record).timeout_s == pytest.approx(2 * 180.0 + steps * 60.0)
     half = replace(record, predicted=predicted | {"reduced_calibrated_step_s": 51.6 / 2, EXTRAPOLATION_RATIO: 2.0})
     assert problem.request(half, startup_s=100.0).timeout_s == pytest.approx(2 * 100.0 + steps * 30.0)
-    assert problem.request(record, startup_s=3.0).timeout_s == pytest.approx(LEAST_START_S + steps * 60.0)
+    assert problem.request(record, startup_s=3.0).timeout_s == pytest.approx(180.0 + steps * 60.0)
     fixed = make_problem(run_timeout_s=300.0)
     assert fixed.request(record, startup_s=100.0).timeout_s == 300.0

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR, fit_calibration
+from hp_tool.assumptions import assumed
+from hp_tool.calibration import fit_calibration, prior_for
 from hp_tool.calibration.evidence import STALL_RISK, STEP_LOG_SD
-from hp_tool.calibration.regimes import LOG_MEAN
-from hp_tool.calibration.step_time import MOST
 from hp_tool.search.acquisition import COVERED_AXES, Observations, expected_improvement, propose
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
@@ -18,7 +17,7 @@ from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 def next_proposal(table, observations, *, coverage_runs=0, seed=0, stored=()):
     return propose(
         table=table,
-        calibration=fit_calibration(prior=GPU_PRIOR),
+        calibration=fit_calibration(prior=prior_for(kind="gpu")),
         observations=observations,
         coverage_runs=coverage_runs,
         rng=np.random.default_rng(seed),
@@ -37,7 +36,7 @@ def test_expected_improvement_matches_monte_carlo(median, log_sd, best):
 def test_the_first_proposal_is_the_fastest_for_its_chance_to_fit():
     table = make_table()
     predicted = np.sum(list(table.parts_s.values()), axis=0)
-    memory = fit_calibration(prior=GPU_PRIOR).memory.predict(memory_bytes=table.memory_bytes)
+    memory = fit_calibration(prior=prior_for(kind="gpu")).memory.predict(memory_bytes=table.memory_bytes)
     chance = memory.fit_probability(table.usable_bytes)
     fits = table.memory_bytes <= table.usable_bytes
     proposal = next_proposal(table, Observations())
@@ -56,7 +55,7 @@ def test_the_first_proposal_weighs_what_stalls_against_what_it_would_win():
         stated = {STEP_LOG_SD: np.full(len(table), 0.8), STALL_RISK: np.where(pipeline, np.log(3.0), 0.0)}
         proposal = next_proposal(replace(roomy, parts_s={"compute": seconds}, features=stated), Observations())
         assert pipeline[proposal.row] == expected
-        usual = (0.8**2 - MOST**2) / (2 * LOG_MEAN**2)
+        usual = (0.8**2 - assumed().step_time.regular_log_sd_limit ** 2) / (2 * assumed().stalls.mean_log_excess ** 2)
         assert proposal.hold_probability == pytest.approx(1 - usual * (3 if expected else 1))
 
 

@@ -79,6 +79,24 @@ def test_waiting_costs_nothing_and_is_a_figure_of_its_own(bench, clock):
     assert b.store.get_search(search_id=b.search_id).progress["queue_s"] == run.account["queue_s"]
 
 
+class Timekeeper(Crowded):
+    """An engine that says how long it had a job, which is looked at much later."""
+
+    polls = 0
+
+    def lasted_s(self, handle):
+        return 25.0
+
+
+def test_a_late_look_at_a_job_that_has_ended_is_no_wait(bench, clock):
+    b = bench(budget_runs=1)
+    b.engine = Timekeeper(problem=b.problem)
+    b.engine.clock = clock
+    assert b.coordinator(clock=clock).run().state == "succeeded"
+    (run,) = b.runs()
+    assert clock.now >= 60.0 and run.account == {"queue_s": 25.0 - 10.0, "wall_s": 10.0}
+
+
 def test_a_job_that_waits_is_shown_with_its_reason_and_when_it_is_expected(bench, clock):
     b = bench(budget_runs=1)
     seen = []

@@ -9,7 +9,7 @@ import numpy as np
 import optuna
 import pytest
 
-from hp_tool.calibration import GPU_PRIOR
+from hp_tool.calibration import prior_for
 from hp_tool.search.sampler import CostModelSampler
 from tests.search.search_tables import DEVICE_BYTES, make_table, true_step_s
 
@@ -33,7 +33,7 @@ def test_it_finds_the_best_of_a_machine_unlike_the_model_in_few_trials():
     truth = true_step_s(table)
     oom = {row for row in range(len(table)) if table.memory_bytes[row] > 0.9 * DEVICE_BYTES}
     fits = [row for row in range(len(table)) if row not in oom]
-    sampler = CostModelSampler(table=table, prior=GPU_PRIOR, seed=0)
+    sampler = CostModelSampler(table=table, prior=prior_for(kind="gpu"), seed=0)
     study = optuna.create_study(sampler=sampler)
     study.optimize(make_objective(table, truth, oom), n_trials=8)
     assert study.best_value <= 1.02 * truth[fits].min()
@@ -50,7 +50,7 @@ def test_same_seed_same_trials():
     table, truth = make_table(), true_step_s(make_table())
     runs = []
     for _ in range(2):
-        study = optuna.create_study(sampler=CostModelSampler(table=table, prior=GPU_PRIOR, seed=5))
+        study = optuna.create_study(sampler=CostModelSampler(table=table, prior=prior_for(kind="gpu"), seed=5))
         study.optimize(make_objective(table, truth, set()), n_trials=5)
         runs.append([trial.params for trial in study.trials])
     assert runs[0] == runs[1]
@@ -58,7 +58,7 @@ def test_same_seed_same_trials():
 
 def test_out_of_memory_teaches_memory_and_failures_are_survived():
     table, truth = make_table(), true_step_s(make_table())
-    sampler = CostModelSampler(table=table, prior=GPU_PRIOR)
+    sampler = CostModelSampler(table=table, prior=prior_for(kind="gpu"))
     study = optuna.create_study(sampler=sampler)
     first = study.ask(sampler.distributions)
     first_row = table.row_of(first.params)
@@ -80,7 +80,7 @@ def test_out_of_memory_teaches_memory_and_failures_are_survived():
 
 def test_parallel_asks_differ():
     table = make_table()
-    sampler = CostModelSampler(table=table, prior=GPU_PRIOR)
+    sampler = CostModelSampler(table=table, prior=prior_for(kind="gpu"))
     study = optuna.create_study(sampler=sampler)
     rows = [table.row_of(study.ask(sampler.distributions).params) for _ in range(4)]
     assert len(set(rows)) == 4
@@ -88,7 +88,7 @@ def test_parallel_asks_differ():
 
 def test_parameters_that_are_no_axes_and_an_exhausted_table_are_served():
     table = make_table()
-    sampler = CostModelSampler(table=table, prior=GPU_PRIOR)
+    sampler = CostModelSampler(table=table, prior=prior_for(kind="gpu"))
     study = optuna.create_study(sampler=sampler)
     truth = true_step_s(table)
     study.optimize(make_objective(table, truth, set()), n_trials=len(table) + 1)
@@ -97,7 +97,7 @@ def test_parameters_that_are_no_axes_and_an_exhausted_table_are_served():
 
 
 def test_maximising_is_refused():
-    sampler = CostModelSampler(table=make_table(), prior=GPU_PRIOR)
+    sampler = CostModelSampler(table=make_table(), prior=prior_for(kind="gpu"))
     with pytest.raises(ValueError, match="minimize"):
         optuna.create_study(direction="maximize", sampler=sampler).ask(sampler.distributions)
 

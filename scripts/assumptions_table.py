@@ -1,0 +1,40 @@
+"""The tables of docs/assumptions.md, from hp_tool/assumptions.yaml: `python scripts/assumptions_table.py` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hp_tool import documents
+from hp_tool.assumptions import FILE, Assumptions
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "assumptions.md"
+MARK = "<!-- assumptions, written by python scripts/assumptions_table.py -->\n"
+
+
+def tables() -> str:
+    """Return a section for each group of figures, as Markdown."""
+    sections = []
+    for name, kind in get_type_hints(Assumptions).items():
+        rows = [
+            f"| `{figure}` | {_value(entry['value'])} | {entry['unit']} | {entry['means']} | {entry['evidence']} |"
+            for figure, entry in documents.read(FILE)[name].items()
+        ]
+        head = (f"## {name}", "", kind.__doc__, "", "| figure | value | unit | means | chosen by |", "|---|---|---|---|---|")
+        sections.append("\n".join((*head, *rows)))
+    return "\n\n".join(sections) + "\n"
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the sections behind its mark."""
+    return page[: page.index(MARK)] + MARK + "\n" + tables()
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_value(each)}" for name, each in value.items())
+    return f"{value:.10g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
