@@ -31,11 +31,9 @@ def run(number: int, *, wall_s: float | None, step_s: float | None, measured_ste
 
 
 def test_start_up_is_what_a_run_took_beside_its_steps() -> None:
-    assert startup_s([run(1, wall_s=24.0, step_s=2.0)], settings=SETTINGS, assumed_s=20.0) == pytest.approx(
-        24.0 - (2 + 5) * 2.0
-    )
+    assert startup_s([run(1, wall_s=24.0, step_s=2.0)], settings=SETTINGS) == pytest.approx(24.0 - (2 + 5) * 2.0)
     early = run(1, wall_s=24.0, step_s=2.0, measured_steps=4)  # ended early, by its steps agreeing
-    assert startup_s([early], settings=SETTINGS, assumed_s=20.0) == pytest.approx(24.0 - (2 + 4) * 2.0)
+    assert startup_s([early], settings=SETTINGS) == pytest.approx(24.0 - (2 + 4) * 2.0)
 
 
 def test_start_up_is_the_median_of_the_runs_that_show_it() -> None:

@@ -42,7 +42,7 @@ def test_a_job_runs_three_configurations_each_with_its_share_of_the_cost(tmp_pat
     assert beside == [False, True, True, False, True, True, False]
     assert [run.gpu_seconds for run in runs] == pytest.approx([8 * (AGAIN_S if each else START_S) for each in beside])
     assert all(type(run.measurement) is Measurement for run in runs)
-    assert startup_s(runs, settings=bench.problem.settings, assumed_s=0.0) > AGAIN_S  # a rival's is none
+    assert startup_s(runs, settings=bench.problem.settings) > AGAIN_S  # a rival's is none
 
 
 def test_a_job_is_as_large_as_the_budget_still_pays_for(tmp_path):
