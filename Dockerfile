@@ -1,5 +1,5 @@
 # One image, two sizes: the API needs no torch (EXTRAS=postgresql,mcp), a worker that starts local runs does
-# (EXTRAS=postgresql,profiler). GPU hosts give their own base with CUDA: --build-arg BASE=...
+# (EXTRAS=postgresql,profiler,search). GPU hosts give their own base with CUDA: --build-arg BASE=...
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build

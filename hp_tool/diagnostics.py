@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hp_tool.domain.access import DatabaseState
-from hp_tool.errors import HpToolError, InputError, MissingExtraError
+from hp_tool.errors import HpToolError, InputError, MissingExtraError, UnsupportedError
+from hp_tool.extras import require
 from hp_tool.units import SECONDS_PER_DAY, counted
 
 if TYPE_CHECKING:
@@ -48,7 +49,14 @@ class Check:
 
 
 def examine(*, database_url: str | None = None) -> list[Check]:
-    """Every check, of the database at the URL (default: as `open_store`), this host and the clusters. Changes nothing."""
+    """Every check, of the database at the URL (default: as `open_store`), this host and the clusters. Changes nothing.
+
+    An installation without the extra `search` has no database and starts no runs: its check says so, and stands for those.
+    """
+    try:
+        require("search", by="a search, which keeps a database and starts runs,")
+    except (MissingExtraError, UnsupportedError) as error:
+        return [*catalogue(), Check("searches", "warning", f"this installation answers questions; {error.message}")]
     from hp_tool.launchers.jobs import default_root
 
     runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")

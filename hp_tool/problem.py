@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hp_tool.domain.answer import Beside
+from hp_tool.domain.beside import Beside
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking
 from hp_tool.domain.serving import InferenceEstimate

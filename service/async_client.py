@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-import httpx
-
 from hp_tool.errors import StoreError
 from service.api.views import EventView
 from service.client import EventStream, connection
+from service.clients import httpx
 from service.clients.endpoints import Call, Endpoints, JsonObject, raise_problem, unreachable, with_result
 from service.clients.retries import PATIENCE_S, AsyncRetryTransport, ReconnectPolicy
 

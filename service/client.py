@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-import httpx
-
 from hp_tool.errors import HpToolError, InputError, StoreError
 from service.api.views import NDJSON, STREAM_END, EventView
+from service.clients import httpx
 from service.clients.endpoints import Call, Endpoints, JsonObject, parsed, part, raise_problem, unreachable, with_result
 from service.clients.retries import PATIENCE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret

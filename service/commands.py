@@ -13,6 +13,7 @@ import typer
 from hp_tool.cli.db import UrlOption
 from hp_tool.cli.queries import JsonOption
 from hp_tool.cli.server import connect
+from hp_tool.extras import require
 from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def serve(
     database_url: UrlOption = None,
 ) -> None:
     """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
+    require("service", by="`hp-tool serve`")
     from service import app
     from service.settings import from_environment
 
@@ -74,6 +76,7 @@ def worker(
 
     HP_RETENTION_... say what it deletes once a day (see `hp-tool db prune`); by default nothing.
     """
+    require("search", by="`hp-tool worker`")
     from hp_tool import tuning
     from service import logs
     from service.settings import log_settings
@@ -121,6 +124,7 @@ def report(
     database_url: UrlOption = None,
 ) -> None:
     """Write a search with its charts into one HTML file that opens anywhere, without a server or a network."""
+    require("service", by="`hp-tool report`")
     from hp_tool import store as stores
     from hp_tool.errors import InputError
 
@@ -158,13 +162,14 @@ def budget(
     from hp_tool.domain.query import SearchSettings
     from hp_tool.errors import InputError
     from hp_tool.queries import schema
-    from hp_tool.tuning import daily_limits
 
     if runs is None and gpu_seconds is None:
         raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
     check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
 
     def in_store(store: AccessStore) -> SearchRecord:
+        from hp_tool.tuning import daily_limits
+
         limits = daily_limits(store.get_search(search_id=search).query)
         return store.change_budget(search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds, limits=limits)
 
@@ -235,7 +240,6 @@ def _changed(
 ) -> SearchView:
     """The search after a change, made on the server where one is named, else in the database."""
     from hp_tool.errors import InputError
-    from hp_tool.store import open_store
     from service.api.views import SearchView
 
     if server and database_url:
@@ -243,6 +247,8 @@ def _changed(
     if server:
         with connect(server) as client:
             return on_server(client)
+    from hp_tool.store import open_store
+
     with closing(open_store(database_url)) as store:
         return SearchView.of(in_store(store))
 
@@ -258,6 +264,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it. It is shown this once; the database keeps a digest."""
+    require("service", by="`hp-tool keys`")
     from hp_tool.domain.access import Scope
     from hp_tool.queries.schema import to_json
     from hp_tool.store import open_store
@@ -284,6 +291,7 @@ def create(
 @keys.command("list")
 def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show every key, newest first, without secrets."""
+    require("service", by="`hp-tool keys`")
     from hp_tool.queries.schema import to_json
     from hp_tool.store import open_store
     from service.api.keys import KeyView
@@ -310,6 +318,7 @@ def revoke(
     database_url: UrlOption = None,
 ) -> None:
     """Make a key worthless for ever; a running service notices within seconds."""
+    require("service", by="`hp-tool keys`")
     from hp_tool.store import open_store
 
     with closing(open_store(database_url)) as store:

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "assumptions", "bounds", "domain", "errors", "units", "documents"},
+    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents"},
     {"cost", "space", "calibration", "sizing"},
     {"catalog", "search", "launchers", "formats", "store"},
     {
@@ -212,11 +212,22 @@ def test_a_start_loads_nothing_heavy(statement: str) -> None:
     assert result.stdout.split() == []
 
 
-def test_a_training_question_loads_nothing_of_serving() -> None:
+def test_a_training_question_loads_nothing_of_others() -> None:
     query = {"model": "gpt-22b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8}, "parallel": {"tensor_parallel_size": 8}}
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 8}}
     code = f"import hp_tool, sys; assert hp_tool.recommend({query!r}, top=1).recommendations; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     loaded = result.stdout.split()
     assert "hp_tool.training" in loaded
-    assert not [name for name in loaded if name.startswith(("hp_tool.serving", "hp_tool.formats", "hp_tool.exchange"))]
+    others = (
+        "serving",
+        "formats",
+        "exchange",
+        "calibration",
+        "search",
+        "store",
+        "cost.lengths",
+        "domain.sizing",
+        "domain.answer",
+    )
+    assert not [name for name in loaded if name.startswith(tuple(f"hp_tool.{each}" for each in others))]

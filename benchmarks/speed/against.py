@@ -44,6 +44,14 @@ MODELS = {
 }
 NARROW: dict[str, Any] = {"expert_parallel_size": 8, "micro_batch_size": [1, 2], "moe_token_dispatcher_type": "alltoall"}
 """Axes of spaces that take a second."""
+README_QUERY: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"sequence_length": 8192, "global_batch_size": 128},
+}
+PROCESSES = {"recommend": workloads.EXPERT_QUERY, "README's first": README_QUERY}
+"""Questions whose whole command is timed."""
 LAYOUTS = 250
 """Layouts drawn of each model whose estimates are timed alone."""
 LINES = 50
@@ -94,10 +102,11 @@ def times_of(tree: Path, file: Path, processes: Mapping[str, Path], *, repeats: 
 def compared(commit: str, *, rounds: int, repeats: int, only: Sequence[str] = QUESTIONS) -> list[dict[str, Any]]:
     """Return for each question best and median of both trees, and the ratio of the bests."""
     with tempfile.TemporaryDirectory(prefix="hp-speed-") as folder, ExitStack() as stack:
-        tree, file, query = (Path(folder) / name for name in ("tree", "questions.json", "query.json"))
+        tree, file = (Path(folder) / name for name in ("tree", "questions.json"))
         file.write_text(json.dumps(questions(only)))
-        query.write_text(json.dumps(workloads.EXPERT_QUERY))
-        processes = {"process, recommend": query} if "process" in only else {}
+        processes = {f"process, {name}": Path(folder) / f"{name}.json" for name in PROCESSES} if "process" in only else {}
+        for path in processes.values():
+            path.write_text(json.dumps(PROCESSES[path.stem]))
         add = ("git", "worktree", "add", "--quiet", "--detach", str(tree), commit)
         subprocess.run(add, cwd=REPOSITORY, check=True, stdout=sys.stderr)
         stack.callback(subprocess.run, ("git", "worktree", "remove", "--force", str(tree)), cwd=REPOSITORY, check=True)

@@ -14,7 +14,6 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from hp_tool.assumptions import assumed
 from hp_tool.cost.network import local_bandwidth
@@ -203,6 +202,8 @@ GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 
 def robust_fit(residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]) -> Floats:
     """Least squares on log ratios with a soft-l1 loss: a few odd kernels must not bend the fit."""
+    from scipy.optimize import least_squares
+
     constants: Floats = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, x_scale=start).x
     return constants
 

@@ -17,6 +17,7 @@ import typer
 
 from hp_tool.cli import queries as query_files
 from hp_tool.errors import InputError
+from hp_tool.extras import require
 
 if TYPE_CHECKING:
     from hp_tool.cli.batches.sources import Item
@@ -52,6 +53,8 @@ def batch(
         raise InputError("--base belongs to CSV grids: other formats have whole queries", field="--base")
     if server and jobs > 1:
         raise InputError("--jobs starts processes on this machine: leave it out with --server", field="--jobs")
+    if server:
+        require("client", by="--server")
     work = answering.Task(name=task, top=top, calibration=calibration)
     counts = Summary(reading=summary)
     with _reading(queries) as source, _writing(output, resume=resume) as stream:

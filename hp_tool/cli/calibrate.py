@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hp_tool.cli import queries
+from hp_tool.extras import require
 
 if TYPE_CHECKING:
     from hp_tool.domain.measurement_records import Imported, MeasurementRecord
@@ -41,6 +42,7 @@ def calibrate(
 
     Estimates, recommendations and searches use the newest version. Lines of a file are stored or refused one by one.
     """
+    require("search", by="`hp-tool calibrate`")
     from hp_tool import learning
     from hp_tool.domain.measurement_records import Imported
     from hp_tool.queries import schema
@@ -85,6 +87,7 @@ def measurements(
 
     A change makes a new version of the calibration at once; earlier versions stay readable.
     """
+    require("search", by="`hp-tool measurements`")
     from hp_tool import learning
     from hp_tool.queries import schema
     from hp_tool.store import open_store

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hp_tool.cli.queries import JsonOption
+from hp_tool.extras import require
 
 UrlOption = Annotated[
     str | None,
@@ -39,6 +40,7 @@ def upgrade(
     as_json: JsonOption = False,
 ) -> None:
     """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside itself first."""
+    require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.errors import ConflictError
     from hp_tool.learning.make import outdated_notice
@@ -65,6 +67,7 @@ def downgrade(
     as_json: JsonOption = False,
 ) -> None:
     """Take the schema back to an older version, for an older hp-tool; refused where it would lose something, which is named."""
+    require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.store import upgrades
 
@@ -80,6 +83,7 @@ def _echo_schema(place: str, revision: str, *, as_json: bool) -> None:
 @db.command()
 def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show which schema version the database has, and which one this hp-tool needs."""
+    require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.store import schema
 
@@ -96,6 +100,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> None:
     """Write a consistent copy of a SQLite database, even while it is in use."""
+    require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.store import maintenance
 
@@ -110,6 +115,7 @@ def copy(
     as_json: JsonOption = False,
 ) -> None:
     """Copy everything from one database into another, such as from SQLite to PostgreSQL."""
+    require("search", by="`hp-tool db`")
     from hp_tool.store import maintenance
 
     rows = maintenance.copy(source=source, target=target)
@@ -144,6 +150,7 @@ def prune(
     """Delete what is old: what the flags name, else what a worker's HP_RETENTION_... settings do. Nothing that ended within a
     day goes, no folder of an unfinished run, and no calibration.
     """
+    require("search", by="`hp-tool db`")
     from hp_tool import store as stores
     from hp_tool import tuning
     from hp_tool.domain.retention import Retention

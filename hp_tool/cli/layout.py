@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -89,8 +89,14 @@ def print_table(
 
 
 def _fits(console: Console, columns: Sequence[Column], *, gap: int) -> bool:
-    options = console.options.update(width=PIPE_WIDTH)
-    return Measurement.get(console, options, _table(columns, gap=gap)).maximum <= console.width
+    return table_width(columns, gap=gap) <= console.width
+
+
+def table_width(columns: Sequence[Column], *, gap: int) -> int:
+    """Return the cells of a line that is not folded: the widest text of each column, and the gaps between."""
+    texts = ((*column.cells, column.head, column.unit) for column in columns)
+    widths = [max(cell_len(line) for text in each for line in (text.splitlines() or [""])) for each in texts]
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def _table(columns: Sequence[Column], *, gap: int, bold_first: bool = False) -> Table:

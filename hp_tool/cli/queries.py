@@ -12,6 +12,7 @@ import typer
 
 from hp_tool.domain.query import Query
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.extras import require
 from hp_tool.queries.short_names import COMMON
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def read_lines(path: str) -> Iterator[bytes]:
 def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     """The newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists; None if there are none.
 
-    If the database does not answer, standard error says so, and answers are not calibrated. One without calibrations takes a
-    millisecond: loading SQLAlchemy would take longer than the answer.
+    If the database does not answer, or the extra `search` is missing, standard error says so, and answers are not calibrated.
+    One without calibrations takes a millisecond: loading SQLAlchemy would take longer than the answer.
     """
     from hp_tool import store
 
@@ -123,6 +124,7 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     from hp_tool.learning import StoredCalibrations
 
     try:
+        require("search", by="a stored calibration")
         opened = store.open_calibrations(store.database_url())
     except HpToolError as error:
         sys.stderr.write(f"not calibrated: {error.message}\n")

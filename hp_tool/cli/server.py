@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hp_tool.extras import require
+
 if TYPE_CHECKING:
     from service.client import Client
 
 
 def connect(server: str) -> Client:
-    """Return a client of the service at URL `server`, as a context manager. Raises InputError for another kind of URL."""
+    """Return a client of the service at URL `server`, as a context manager. Raises InputError for another kind of URL,
+    MissingExtraError where the extra `client` is not installed."""
+    require("client", by="--server")
     from service.client import Client
 
     return Client(server=server)

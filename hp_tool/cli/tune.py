@@ -11,6 +11,7 @@ import typer
 from hp_tool.cli import queries
 from hp_tool.cli.server import connect
 from hp_tool.errors import InputError
+from hp_tool.extras import require
 
 if TYPE_CHECKING:
     from hp_tool.cli.search_output import SearchProgress
@@ -38,6 +39,7 @@ def tune(
     """Find the best configuration with a few real runs. An interrupted search pauses, unless it runs on a server; --resume
     continues it.
     """
+    require("search", by="`hp-tool tune`")
     from hp_tool.cli.search_output import SearchProgress, print_result
     from hp_tool.queries import schema
 

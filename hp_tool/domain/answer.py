@@ -5,23 +5,11 @@ from typing import Literal
 
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.result import Recommendation
-from hp_tool.domain.sensitivity import Sensitivity
-from hp_tool.domain.serving import PoolRecommendation, ServingConfig, ServingRecommendation
+from hp_tool.domain.serving import ServingConfig
 
 BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
 Advice = Literal["use", "keep"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What an answer shows beside its ranking, as `RecommendAnswer` describes it; None unless asked for."""
-
-    pareto: tuple[Recommendation, ...] | None = None
-    throughput_front: tuple[ServingRecommendation, ...] | None = None
-    sensitivity: Sensitivity | None = None
-    disaggregated: tuple[PoolRecommendation, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from hp_tool.domain.ports import Launcher
 from hp_tool.errors import InputError
+from hp_tool.extras import require
 
 _ADAPTERS = {
     "local": ("hp_tool.launchers.local", "LocalLauncher"),
@@ -27,8 +28,10 @@ def check_known(name: str) -> None:
 
 
 def create(name: str, **options: Any) -> Launcher:
-    """The launcher called `name`, with the options of its constructor. Raises InputError for an unknown name."""
+    """The launcher called `name`, with the options of its constructor. Raises InputError for an unknown name,
+    MissingExtraError and UnsupportedError as `extras.require`."""
     check_known(name)
+    require("search", by=f"launcher {name}")
     module, adapter = _ADAPTERS[name]
     launcher: Launcher = getattr(import_module(module), adapter)(**options)
     return launcher

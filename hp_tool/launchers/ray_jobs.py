@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from hp_tool.domain.jobs import JobState, LaunchPlan, Waiting
 from hp_tool.domain.requests import RunRequest
-from hp_tool.errors import EngineAwayError, LauncherError, MissingExtraError
+from hp_tool.errors import EngineAwayError, LauncherError
+from hp_tool.extras import require
 from hp_tool.launchers import jobs, streamed, torchrun
 from hp_tool.launchers.jobs import Ending
 from hp_tool.launchers.options import RayOptions
@@ -187,10 +188,9 @@ class RayLauncher(streamed.StreamedLauncher):
 
     @cached_property
     def _client(self) -> Any:
-        try:
-            from ray.job_submission import JobSubmissionClient
-        except ImportError:
-            raise MissingExtraError("runs on Ray need ray: pip install 'hp-tool[ray]'") from None
+        require("ray", by="a run on Ray")
+        from ray.job_submission import JobSubmissionClient
+
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
             logging.getLogger(name).setLevel(logging.WARNING)  # they would report every upload on the console
         return JobSubmissionClient(self._options.address)

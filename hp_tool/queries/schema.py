@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -18,9 +18,11 @@ from hp_tool.domain.inference import DisaggregationSpec
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Kind, OwnFile, Query
-from hp_tool.domain.sizing import SizingQuery
 from hp_tool.errors import InputError
 from hp_tool.queries.short_names import meant
+
+if TYPE_CHECKING:
+    from hp_tool.domain.sizing import SizingQuery
 
 MAX_QUERY_BYTES = 1_000_000
 """A query is small; anything larger is a mistake or an attack."""
@@ -29,7 +31,7 @@ MAX_COMPLAINTS = 1_000
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
 """Where a query names a release: text, which YAML and JSON take for a number unless it is quoted."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
-Q = TypeVar("Q", Query, SizingQuery)
+Q = TypeVar("Q", Query, "SizingQuery")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 

@@ -13,6 +13,7 @@ from hp_tool.domain.result import MemoryEstimate, Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
 from hp_tool.domain.serving import ServingMemory, ServingRecommendation
 from hp_tool.errors import InputError, MissingExtraError
+from hp_tool.extras import require
 from hp_tool.render.columns import configuration_columns
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import GIB
@@ -32,8 +33,8 @@ def check_path(path: Path) -> None:
     """Refuse what `write` could not write before anything is computed. Raises InputError, MissingExtraError."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} ends in none of {', '.join(SUFFIXES)}", field="--plot")
-    if path.suffix != ".html" and find_spec("kaleido") is None:
-        raise MissingExtraError(f"{path.suffix} files need the plots extra: pip install 'hp-tool[plots]'; .html needs none")
+    if path.suffix != ".html" or find_spec("plotly") is None:  # a page needs no kaleido
+        require("plot", by="--plot")
 
 
 def write(figure: Figure, *, path: Path) -> None:

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hp_tool.extras import require
+
 if TYPE_CHECKING:
     from hp_tool.domain.ports import Store
     from hp_tool.store.engine import masked
@@ -21,6 +23,7 @@ _HOMES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("search", by="the database of searches and measurements")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

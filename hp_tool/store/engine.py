@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from hp_tool.errors import InputError, MissingExtraError, StoreError
+from hp_tool.errors import InputError, StoreError
+from hp_tool.extras import require
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
@@ -63,8 +63,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
     # A NaN in JSON would be accepted by SQLite and break every reader after it.
     connect = partial(sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True)
     if parsed.get_backend_name() == "postgresql":
-        if find_spec("psycopg") is None:
-            raise MissingExtraError("PostgreSQL needs the postgresql extra: pip install 'hp-tool[postgresql]'")
+        require("postgresql", by="PostgreSQL")
         engine = connect(parsed, pool_pre_ping=True, connect_args={"connect_timeout": 10})
         _set_up_postgresql(engine)
         return engine

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hp_tool.configuration import Configuration
-from hp_tool.domain.answer import Beside
+from hp_tool.domain.beside import Beside
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation

@@ -1,13 +1,14 @@
 """Corrected costs and estimates of a training problem, by a calibration that others fitted."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction, allocated_bytes, layer_passes, residual_features
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
@@ -17,6 +18,9 @@ from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
+
+if TYPE_CHECKING:
+    from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction
 
 CONFIDENCE = 0.9
 SAME = 1e-9
@@ -140,6 +144,8 @@ class CalibratedPredictor:
         made from. Allocated memory is scaled by one factor; bytes that every run needed on top join the overhead. Residuals
         scale both.
         """
+        from hp_tool.calibration import allocated_bytes, layer_passes, residual_features
+
         released = problem.as_release(problem.workload.framework_version or self.release)
         features = residual_features(case=released, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)

@@ -7,21 +7,16 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import efficiency, machine_profile
-from hp_tool.catalog.lengths import sequence_lengths
-from hp_tool.catalog.traces import request_trace
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
-from hp_tool.cost.lengths.dynamic import with_dynamic_context
-from hp_tool.cost.lengths.imbalance import with_imbalance
-from hp_tool.cost.lengths.sequences import LengthDistribution, Rows, packed_rows, padded_rows
 from hp_tool.cost.lora import with_named_targets
 from hp_tool.cost.network import checked_order
 from hp_tool.cost.pipeline_parts import laid_out_costs, mixed_costs
@@ -47,6 +42,9 @@ from hp_tool.training.recipes import assumed, with_recipe
 from hp_tool.training.releases import release_factor, release_variance, unsaid_release_variance, usual_dispatcher
 from hp_tool.training.rules import check_training
 from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from hp_tool.cost.lengths.sequences import LengthDistribution, Rows
 
 T = TypeVar("T")
 BEYOND_PEAK = 2.0
@@ -78,12 +76,18 @@ class TrainingProblem(TrainingCase):
         if layout is not None:
             return laid_out_costs(self, candidates, layout=layout, memory_headroom_fraction=headroom)
         costs = training_costs(case=self, candidates=candidates, memory_headroom_fraction=headroom)
-        return costs if self.rows is None else with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
+        if self.rows is None:
+            return costs
+        from hp_tool.cost.lengths.imbalance import with_imbalance
+
+        return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
         """The costs with context parallelism as the strategy schedules it: seconds per candidate, so not for a whole space."""
         if not self.strategy.dynamic_context_parallel or self.lengths is None:
             return costs
+        from hp_tool.cost.lengths.dynamic import with_dynamic_context
+
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
@@ -238,6 +242,8 @@ def self_contained(query: Query) -> Query:
     """The query with a model and a trace that are files written out, so that another process understands it, and it stays the
     same."""
     if query.inference is not None and isinstance(query.inference.trace, OwnFile):
+        from hp_tool.catalog.traces import request_trace
+
         trace = request_trace(query.inference.trace).spec()
         query = dataclasses.replace(query, inference=dataclasses.replace(query.inference, trace=trace))
     return dataclasses.replace(query, model=named_model(query.model)) if is_own_file(query.model) else query
@@ -365,6 +371,9 @@ def _with_lengths(workload: TrainingWorkload) -> tuple[TrainingWorkload, Rows | 
     """The workload with its sequence_lengths looked up, and what its rows hold if they are packed."""
     if workload.sequence_lengths is None:
         return workload, None, None
+    from hp_tool.catalog.lengths import sequence_lengths
+    from hp_tool.cost.lengths.sequences import packed_rows, padded_rows
+
     distribution = sequence_lengths(workload.sequence_lengths)
     rows = (packed_rows if workload.packed else padded_rows)(distribution, row_tokens=workload.sequence_length)
     values = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}

@@ -1,6 +1,7 @@
 """Knobs that a query leaves open: what its recipe sets, and what is assumed of the rest."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -185,17 +186,20 @@ def _recipe(entry: library.Entry) -> Recipe:
 def _without_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """The rules without what later ones set anew for all of an earlier one's trainings."""
     kept: list[RecipeRule] = []
-    for index, rule in enumerate(rules):
-        later = [each for each in rules[index + 1 :] if _sets_anew(each, rule) and each.covers(rule)]
-        training = {k: v for k, v in rule.training.items() if not any(k in each.training for each in later)}
-        parallel = {k: v for k, v in rule.parallel.items() if not any(k in each.parallel for each in later)}
-        if training or parallel:
-            kept.append(replace(rule, training=training, parallel=parallel))
-    return tuple(kept)
-
-
-def _sets_anew(later: RecipeRule, rule: RecipeRule) -> bool:
-    return not (later.training.keys().isdisjoint(rule.training) and later.parallel.keys().isdisjoint(rule.parallel))
+    later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
+    """Rules behind the one at hand, by each key that they set."""
+    for rule in reversed(rules):
+        sections = {"training": rule.training, "parallel": rule.parallel}
+        left = {
+            section: {k: v for k, v in keys.items() if not any(each.covers(rule) for each in later[f"{section}.{k}"])}
+            for section, keys in sections.items()
+        }
+        if any(left.values()):
+            kept.append(replace(rule, training=left["training"], parallel=left["parallel"]))
+        for section, keys in sections.items():
+            for key in keys:
+                later[f"{section}.{key}"].append(rule)
+    return tuple(reversed(kept))
 
 
 def _listed(entry: library.Entry) -> dict[str, Any]:

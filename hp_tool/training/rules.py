@@ -3,7 +3,6 @@
 from typing import Any
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.lengths.imbalance import MAX_BATCH
 from hp_tool.cost.lora import target_names
 from hp_tool.cost.optimizer import stored_precision
 from hp_tool.domain.frameworks import facts, wrapped
@@ -137,6 +136,8 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
         _refuse("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = "packed rows need attention: flash; unfused attention computes the scores between sequences too"
         _refuse("training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError)
+    from hp_tool.cost.lengths.imbalance import MAX_BATCH
+
     batch = workload.global_batch_size
     too_large = f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
     _refuse("training.global_batch_size", (batch > MAX_BATCH, too_large))

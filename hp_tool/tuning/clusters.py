@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Literal
 
 from hp_tool import catalog, launchers
@@ -13,7 +12,8 @@ from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, GpuSpec
 from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import GpuSecondsLimit, JsonObject, OpenRunsLimit, RunRecord
-from hp_tool.errors import HpToolError, InputError, LauncherError, MissingExtraError, StoreError, UnsupportedError
+from hp_tool.errors import HpToolError, InputError, LauncherError, StoreError, UnsupportedError
+from hp_tool.extras import require
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
 from hp_tool.trainers import TrainerLauncher, trainer_of
@@ -47,8 +47,8 @@ def create_launcher(query: Query) -> Launcher:
     Raises MissingExtraError where jobs would run on this host and could not.
     """
     name = launcher_name(query)
-    if name == LOCAL and query.trainer is None and (find_spec("torch") is None or find_spec("megatron") is None):
-        raise MissingExtraError("profile runs on this host need torch and megatron-core: pip install 'hp-tool[profiler]'")
+    if name == LOCAL and query.trainer is None:
+        require("profiler", by="a profile run on this host")
     return cluster_launcher(query.cluster, name=name)
 
 

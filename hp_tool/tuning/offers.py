@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from importlib.util import find_spec
 
 from hp_tool import catalog, launchers
 from hp_tool.catalog.hardware import cluster_runs
@@ -12,6 +11,7 @@ from hp_tool.domain.ports import Launcher
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import Offer, WorkerRecord
 from hp_tool.errors import HpToolError, InputError
+from hp_tool.extras import missing
 from hp_tool.tuning.clusters import LOCAL, cluster_launcher, launcher_name
 from hp_tool.tuning.run import build_search
 
@@ -21,7 +21,7 @@ LOOKED_S = 300.0
 
 def offers() -> tuple[Offer, ...]:
     """What a worker in this process can run: this host's devices, and the clusters whose options it has."""
-    profiler = find_spec("torch") is not None and find_spec("megatron") is not None
+    profiler = not missing("profiler")
 
     def each() -> Iterator[Offer]:
         yield from _host(profiler, at=int(time.monotonic() // LOOKED_S))

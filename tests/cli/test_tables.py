@@ -7,10 +7,11 @@ import sys
 
 import pytest
 from rich.cells import cell_len
+from rich.measure import Measurement
 
-from hp_tool.cli import tables
+from hp_tool.cli import layout, tables
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.render.columns import configuration_columns, training_figures
+from hp_tool.render.columns import Column, configuration_columns, training_figures
 from hp_tool.render.words import arithmetic
 from hp_tool.units import duration
 from tests.cli import shown
@@ -90,3 +91,19 @@ def test_step_times_are_told_apart_in_seconds(seconds: float, words: str) -> Non
 def test_a_column_has_one_unit() -> None:
     step = training_figures([shown.estimate(0.8), shown.estimate(12.0)])[0]
     assert (step.title, step.cells) == ("step, s", ("0.80", "12.00"))
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [Column(head="a", cells=("1", "22"))],
+        [Column(head="step", unit="s", cells=("1", "模型")), Column(head="why", cells=("two\nlines", ""), left=True)],
+        [Column(head="a", cells=()), Column(head="bb", cells=()), Column(head="", cells=())],
+    ],
+)
+def test_a_table_s_width_is_the_one_that_it_is_printed_in(columns: list[Column], gap: int) -> None:
+    console = layout.make_console()
+    table = layout._table(columns, gap=gap)
+    measured = Measurement.get(console, console.options.update(width=layout.PIPE_WIDTH), table)
+    assert layout.table_width(columns, gap=gap) == measured.maximum

@@ -8,17 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hp_tool
-from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -69,28 +66,6 @@ with TestClient(create_app(from_environment(host=None, port=None, database_url=N
 print(json.dumps(found))
 """
 """Runs every command's help, what needs no cluster for real, and the service's pages."""
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the unpacked source distribution."""
-    if find_spec("hatchling") is None:
-        skip_or_fail(component="HATCHLING", reason="hatchling is not installed: pip install 'hp-tool[dev]'")
-    folder = tmp_path_factory.mktemp("packages")
-
-    def build(kind: str, source: Path) -> None:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
-        done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-
-    build("sdist", ROOT)
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder / "source", filter="data")
-    (source,) = (folder / "source").iterdir()
-    build("wheel", source)
-    (found,) = folder.glob("*.whl")
-    return found
 
 
 def test_the_wheel_has_code_data_and_nothing_else(wheel: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def test_passwords_are_masked() -> None:
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtraError, match=r"hp-tool\[postgresql\]"):
         engine.create_engine("postgresql://ada@h/d")
 

@@ -1,23 +1,34 @@
 """The syntax tree of a bash script."""
 
-import functools
+from __future__ import annotations
 
-import tree_sitter
-import tree_sitter_bash
+import functools
+from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
+from hp_tool.extras import require
+
+if TYPE_CHECKING:
+    import tree_sitter
 
 MAX_CHARACTERS = 200_000
 
 
 @functools.cache
 def _language() -> tree_sitter.Language:
+    require("import", by="reading shell commands")
+    import tree_sitter
+    import tree_sitter_bash
+
     return tree_sitter.Language(tree_sitter_bash.language())
 
 
 def parse(content: bytes) -> tree_sitter.Node:
     """The root of the syntax tree; `has_error` is set where the text is no bash. A parser is one thread's own."""
-    return tree_sitter.Parser(_language()).parse(content).root_node
+    language = _language()
+    from tree_sitter import Parser
+
+    return Parser(language).parse(content).root_node
 
 
 def parse_script(text: str) -> tree_sitter.Node:

@@ -1,12 +1,13 @@
 """The commands that a bash script would run, in its order."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.statements import (
@@ -22,6 +23,9 @@ from hp_tool.formats.shell.statements import (
 )
 from hp_tool.formats.shell.sums import test
 from hp_tool.formats.shell.words import Value, Word, first, source_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _SLURM = {"SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_GPUS_PER_NODE": "gpus-per-node",
           "SLURM_GPUS_ON_NODE": "gpus-per-node", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",

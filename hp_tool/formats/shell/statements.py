@@ -1,18 +1,22 @@
 """Statements of a bash script: conditions, loops, assignments, redirections, followed as bash would; nothing is executed."""
 
+from __future__ import annotations
+
 import contextlib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.grammar import MAX_CHARACTERS, parse_script
 from hp_tool.formats.shell.sums import test
 from hp_tool.formats.shell.words import CLOSE, MAX_DEPTH, OPEN, Filler, Value, Word, first, source_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 MAX_NESTING = 12
 """Functions, sourced files and scripts within scripts."""

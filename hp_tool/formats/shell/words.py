@@ -1,16 +1,19 @@
 """Words of a shell script: variables, arrays, defaults and sums filled in; what only running would tell stays marked."""
 
+from __future__ import annotations
+
 import fnmatch
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING, NamedTuple
 
 from hp_tool.errors import InputError
 from hp_tool.formats.shell.grammar import parse_script
 from hp_tool.formats.shell.sums import SumError, calculate
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 MAX_STEPS = 200_000
 """Nodes of the script that are looked at, each pass through a loop or a function counted."""

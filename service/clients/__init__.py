@@ -1,0 +1,9 @@
+"""What both clients of the service share. Importing it without the extra `client` names that extra."""
+
+from hp_tool.extras import require
+
+require("client", by="a client of the service")
+
+import httpx  # noqa: E402 (which the line above explains where it is missing)
+
+__all__ = ["httpx"]
