@@ -120,6 +120,7 @@ class Search:
 
     local_startup_s: float
     cluster_startup_s: float
+    startup_doubt: float
     next_startup_share: float
     least_runs: int
     roughly_known_log_sd: float

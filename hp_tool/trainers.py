@@ -25,7 +25,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.fields import checked
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest, Program, interquartile_range
-from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, recompute_name
+from hp_tool.domain.parallel import OF_THE_QUERY, ParallelConfig, ParallelQuery, recompute_name
 from hp_tool.domain.ports import Launcher, Queueing, Timekeeping
 from hp_tool.domain.query import Query, Reducible, SearchSettings, TrainerCommand
 from hp_tool.domain.requests import RunRequest
@@ -35,6 +35,7 @@ from hp_tool.formats.logs import LogFacts, read_log
 from hp_tool.formats.registry import Format, formats
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.launchers import jobs
+from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.setup import training_setup
 
@@ -80,6 +81,8 @@ class RegisteredTrainer:
     """What `trainer` of a query names it by."""
     reader: str
     launch: str
+    axes: tuple[str, ...] | None
+    """What it can vary, by fields of `parallel`; None: whatever a query leaves open."""
     reducible: tuple[Reducible, ...]
     """What `search.fidelity: auto` may leave out of its runs."""
     source: str
@@ -91,7 +94,7 @@ def registered_trainers() -> list[RegisteredTrainer]:
     listed = []
     for entry in library.entries("trainers"):
         command = _command(entry)
-        shown = {name: getattr(command, name) for name in ("reader", "launch", "reducible")}
+        shown = {name: getattr(command, name) for name in ("reader", "launch", "axes", "reducible")}
         listed.append(RegisteredTrainer(name=entry.name, source=entry.source, **shown))
     return listed
 
@@ -134,6 +137,16 @@ def check_trainer(trainer: TrainerCommand) -> None:
             "trainer.metrics_file must be a name of letters, digits, . _ and - in the run's folder, and not one of ours",
             field="trainer.metrics_file",
         )
+    for axis in trainer.axes or ():
+        if axis not in AXES:
+            near = difflib.get_close_matches(axis, AXES, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(AXES)}"
+            raise InputError(f"trainer.axes: unknown axis {axis[:80]!r}; {hint}", field="trainer.axes", code="unknown_key")
+        if not tells(trainer, axis):
+            raise InputError(
+                f"trainer.axes: the command cannot vary {axis}: name {{{axis}}} in it, or leave {axis} out",
+                field="trainer.axes",
+            )
     named = set(placeholders(command))
     for what in trainer.reducible:
         if named.isdisjoint(followed := _followed(what)):
@@ -151,10 +164,32 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
         if varied and axis not in _DERIVED and not tells(trainer, axis):
             raise InputError(
                 f"the candidates differ in {axis}, which trainer.command does not name: add {{{axis}}} or "
-                f"{{{next(iter(special()))}}} to it, or fix parallel.{axis} to one value",
+                f"{{{next(iter(special()))}}} to it, fix parallel.{axis} to one value, or leave {axis} out of trainer.axes",
                 field="trainer.command",
                 code="missing_field",
             )
+
+
+def varying(parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str) -> ParallelQuery:
+    """Return a query's `parallel` with one value of each axis that the trainer leaves out of its `axes`.
+
+    Raises InputError where the query gives several.
+    """
+    if trainer.axes is None:
+        return parallel
+    usual = resolve_config(ParallelQuery(), num_gpus=1, framework=framework)
+    fixed: dict[str, Any] = {}
+    for axis in AXES:
+        value = getattr(parallel, axis)
+        if axis in trainer.axes or axis in _DERIVED:
+            continue
+        if isinstance(value, tuple) and len(value) > 1:
+            raise InputError(
+                f"the trainer does not vary {axis} (trainer.axes): give one value", field=f"parallel.{axis}", code="fixed_axis"
+            )
+        if value is None:
+            fixed[axis] = getattr(usual, axis)
+    return replace(parallel, **fixed)
 
 
 def tells(trainer: TrainerCommand, axis: str) -> bool:

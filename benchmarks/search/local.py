@@ -30,8 +30,8 @@ QUERY = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 def measured(
     query: Query, *, launcher: Launcher | None = None, on_event: OnEvent = lambda kind, payload: None
 ) -> tuple[TuneResult, dict[ParallelConfig, float], float]:
-    """A search of its own, with nothing known before: its answer, seconds a step of each configuration that ran whole, and
-    the seconds it took."""
+    """A search of its own, with nothing known before: its answer, seconds a step of each configuration in its first whole run,
+    and the seconds it took."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'search.sqlite3'}")
@@ -42,7 +42,7 @@ def measured(
             store.close()
     step_s = {
         run.parallel: run.measurement.step_s
-        for run in runs
+        for run in reversed(runs)  # the leader may have run again, for twice the steps
         if run.fidelity.is_whole and run.measurement is not None and run.measurement.step_s is not None
     }
     return result, step_s, time.perf_counter() - started
@@ -57,8 +57,9 @@ def compare(
     was chosen by the run it is judged by; the search's own time where the second pass left the configuration out.
     """
     result, own, search_s = measured(query, launcher=launcher, on_event=on_event)
-    once = min(candidates, result.space.feasible)  # with more, leaders would run again, for twice the steps
-    settings = replace(query.search, budget_runs=once, min_gain_fraction=0.0, fidelity="full", reuse=False)
+    once = min(candidates, result.space.feasible)
+    settings = replace(query.search, budget_runs=once + 1, min_gain_fraction=0.0, fidelity="full", reuse=False)
+    settings = replace(settings, budget_gpu_seconds=None, configurations_per_job=1, baseline=None)
     everything = replace(query, search=settings)
     grid, truth, grid_s = measured(everything, launcher=launcher, on_event=on_event)
     best = result.recommendations[0].parallel
@@ -74,7 +75,7 @@ def compare(
             "step_s": known[best],
         },
         "grid": {
-            "runs": grid.search.profile_runs,
+            "runs": min(grid.search.profile_runs, once),  # one more is the leader's second
             "worked": len(truth),
             "seconds": grid_s,
             "gpu_seconds": grid.search.gpu_seconds,

@@ -77,8 +77,17 @@ def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
     if name is None:
         known = registered_trainers()
-        rows = ((each.name, each.reader, each.launch, ", ".join(each.reducible)) for each in known)
-        heads = ("trainer", "reader", "launch", "reducible")
+        rows = (
+            (
+                each.name,
+                each.reader,
+                each.launch,
+                "any" if each.axes is None else ", ".join(each.axes),
+                ", ".join(each.reducible),
+            )
+            for each in known
+        )
+        heads = ("trainer", "reader", "launch", "axes", "reducible")
         _print(known, single=False, as_json=as_json, kind="trainers", heads=heads, rows=rows)
         return
     shown = dataclasses.asdict(registered_trainer(name, field="name"))

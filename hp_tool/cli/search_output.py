@@ -25,9 +25,11 @@ from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.serving_tables import print_tuned_serving
 from hp_tool.cli.tables import print_nearest, print_unchecked, rank_column
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.plan import PlannedRun, SearchPlan
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingConfig, ServingRecommendation
-from hp_tool.render.answer import sentences
+from hp_tool.render.answer import kept, sentences
+from hp_tool.render.bill import between, device_time, expected_words, worst_words
 from hp_tool.render.columns import (
     Column,
     configuration_columns,
@@ -38,9 +40,8 @@ from hp_tool.render.columns import (
     tokens_column,
 )
 from hp_tool.render.words import arithmetic, brief
-from hp_tool.tuning.plan import PlannedRun, SearchPlan
 from hp_tool.tuning.result import TuneResult
-from hp_tool.units import SECONDS_PER_HOUR, counted, duration
+from hp_tool.units import counted, duration
 
 MAX_ROWS = 10
 """Rows that were not measured are left out after this many."""
@@ -178,7 +179,11 @@ def print_result(result: TuneResult, *, pareto: bool = False) -> None:
         best, source = trained[0], "predicted, not measured"
         if best.measurement is not None:
             source = "measured" if best.measurement.fidelity.is_whole else "implied by a reduced run"
-        console.print(f"best: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
+        word = "best"
+        if isinstance(yours := kept(result.answer), ParallelConfig):
+            console.print(f"keep: {arithmetic(yours)} (yours)", style="bold", highlight=False)
+            word = "not clearly better"
+        console.print(f"{word}: {arithmetic(best.parallel)} ({source})", style="bold", highlight=False)
         for path, value in best.set.items():
             console.print(f"chosen beside the layout, for all runs: {path} {value}", highlight=False)
     for sentence in sentences(result.answer) if result.answer else ():
@@ -193,14 +198,11 @@ def plan_lines(plan: SearchPlan) -> list[str]:
     lines = [f"{'first run':12}  {_planned(plan.first)}"]
     if plan.confirmation is not None:
         lines.append(f"{'confirmation':12}  {_planned(plan.confirmation)}")
-    known = plan.cost is not None and plan.most_cost is not None
-    whole, most = (f", ${plan.cost:,.0f}", f", ${plan.most_cost:,.0f}") if known else ("", "")
     lines += [f"{'all runs':12}  {path} {value}" for path, value in plan.set.items()]
     return [
         *lines,
-        f"{'the search':12}  at most {plan.runs} runs ({plan.stopped_by}), {duration(plan.wall_s)} without waiting for devices"
-        f", {_device_time(plan.gpu_seconds)}{whole}",
-        f"{'at worst':12}  {_device_time(plan.most_gpu_seconds)}{most}, if every run takes all of its time limit",
+        f"{'the search':12}  {expected_words(plan)}",
+        f"{'at worst':12}  {worst_words(plan)}",
     ]
 
 
@@ -210,10 +212,11 @@ def _planned(run: PlannedRun) -> str:
     kept |= {"micro-batches": fidelity.num_micro_batches}
     what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
+    wall = between(run.wall_s, run.wall_s_interval, duration)
     return (
         f"{arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: {counted(run.num_nodes, 'node')}, "
-        f"{counted(run.num_gpus, 'GPU')}, {duration(run.wall_s)} (limit {duration(run.time_limit_s)}), "
-        f"step {duration(run.step_s)}, {_device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
+        f"{counted(run.num_gpus, 'GPU')}, {wall} (limit {duration(run.time_limit_s)}), "
+        f"step {duration(run.step_s)}, {device_time(run.gpu_seconds)}, holds up with {run.hold_probability:.0%}"
     )
 
 
@@ -255,10 +258,10 @@ def _account(result: TuneResult) -> list[str]:
     grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
-        grid = f"; all {result.space.feasible:,} feasible ones would have taken {_device_time(search.grid_gpu_seconds)}"
+        grid = f"; all {result.space.feasible:,} feasible ones would have taken {device_time(search.grid_gpu_seconds)}"
         grid += f" ({share:.0%} of it was spent)"
     lines = [
-        f"search {search.id} {search.state}: {search.profile_runs} profile runs, {_device_time(search.gpu_seconds)}"
+        f"search {search.id} {search.state}: {search.profile_runs} profile runs, {device_time(search.gpu_seconds)}"
         f"{grid}; stopped because: {search.stopped_because}"
     ]
     if search.queue_s >= WORTH_TELLING_S:
@@ -270,10 +273,3 @@ def _account(result: TuneResult) -> list[str]:
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
     return lines
-
-
-def _device_time(gpu_seconds: float) -> str:
-    """Device time for people: in seconds below an hour, else in hours."""
-    if gpu_seconds < SECONDS_PER_HOUR:
-        return f"{gpu_seconds:,.0f} GPU-seconds"
-    return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"

@@ -76,8 +76,9 @@ def tune(
 def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
     """The bill; with the first job where this process would run the search."""
     from hp_tool.cli.search_output import plan_lines
+    from hp_tool.domain.plan import PlanAnswer
     from hp_tool.queries import schema
-    from hp_tool.tuning.plan import PlanAnswer, plan_search
+    from hp_tool.tuning.plan import plan_search
 
     if server:
         with connect(server) as client:

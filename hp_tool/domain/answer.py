@@ -8,6 +8,8 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
 
 BaselineSource = Literal["search.baseline", "first run"]
+GainSource = Literal["search.baseline", "first run", "slowest run"]
+Advice = Literal["use", "keep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Baseline:
     step_s: float
     """As the answer's: by calibration and its own runs."""
     speedup: float
-    """Its step time by the answer's, the gain's factor."""
+    """The gain's factor."""
     saved_days: float | None = None
     """Of the whole training; None without total_tokens."""
     saved_cost: float | None = None
@@ -48,18 +50,43 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the answer wins over the baseline, by the estimates that chose it."""
+    """What the answer wins over another configuration."""
 
-    against: BaselineSource
+    against: GainSource
     factor: float
-    """The baseline's seconds by the answer's: of a step, of serving of a request."""
+    """The other's seconds by the answer's: of a step, of serving of a request."""
     interval: tuple[float, float]
     """90 %; 1 in it: the two cannot be told apart."""
+    source: Literal["measured", "predicted"] = "predicted"
+    """measured: both ran as a whole, and the factor is that of what was measured. predicted: by the estimates that chose it."""
+    noise_from: Literal["repeats", "assumed"] | None = None
+    """Where the interval of a measured gain comes from: how far repeats of this search's runs differ, or how far those of such
+    devices usually do; None of a predicted one."""
+    noise_fraction: float | None = None
+    """How far two runs of one configuration differ (standard deviation of the logarithm); None of a predicted gain."""
 
     @property
     def clear(self) -> bool:
         """Whether the answer is faster beyond doubt."""
         return self.interval[0] > 1.0
+
+    @property
+    def advice(self) -> Advice:
+        """Whether to use the answer, or to keep what it is compared with."""
+        return "use" if self.clear else "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What was predicted of a configuration before it ran, beside what its run measured."""
+
+    step_s: float
+    step_s_interval: tuple[float, float]
+    """90 %"""
+    known_from_runs: int
+    """Measurements that the prediction was calibrated by."""
+    off_fraction: float
+    """Measured / predicted - 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +113,14 @@ class Answer:
     baseline: Baseline | None
     gain: Gain | None = None
     """Over the baseline; None without one."""
+    gains: tuple[Gain, ...] = ()
+    """`gain`, then those over the first configuration that ran, unless that is `gain`, and over the slowest."""
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
+    advice: Advice | None = None
+    """keep: no layout is clearly better than the baseline, which may be the answer itself. None without a gain."""
+    foreseen: Foreseen | None = None
+    """What was predicted of it before its first run; None where no run of it as a whole worked."""
     calibrated_step_s_interval: tuple[float, float] | None = None
     """90 %, where the calibration by all runs puts its step time."""
     set: ChosenValues = field(default_factory=dict)
@@ -141,8 +174,12 @@ class ServingAnswer:
     baseline: ServingBaseline | None
     gain: Gain | None = None
     """Over the baseline; None without one."""
+    gains: tuple[Gain, ...] = ()
+    """`gain`, then those over the first deployment that ran, unless that is `gain`, and over the slowest."""
     clearly_better: bool | None = None
     """Whether the gain's interval lies above 1; None without a gain."""
+    advice: Advice | None = None
+    """keep: no deployment is clearly better than the baseline, which may be the answer itself. None without a gain."""
 
     @property
     def objective_s(self) -> float:

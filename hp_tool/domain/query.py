@@ -57,8 +57,9 @@ class SearchSettings(Strict):
     budget_gpu_seconds: Amount | None = None
     """Maximum device seconds of profile runs; None: no limit."""
     run_timeout_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"] = "auto"
-    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster have shown it, and each step at
-    the upper end of its predicted interval. A run that is cut off keeps the steps it has measured."""
+    """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster have shown it (three times a
+    guess before), and each step at the upper end of its predicted interval. A run that is cut off keeps the steps it has
+    measured."""
     queue_timeout_s: Annotated[float, Interval(ge=1.0, le=1e7)] | None = None
     """Maximum seconds that a run may wait for devices; then it is taken back and the search ends, to be resumed later. None: it
     waits."""
@@ -87,8 +88,8 @@ class SearchSettings(Strict):
     """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
     from nodes that lag behind their peers. It is charged to the first run."""
     baseline: ParallelQuery | None = None
-    """What you run today, which the answer is compared with, as `parallel` of one configuration. It is not run for that. None:
-    the first run that worked."""
+    """What you run today, which the answer is compared with, as `parallel` of one configuration. It is run once where it is one
+    of the candidates, as a run of the budget. None: the first run that worked."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
     """Runs submitted at the same time; they wait for each other where devices are too few for all."""
     configurations_per_job: Annotated[int, Interval(ge=1, le=16)] = 1
@@ -117,6 +118,9 @@ class TrainerCommand(Strict):
     once per node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the command, beside those of every job."""
+    axes: tuple[str, ...] | None = None
+    """What the command can vary, by fields of `parallel`; what it leaves out has one value, the query's or else the usual one.
+    None: whatever a query leaves open, which the command has to name."""
     reducible: tuple[Reducible, ...] = ()
     """What `search.fidelity: auto` may leave out of its runs, because the command follows its placeholders in it."""
 

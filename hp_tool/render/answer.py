@@ -1,12 +1,15 @@
 """The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
 
 from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.render.words import change_in_words
 from hp_tool.units import counted, decimal, duration, gib
 
 LEAST_SAVED = 0.01
 """Share of a step below which a part is not worth a word."""
 LEAST_RISK = 0.005
+WHOSE = {"search.baseline": "your baseline's", "first run": "the first run's", "slowest run": "the slowest run's"}
 
 
 def headline(answer: Answer | ServingAnswer) -> str:
@@ -53,24 +56,50 @@ def _served(answer: ServingAnswer) -> str:
 
 
 def _gain(gain: Gain, what: str) -> str:
-    """`1.31 times the first run's speed (1.20 to 1.43)`."""
-    whose = "your baseline's" if gain.against == "search.baseline" else "the first run's"
-    return f"{gain.factor:.2f} times {whose} {what} ({gain.interval[0]:.2f} to {gain.interval[1]:.2f})"
+    """`1.31 times the first run's speed (1.20 to 1.43)`; with `predicted` in the brackets where one of the two did not run."""
+    predicted = ", predicted" if gain.source == "predicted" else ""
+    return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({gain.interval[0]:.2f} to {gain.interval[1]:.2f}{predicted})"
 
 
 def not_better(answer: Answer | ServingAnswer) -> str | None:
-    """`No layout is clearly better than your first`; None where one is, or where there is nothing to compare with."""
+    """`No layout is clearly better than your first: keep it`; None where one is, or where there is nothing to compare with."""
     if answer.gain is None or answer.clearly_better:
         return None
-    return f"No layout is clearly better than your {'baseline' if answer.gain.against == 'search.baseline' else 'first'}"
+    yours = "baseline" if answer.gain.against == "search.baseline" else "first"
+    return f"No layout is clearly better than your {yours}: keep it"
+
+
+def kept(answer: Answer | ServingAnswer | None) -> ParallelConfig | ServingConfig | None:
+    """The configuration to keep in place of the answer's; None where that is the answer's own, or nothing is to be kept."""
+    if answer is None or answer.advice != "keep" or answer.baseline is None or answer.baseline.parallel == answer.parallel:
+        return None
+    return answer.baseline.parallel
 
 
 def _doubt(answer: Answer | ServingAnswer) -> str | None:
     """`not_better` as a sentence, with what the answer's speed may be where it differs."""
     words = not_better(answer)
-    if words is None or answer.gain is None or answer.baseline is None or answer.baseline.parallel == answer.parallel:
+    if answer.gain is None or kept(answer) is None:
         return words and f"{words}."
-    return f"{words}: this one has {_gain(answer.gain, 'speed')}."
+    return f"{words}. This one has {_gain(answer.gain, 'speed')}."
+
+
+def gains_words(answer: Answer | ServingAnswer) -> str | None:
+    """`It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of measured steps; ...`; None where no gain
+    was measured."""
+    measured = [gain for gain in answer.gains if gain.source == "measured" and gain.factor != 1.0]
+    if not measured or measured[0].noise_fraction is None:
+        return None
+    by_figures = {(gain.factor, gain.interval): gain for gain in reversed(measured)}  # one layout may be two of them
+    others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
+    beside = f"It has {' and '.join(_gain(gain, 'speed') for gain in others)}. " if others else ""
+    slowest = next((gain for gain in measured if gain.against == "slowest run"), None)
+    if slowest is not None and slowest not in by_figures.values():
+        whose = by_figures[slowest.factor, slowest.interval].against
+        beside += f"The slowest that ran was {'your baseline' if whose == 'search.baseline' else 'the first'}. "
+    noise = f"runs of one layout scatter by {measured[0].noise_fraction:.0%}"
+    source = "as the repeats here did" if measured[0].noise_from == "repeats" else "which is assumed, as no run was repeated"
+    return f"{beside}Speeds are ratios of measured steps; {noise}, {source}."
 
 
 def _number(value: float) -> str:
@@ -89,6 +118,17 @@ def measured_words(runs: Repeats | None) -> str:
     return f"measured {duration(runs.step_s)} by the last of {runs.num_runs} runs, which took {took}"
 
 
+def foreseen_words(answer: Answer | ServingAnswer) -> str | None:
+    """`Predicted 3.70 s before it ran (2.90 s to 4.70 s), measured 4.20 s: 14% slower, inside the interval.`"""
+    if isinstance(answer, ServingAnswer) or (before := answer.foreseen) is None or answer.measured is None:
+        return None
+    step_s, (low_s, high_s) = answer.measured.step_s, before.step_s_interval
+    off = f"{abs(before.off_fraction):.0%} {'slower' if before.off_fraction > 0 else 'faster'}"
+    where = "inside" if low_s <= step_s <= high_s else "outside"
+    predicted = f"{duration(before.step_s)} before it ran ({duration(low_s)} to {duration(high_s)})"
+    return f"Predicted {predicted}, measured {duration(step_s)}: {off}, {where} the interval."
+
+
 def as_good_words(answer: Answer | ServingAnswer) -> str:
     """`5 other configurations may be as good`; empty without any."""
     return f"{counted(answer.as_good, 'other configuration')} may be as good" if answer.as_good else ""
@@ -103,7 +143,7 @@ def sentences(answer: Answer | ServingAnswer) -> list[str]:
         *([doubt] if doubt else []),
         f"{headline(answer)}.",
         f"{known[0].upper()}{known[1:]}.",
-        *(each for each in (why(answer), warning(answer)) if each),
+        *(each for each in (foreseen_words(answer), gains_words(answer), why(answer), warning(answer)) if each),
     ]
 
 
@@ -115,9 +155,10 @@ def warning(answer: Answer | ServingAnswer) -> str | None:
     if interval is None:
         return None
     low, high = interval
+    advice = "run it again before you rely on it" if answer.measured.num_runs == 1 else "its own runs count more"
     return (
         f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where the "
-        "calibration by all runs puts it: run it again before you rely on it."
+        f"calibration by all runs puts it: {advice}."
     )
 
 

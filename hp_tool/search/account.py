@@ -55,11 +55,11 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if not run.state.ended]
 
 
-def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings, assumed_s: float) -> float:
-    """Median seconds of a run that are no training step, by the runs that succeeded; `assumed_s` until one has."""
+def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
+    """Median seconds of a run that are no training step, by the runs that succeeded; None until one has."""
     ended = [run.measurement for run in runs if run.measurement is not None and run.gpu_seconds and BESIDE not in run.predicted]
     seen = [each for measurement in ended if (each := seen_startup_s(measurement, settings=settings)) is not None]
-    return statistics.median(seen) if seen else assumed_s
+    return statistics.median(seen) if seen else None
 
 
 def seen_startup_s(measurement: Measurement, *, settings: SearchSettings) -> float | None:

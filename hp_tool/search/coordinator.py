@@ -15,7 +15,7 @@ from hp_tool.domain.measurement import KILLED, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
 from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
 from hp_tool.errors import ConflictError, EngineAwayError, InputError, LauncherError, LimitError, RefusedError
-from hp_tool.search.account import Outcome, open_runs, progress_of, with_budget
+from hp_tool.search.account import Outcome, open_runs, progress_of, startup_s, with_budget
 from hp_tool.search.charges import Charges, end_run, failed_hosts, finish_run, taken_off, with_traces
 from hp_tool.search.fidelity import WHOLE, extrapolated
 from hp_tool.search.planner import Nothing, Planner, to_try_again
@@ -253,8 +253,8 @@ class Coordinator:
     def _submit(self, run: RunRecord) -> str:
         """Start the job of a stored intent, or find it started: submission is idempotent by the run's job name."""
         runs = self._runs()
-        best_s, startup_s = self._planner.best_step_s(run, runs), self._planner.startup_s(runs)
-        request = self._problem.request(run, best_step_s=best_s, startup_s=startup_s)
+        seen_s = startup_s(runs, settings=self._problem.settings)
+        request = self._problem.request(run, best_step_s=self._planner.best_step_s(run, runs), startup_s=seen_s)
         plan = self._launcher.plan(request, job_name=run.job_name)
         excluded = tuple(dict.fromkeys((*self._site.avoided_hosts, *failed_hosts(runs))))
         plan = replace(plan, excluded_hosts=excluded, search=run.search_id, owner=self._site.owner)

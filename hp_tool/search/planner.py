@@ -1,25 +1,24 @@
-"""Which run comes next: a retry, the proof of a leader that was only seen reduced, or what the sampler proposes."""
+"""Which run comes next: a retry, the baseline, the proof of a leader in doubt, or what the sampler proposes."""
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import NormalDist
 
 from optuna.trial import Trial
 
 from hp_tool.assumptions import assumed
 from hp_tool.calibration import Calibration
 from hp_tool.domain.digests import configuration_digest
-from hp_tool.domain.measurement import Fidelity, Measurement
+from hp_tool.domain.hardware import Kind
+from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.records import REUSED, JsonObject, RunRecord, RunState
 from hp_tool.domain.serving import RunConfig
 from hp_tool.search.account import Spent, open_runs, run_gpu_seconds, spent_by, startup_s, why_stop
 from hp_tool.search.acquisition import Proposal
 from hp_tool.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
+from hp_tool.search.noise import measured_steps
 from hp_tool.search.problem import Question
-from hp_tool.search.rivals import DIGEST, RIVALS, configurations, num_jobs
+from hp_tool.search.rivals import BESIDE, DIGEST, RIVALS, configurations, num_jobs, rivals_of
 from hp_tool.search.study import StudyProjection
 
 CONFIRMATION = "confirmation"
@@ -27,8 +26,8 @@ CONFIRMATION = "confirmation"
 
 REPEAT = "repeat"
 """Why a run was chosen: noise leaves open whether the leader leads."""
-_MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-"""Standard error of a median by that of a mean, for normal noise."""
+BASELINE = "baseline"
+"""Why a run was chosen: the answer is compared with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +66,30 @@ class Planner:
         if again is not None:
             return NextRun(parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted)
         settings, spent = self.problem.settings, spent_by(runs)
-        waiting, jobs = configurations(open_runs(runs)), num_jobs(runs)
-        average_s = spent.gpu_seconds / jobs if jobs else 0.0
-        started = Spent(
-            profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + len(open_runs(runs)) * average_s
-        )
+        underway, waiting = len(open_runs(runs)), configurations(open_runs(runs))
+        average_s, beside_s = gpu_seconds_by_job(runs)
+        waiting_s = underway * average_s + (waiting - underway) * beside_s
+        started = Spent(profile_runs=spent.profile_runs + waiting, gpu_seconds=spent.gpu_seconds + waiting_s)
         reason = why_stop(settings=settings, spent=started, next_run_gpu_seconds=average_s, proposal=proposal)
-        if not waiting:
-            if confirmation := self._confirmation(runs, started, average_s=average_s, stopping=reason is not None):
-                return confirmation
-            enough = reason in ("no_expected_gain", "space_exhausted")
-            if enough and self._affordable(started, average_s) and (repeat := self._repeat(runs)):
-                return repeat
+        if baseline := self._baseline(runs, started, average_s):
+            return baseline
+        stopping = reason is not None
+        if not waiting and (proof := self._confirmation(runs, started, average_s=average_s, stopping=stopping)):
+            return proof
         if reason is not None or proposal is None:
             return Nothing(reason=reason or "space_exhausted")
-        return self._proposed(runs, proposal, runs_left=settings.budget_runs - started.profile_runs)
+        runs_left = settings.budget_runs - started.profile_runs
+        kept_back = 1 if settings.budget_runs > assumed().search.least_runs else 0  # for the leader again
+        beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
+        if settings.budget_gpu_seconds is not None and beside_s > 0.0:
+            left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
+            beside = min(beside, int(left_s / beside_s))
+        return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
         """Seconds of a run to come before its first step."""
-        return startup_s(runs, settings=self.problem.settings, assumed_s=self.problem.assumed_startup_s)
+        seen_s = startup_s(runs, settings=self.problem.settings)
+        return self.problem.assumed_startup_s if seen_s is None else seen_s
 
     def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
         """Seconds of a step that a run's are hopeless against: the best known; of the first run on GPUs, its own prediction,
@@ -95,7 +99,8 @@ class Planner:
             return known[1]
         return run.predicted["calibrated_step_s"] if self.problem.cluster.gpu.kind == "gpu" else None
 
-    def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int) -> NextRun:
+    def _proposed(self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int) -> NextRun:
+        """The proposed run, with `beside` more configurations in its job at most."""
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
@@ -107,13 +112,17 @@ class Planner:
         if reduction is not None:
             predicted |= _of_reduction(reduction, predicted, calibration)
         elif reused is None:
-            predicted |= self._rivals(row, calibration, count=min(self.problem.configurations_per_job, runs_left) - 1)
+            predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
         return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted, trial=trial, calibration=calibration)
 
-    def _rivals(self, row: int, calibration: Calibration, *, count: int) -> JsonObject:
-        """What the job of a row's run runs afterwards, as the run's prediction keeps it."""
-        proposals = self.projection.rivals(count=count, apart=self.problem.apart(row)) if count > 0 else []
+    def _rivals(self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int) -> JsonObject:
+        """What the job of a row's run runs afterwards, as the run's prediction keeps it: the baseline first."""
+        apart = self.problem.apart(row)
+        baseline = self._baseline_row(runs) if count > 0 else None
+        first = [] if baseline in (None, row) or baseline in apart else [_anyway(baseline, reason=BASELINE)]
+        others = self.projection.rivals(count=count, apart=apart) if count > 0 else []
+        proposals = [*first, *(each for each in others if each.row != baseline)][:count]
         beside = [
             {
                 DIGEST: self.problem.digest(each.row),
@@ -146,25 +155,52 @@ class Planner:
         part = cost(num_gpus=reduction.num_gpus, step_s=reduction.step_s(calibration))
         return reduction if part <= assumed().search.reduced_cost_share * whole else None
 
-    def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
-        """The whole run of a leader that was only seen reduced: when nothing else is worth running, or while it is still
-        affordable and would not be after one more run."""
-        best, step_s = leader(runs) or (None, 0.0)
-        if best is None or best.fidelity.is_whole or num_gpus(best.parallel) > self.available_gpus:
+    def _baseline(self, runs: Sequence[RunRecord], spent: Spent, average_s: float) -> NextRun | None:
+        """A run of the configuration that the answer is compared with, after the first run was chosen without it."""
+        row = self._baseline_row(runs)
+        if row is None or not runs or not self._affordable(spent, average_s):
             return None
-        if any(run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None for run in runs):
+        reused = self.reusable.get(self.problem.digest(row))
+        return self._again(self.problem.candidates.config(row), fidelity=WHOLE, reason=BASELINE, reused=reused)
+
+    def _baseline_row(self, runs: Sequence[RunRecord]) -> int | None:
+        """The row of the baseline; None without one that can be run, and once it ran or a job is to run it."""
+        baseline = self.problem.baseline
+        row = None if baseline is None else self.problem.row(baseline)
+        if baseline is None or row is None or num_gpus(baseline) > self.available_gpus:
+            return None
+        digest = self.problem.digest(row)
+        own = any(run.digest == digest for run in runs)
+        beside = any(digest == rival[DIGEST] for run in open_runs(runs) for rival in rivals_of(run))
+        return None if own or beside else row
+
+    def _confirmation(self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool) -> NextRun | None:
+        """Another run of the leader, where it was only seen reduced or noise leaves open whether it leads: when nothing else is
+        worth running, or while it is still affordable and would not be after one more run. Noise is not worth one of the first
+        runs."""
+        best, step_s = leader(runs) or (None, 0.0)
+        if best is None or num_gpus(best.parallel) > self.available_gpus:
+            return None
+        settings, whole = self.problem.settings, best.fidelity.is_whole
+        steps = 2 * settings.steps if whole else settings.steps
+        if whole and not unsure(runs, kind=self.problem.cluster.gpu.kind):
+            return None
+        if not whole and any(
+            run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None for run in runs
+        ):
             return None  # it was cut off before it measured a step
-        settings = self.problem.settings
         cost = run_gpu_seconds(
             num_gpus=num_gpus(best.parallel),
             step_s=step_s,
             startup_s=self.startup_s(runs),
-            settings=settings,
+            settings=replace(settings, steps=steps),
         )
         one_more = Spent(profile_runs=spent.profile_runs + 1, gpu_seconds=spent.gpu_seconds + average_s)
-        if not self._affordable(spent, cost) or (not stopping and self._affordable(one_more, cost)):
+        last_chance = not self._affordable(one_more, cost) and not (whole and spent.profile_runs < assumed().search.least_runs)
+        if not self._affordable(spent, cost) or not (stopping or last_chance):
             return None
-        return self._again(best, fidelity=WHOLE, reason=CONFIRMATION, expected_gain=0.0)
+        fidelity, reason = (Fidelity(steps=steps), REPEAT) if whole else (WHOLE, CONFIRMATION)
+        return self._again(best.parallel, fidelity=fidelity, reason=reason)
 
     def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
         """Whether the budgets leave room for one more run."""
@@ -172,26 +208,31 @@ class Planner:
         budget = settings.budget_gpu_seconds or float("inf")
         return spent.profile_runs < settings.budget_runs and spent.gpu_seconds + gpu_seconds <= budget
 
-    def _repeat(self, runs: Sequence[RunRecord]) -> NextRun | None:
-        """The leader again, for twice the steps, where noise leaves open whether it leads."""
-        best, gain = repeat_gain(runs) or (None, 0.0)
-        least = max(self.problem.settings.min_gain_fraction, assumed().search.least_repeat_gain)
-        if best is None or gain < least:
-            return None
-        longer = Fidelity(steps=2 * self.problem.settings.steps)
-        return self._again(best, fidelity=longer, reason=REPEAT, expected_gain=gain)
-
-    def _again(self, run: RunRecord, *, fidelity: Fidelity, reason: str, expected_gain: float) -> NextRun | None:
-        """Another run of a configuration; None where it is no candidate any more."""
-        row = self.problem.row(run.parallel)
+    def _again(self, parallel: RunConfig, *, fidelity: Fidelity, reason: str, reused: str | None = None) -> NextRun | None:
+        """A run of a configuration that was not proposed; None where it is no candidate any more. `reused`: the stored
+        measurement that stands for it."""
+        row = self.problem.row(parallel)
         if row is None:
             return None
-        seen = Proposal(row=row, expected_gain=expected_gain, reason=reason, hold_probability=1.0)  # it did before
-        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=seen)
-        return NextRun(parallel=run.parallel, fidelity=fidelity, predicted=predicted)
+        proposal = _anyway(row, reason=reason)
+        predicted = self.problem.predicted(row=row, calibration=self._calibration(), proposal=proposal)
+        return NextRun(parallel=parallel, fidelity=fidelity, predicted=predicted | ({REUSED: reused} if reused else {}))
 
     def _calibration(self) -> Calibration:
         return self.projection.sampler.calibration(study=self.projection.study)
+
+
+def _anyway(row: int, *, reason: str) -> Proposal:
+    """Return a proposal that nobody weighed: its row has run before, here or where the user trains."""
+    return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
+
+
+def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
+    """(device seconds of a job with one configuration, of each further one in it), on average so far; 0 before any."""
+    beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
+    jobs = num_jobs(runs)
+    alone = (spent_by(runs).gpu_seconds - sum(beside)) / jobs if jobs else 0.0
+    return alone, sum(beside) / len(beside) if beside else 0.0
 
 
 def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
@@ -210,39 +251,12 @@ def _of_reduction(reduction: Reduction, predicted: JsonObject, calibration: Cali
     }
 
 
-def repeat_gain(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
-    """(leader, what running it again is expected to win as a share of its step time); None without two measured rivals.
-
-    If the leader is slower than it looked by more than the runner-up lies behind, the runner-up is the better choice:
-    E[max(T1 - T2, 0)] / T1 for normal errors of both medians, as their steps scattered. A leader that ran twice stays.
-    """
-    latest = {run.parallel: run for run in runs if _is_timed(run)}
-    ranked = sorted(latest.values(), key=_step_s)
-    if len(ranked) < 2 or sum(_is_timed(run) and run.parallel == ranked[0].parallel for run in runs) > 1:
-        return None
-    first, second = ranked[:2]
-    noise_s = math.hypot(*(standard_error_s(run.measurement) for run in (first, second) if run.measurement is not None))
-    behind_s = _step_s(second) - _step_s(first)
-    if noise_s == 0.0:
-        return first, 0.0
-    z = behind_s / noise_s
-    normal = NormalDist()
-    return first, (noise_s * normal.pdf(z) - behind_s * (1.0 - normal.cdf(z))) / _step_s(first)
-
-
-def standard_error_s(measurement: Measurement) -> float:
-    """Return the standard error of a run's median step time: by how its steps scattered, for one step by how they do elsewhere,
-    and 0 without any."""
-    times = measurement.repetitions_s
-    if len(times) < 2:
-        return assumed().search.single_step_sd * sum(times)
-    return _MEDIAN_EFFICIENCY * statistics.stdev(times) / math.sqrt(len(times))
-
-
-def _is_timed(run: RunRecord) -> bool:
-    return run.measurement is not None and run.measurement.status == "ok" and run.fidelity.is_whole
-
-
-def _step_s(run: RunRecord) -> float:
-    assert run.measurement is not None and run.measurement.objective_s is not None
-    return run.measurement.objective_s
+def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
+    """Whether the leader ran once and its runner-up may be faster by more than a repeat is worth: by the 90 % interval of the
+    ratio of their measured steps, one run each."""
+    steps = measured_steps(runs, kind=kind)
+    ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])
+    if len(ranked) < 2 or sum(run.parallel == ranked[0] and run.status == "ok" and run.fidelity.is_whole for run in runs) > 1:
+        return False
+    _, low, _ = steps.ratio(ranked[1], ranked[0])
+    return low < 1.0 - assumed().search.least_repeat_gain

@@ -48,8 +48,12 @@ class Question(ABC):
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; all runs have them."""
+    baseline: RunConfig | None = None
+    """What `search.baseline` describes, which is run once where it is a candidate."""
     assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
     """Seconds from a job's start to its first step, until a run of this search has shown them."""
+    startup_is_known: bool = False
+    """Earlier runs on this cluster have shown it; else it is a guess."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -121,12 +125,19 @@ class Question(ABC):
         """What the profiler is asked to run for a stored run: the configuration, or as much of it as its fidelity says.
 
         `best_step_s`: of the best configuration known, or expected; a run that is hopeless against it may end early.
-        `startup_s`: of earlier runs.
+        `startup_s`: of earlier runs of this search; None until one has shown it.
         """
 
+    def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
+        """Fewest and most seconds of a start: one figure if runs of this search (`seen_s`) or earlier ones have shown it, else
+        as far around the guess as it may be off."""
+        doubt = assumed().search.startup_doubt if seen_s is None and not self.startup_is_known else 1.0
+        center_s = self.assumed_startup_s if seen_s is None else seen_s
+        return center_s / doubt, center_s * doubt
+
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
-        """Seconds after which a run is cut off: those of the query, else its start-up with slack, and every step at the upper
-        end of its interval."""
+        """Seconds after which a run is cut off: those of the query, else its start-up with slack (one that nobody has seen: as
+        long as it may take), and every step at the upper end of its interval."""
         settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
             return settings.run_timeout_s
@@ -136,8 +147,9 @@ class Question(ABC):
         longest_s = predicted.get("calibrated_step_s_interval", (0.0, step_s))[1]
         reduced_s = predicted.get("reduced_calibrated_step_s", step_s)
         share = reduced_s / step_s if step_s else 1.0
+        longest_start_s = self.startup_range_s(startup_s)[1]
         usual_s = self.assumed_startup_s if startup_s is None else startup_s
-        starting_s = max(limits.startup_slack * usual_s, limits.least_start_limit_s)
+        starting_s = max(limits.startup_slack * usual_s, longest_start_s, limits.least_start_limit_s)
         beside = rivals_of(run)
         beside_s = sum(steps * rival["calibrated_step_s_interval"][1] for rival in beside)
         return float((1 + len(beside)) * starting_s + steps * share * longest_s + beside_s)
@@ -199,6 +211,8 @@ class SearchProblem(Question):
     def _processes(self) -> list[tuple[str | None, int]]:
         """Per row what cannot change within a job: CUDA's queues, which are set before its first kernel, and its processes."""
         configs = map(self.candidates.config, range(len(self.candidates)))
+        if self.cluster.gpu.kind == "cpu":
+            return [(None, num_gpus(config)) for config in configs]
         return [(device_connections(workload=self.training, parallel=config), num_gpus(config)) for config in configs]
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hp_tool.assumptions import assumed
 from hp_tool.calibration import Evidence
@@ -55,9 +55,12 @@ def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
     return layout, fixed.get("context_parallel_communication") or "p2p", levels, dynamic
 
 
-def known_startup_s(*, store: Store, problem: Question) -> float:
-    """Median seconds from a job's start to its first step, of the newest runs on this cluster; an assumption without any."""
+Asked = TypeVar("Asked", bound=Question)
+
+
+def with_known_startup(problem: Asked, *, store: Store) -> Asked:
+    """Return the question with the start-up of the newest runs on this cluster, their median; as it is without any."""
     page = store.measurements(cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS)
     own = [record.measurement for record in page.items if REUSED not in record.predicted]
     seen = [each for one in own if (each := seen_startup_s(one, settings=problem.settings)) is not None]
-    return statistics.median(seen) if seen else problem.assumed_startup_s
+    return replace(problem, assumed_startup_s=statistics.median(seen), startup_is_known=True) if seen else problem

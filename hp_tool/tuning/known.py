@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hp_tool.calibration import Calibration, MemoryPrediction, StepPrediction
 from hp_tool.calibration.evidence import BoolArray, FloatArray
-from hp_tool.calibration.posterior import OwnRuns, memory_posterior, ratio, step_posterior
+from hp_tool.calibration.posterior import OwnRuns, memory_posterior, ratio, repeat_log_sd, step_posterior
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.answer import BaselineSource, Gain
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.search.fidelity import standing
-from hp_tool.search.planner import standard_error_s
+from hp_tool.search.noise import spread_of
 from hp_tool.search.problem import Question
 from hp_tool.training.calibrated import KnownRow
 
@@ -34,11 +33,16 @@ class KnownRows:
     """(n,) chance of running out of memory; 0 of what ran as a whole."""
     ran: BoolArray
     """(n,) whether a whole run of it worked."""
+    repeat_log_sd: float
+    """Standard deviation of ln(seconds) between runs of one row."""
 
     def row(self, row: int) -> KnownRow:
-        """The estimate of one row."""
+        """The estimate of one row; its interval is that of another run, which the calibration's of what did not run is too."""
         one = np.array([row])
-        return KnownRow(step=self.step.take(one), memory=self.memory.take(one), ran=bool(self.ran[row]))
+        step = self.step.take(one)
+        if self.ran[row]:
+            step = replace(step, log_sd=np.hypot(step.log_sd, self.repeat_log_sd))
+        return KnownRow(step=step, memory=self.memory.take(one), ran=bool(self.ran[row]))
 
 
 def known_rows(*, search: Question, calibration: Calibration, runs: Sequence[RunRecord]) -> KnownRows:
@@ -48,12 +52,14 @@ def known_rows(*, search: Question, calibration: Calibration, runs: Sequence[Run
     memory = memory_posterior(table.predict_memory(calibration), runs=own_runs(search, runs, shown=_peak))
     whole = own_runs(search, runs, shown=lambda run: _step(run) if run.fidelity.is_whole else None)
     ran = np.isin(np.arange(len(table)), whole.rows)
+    timed = own_runs(search, runs, shown=_step)
     return KnownRows(
         alone=alone,
-        step=step_posterior(alone, runs=own_runs(search, runs, shown=_step), kind=kind),
+        step=step_posterior(alone, runs=timed, kind=kind),
         memory=memory,
         fails=np.where(ran, 0.0, 1.0 - memory.fit_probability(table.device_bytes)),
         ran=ran,
+        repeat_log_sd=repeat_log_sd(timed, kind=kind),
     )
 
 
@@ -81,14 +87,6 @@ def own_runs(
     )
 
 
-def gain_of(best: tuple[float, float], *, baseline: tuple[float, float], against: BaselineSource, same: bool) -> Gain:
-    """How many times as fast the best is as the baseline, each (seconds, log_sd), with the 90 % interval; 1 if they are one."""
-    if same:
-        return Gain(against=against, factor=1.0, interval=(1.0, 1.0))
-    factor, low, high = ratio(baseline, best, quantile=NORMAL_QUANTILE)
-    return Gain(against=against, factor=float(factor), interval=(float(low), float(high)))
-
-
 def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
     """How many rows after the first cannot be told apart from it: the 90 % interval of the ratio of their times holds 1."""
     first, *others = rows
@@ -96,12 +94,6 @@ def as_good(rows: Sequence[int], *, step: StepPrediction) -> int:
         (step.median_s[others], step.log_sd[others]), (step.median_s[first], step.log_sd[first]), quantile=NORMAL_QUANTILE
     )
     return int(np.count_nonzero((low <= 1.0) & (high >= 1.0)))
-
-
-def spread_of(measurement: Measurement) -> float:
-    """Standard deviation of the logarithm of a run's median, as its steps or repetitions scattered; 0 without any."""
-    times = measurement.repetitions_s
-    return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0
 
 
 def _step(measurement: Measurement) -> tuple[float, float] | None:

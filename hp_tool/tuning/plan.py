@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
 from hp_tool.assumptions import assumed
-from hp_tool.domain.fields import ChosenValues
-from hp_tool.domain.measurement import Fidelity, Hardware
+from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.plan import PlanAnswer, PlannedRun, SearchPlan
 from hp_tool.domain.ports import Launcher, Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord, RunState
@@ -22,75 +23,12 @@ from hp_tool.search.rivals import rivals_of
 from hp_tool.training.problem import self_contained
 from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
-from hp_tool.tuning.evidence import earlier_evidence, known_startup_s
+from hp_tool.tuning.evidence import earlier_evidence, with_known_startup
 from hp_tool.tuning.problem import TuningProblem, build_problem, resolve_training_search
 from hp_tool.tuning.study import projection_of, study_storage
 from hp_tool.units import SECONDS_PER_HOUR
 
 _NAME = "planned"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRun:
-    """One run to come, and what it would ask of the site."""
-
-    chosen_by: str
-    """Why it would be run; `confirmation`: the whole of a configuration that was only seen reduced."""
-    parallel: ParallelConfig
-    fidelity: Fidelity
-    """What is left out of it."""
-    num_gpus: int
-    num_nodes: int
-    step_s: float
-    """Predicted, of what is run."""
-    configurations: int
-    """How many the run's job trains, one after another: itself and those that the search would run after it."""
-    wall_s: float
-    """Start-up and all steps of its job, as predicted; waiting for devices is not in it."""
-    time_limit_s: float
-    """After which it is cut off."""
-    hold_probability: float
-    """That it fits, works and does not stall."""
-
-    @property
-    def gpu_seconds(self) -> float:
-        return self.num_gpus * self.wall_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchPlan:
-    """The bill of a search at its whole budget; one that ends early costs less."""
-
-    launcher: str
-    first: PlannedRun
-    confirmation: PlannedRun | None
-    """The whole run that would prove a leader that was only seen reduced; None where runs are whole, or nothing pays for it."""
-    runs: int
-    """Runs at most, the confirmation included."""
-    stopped_by: str
-    """The budget that ends the search: budget_runs, budget_gpu_seconds or space_exhausted."""
-    wall_s: float
-    """Of all runs, as predicted, without waiting for devices."""
-    gpu_seconds: float
-    gpu_hours: float
-    cost: float | None
-    """US dollars, where the price of a GPU-hour is known."""
-    most_gpu_seconds: float
-    """Where every run takes all of its time limit."""
-    most_cost: float | None
-    set: ChosenValues = field(default_factory=dict)
-    """Values of the query that all runs would have beside their layouts, by path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAnswer:
-    """The answer to a plan's request."""
-
-    id: str | None
-    plan: SearchPlan
-    job: str | None = None
-    """The first run as its launcher hands it over; only where the search would run."""
-    status: str = field(default="ok")
 
 
 def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher | None = None) -> PlanAnswer:
@@ -102,8 +40,7 @@ def plan_search(query: Query, *, store: Store | None = None, launcher: Launcher 
     launcher = launcher or create_launcher(query)
     plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
     launcher = trained_by(query, launcher, problem=problem.training)
-    startup_s = problem.search.assumed_startup_s
-    job = launcher.describe(launcher.plan(problem.search.request(run, startup_s=startup_s), job_name=run.job_name))
+    job = launcher.describe(launcher.plan(problem.search.request(run), job_name=run.job_name))
     return PlanAnswer(id=query.id, plan=plan, job=job)
 
 
@@ -131,8 +68,7 @@ def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[Sea
             "nothing that the query allows fits, so there is nothing to run", field="parallel", code="nothing_feasible"
         )
     if store is not None:
-        startup_s = known_startup_s(store=store, problem=problem.search)
-        problem = replace(problem, search=replace(problem.search, assumed_startup_s=startup_s))
+        problem = replace(problem, search=with_known_startup(problem.search, store=store))
     evidence = None if store is None else earlier_evidence(store, problem)
     projection = projection_of(problem, evidence=evidence, search_id=_NAME, storage=study_storage(None))
     planner = Planner(problem=problem.search, projection=projection, available_gpus=hardware.num_gpus, reusable={})
@@ -162,15 +98,19 @@ def _plan(query: Query, *, hardware: Hardware, store: Store | None) -> tuple[Sea
 
 def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> PlannedRun:
     search, predicted = problem.search, run.predicted
-    startup_s, devices = search.assumed_startup_s, num_gpus(run.parallel, run.fidelity)
+    devices, low_high = num_gpus(run.parallel, run.fidelity), search.startup_range_s()
     step_s: float = predicted.get("reduced_calibrated_step_s") or predicted["calibrated_step_s"]
     assert isinstance(run.parallel, ParallelConfig)
     beside = [rival["calibrated_step_s"] for rival in rivals_of(run)]
     cost = partial(run_gpu_seconds, num_gpus=1, settings=search.settings)
-    expected_s = cost(step_s=step_s, startup_s=startup_s) + sum(
-        cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s) for each in beside
-    )
-    limit_s = search.time_limit_s(run, startup_s=startup_s)
+    limit_s = search.time_limit_s(run, startup_s=None)
+
+    def needed_s(startup_s: float) -> float:
+        own_s = cost(step_s=step_s, startup_s=startup_s)
+        return own_s + sum(cost(step_s=each, startup_s=assumed().search.next_startup_share * startup_s) for each in beside)
+
+    expected_s = needed_s(search.assumed_startup_s)
+    low_s, high_s = (min(needed_s(each), limit_s) for each in low_high)
     return PlannedRun(
         chosen_by=chosen_by,
         parallel=run.parallel,
@@ -179,10 +119,22 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
         num_nodes=-(-devices // search.cluster.gpus_per_node),
         step_s=step_s,
         configurations=1 + len(beside),
-        wall_s=min(expected_s, limit_s),  # where it is cut off; the start-up is a guess before any run
+        wall_s=min(expected_s, limit_s),
+        wall_s_interval=None if search.startup_is_known else (low_s, high_s),
         time_limit_s=limit_s,
+        cut_off=expected_s > limit_s,
         hold_probability=predicted["hold_probability"],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bill:
+    """What all runs take if each takes what is stated of it."""
+
+    wall_s: float
+    gpu_seconds: float
+    alike: int
+    """Runs like the first."""
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
@@ -191,27 +143,54 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
     if proof is not None and (settings.budget_runs < 2 or first.gpu_seconds + proof.gpu_seconds > (budget or float("inf"))):
         proof = None
     proven = 0 if proof is None else 1
-    proof_gpu_seconds = 0.0 if proof is None else proof.gpu_seconds
     by_space, by_runs = len(problem.search.table), settings.budget_runs - proven
-    each_gpu_seconds = first.gpu_seconds / first.configurations
-    affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // each_gpu_seconds), 1)
-    alike = min(by_runs, affordable, by_space)
+
+    def whole(first_s: float, proof_s: float) -> _Bill:
+        proof_gpu_seconds = 0.0 if proof is None else proof.num_gpus * proof_s
+        each_gpu_seconds = first.num_gpus * first_s / first.configurations
+        affordable = by_runs if budget is None else max(int((budget - proof_gpu_seconds) // each_gpu_seconds), 1)
+        alike = min(by_runs, affordable, by_space)
+        turns = math.ceil(math.ceil(alike / first.configurations) / settings.parallel_runs)
+        return _Bill(
+            wall_s=turns * first_s + proven * proof_s, gpu_seconds=alike * each_gpu_seconds + proof_gpu_seconds, alike=alike
+        )
+
+    bills = [whole(*walls) for walls in zip(_walls(first), _walls(proof), strict=True)]
+    expected = bills[1]
+
+    def interval(name: str, scale: float = 1.0) -> tuple[float, float] | None:
+        values = [scale * getattr(each, name) for each in bills]
+        return None if problem.search.startup_is_known else (min(values), max(values))
+
+    alike = expected.alike
     stopped_by = "budget_runs" if alike == by_runs else "space_exhausted" if alike == by_space else "budget_gpu_seconds"
-    gpu_seconds, jobs = alike * each_gpu_seconds + proof_gpu_seconds, -(-alike // first.configurations)
+    jobs = math.ceil(alike / first.configurations)
     most = sum(count * run.num_gpus * run.time_limit_s for count, run in ((jobs, first), (proven, proof)) if run is not None)
+    most = max(most, *(each.gpu_seconds for each in bills))
     price = problem.search.cluster.price_per_gpu_hour
-    turns = -(-jobs // settings.parallel_runs)
+    per_second = None if price is None else price / SECONDS_PER_HOUR
     return SearchPlan(
         launcher=launcher_name(problem.query),
         first=first,
         confirmation=proof,
         runs=alike + proven,
         stopped_by=stopped_by,
-        wall_s=turns * first.wall_s + (0.0 if proof is None else proof.wall_s),
-        gpu_seconds=gpu_seconds,
-        gpu_hours=gpu_seconds / SECONDS_PER_HOUR,
-        cost=None if price is None else price * gpu_seconds / SECONDS_PER_HOUR,
+        wall_s=expected.wall_s,
+        wall_s_interval=interval("wall_s"),
+        gpu_seconds=expected.gpu_seconds,
+        gpu_seconds_interval=interval("gpu_seconds"),
+        gpu_hours=expected.gpu_seconds / SECONDS_PER_HOUR,
+        cost=None if per_second is None else per_second * expected.gpu_seconds,
+        cost_interval=None if per_second is None else interval("gpu_seconds", per_second),
         most_gpu_seconds=most,
-        most_cost=None if price is None else price * most / SECONDS_PER_HOUR,
+        most_cost=None if per_second is None else per_second * most,
         set=dict(problem.training.chosen),
     )
+
+
+def _walls(run: PlannedRun | None) -> tuple[float, float, float]:
+    """Seconds of a run's job with the shortest start-up, the expected and the longest; 0 without a run."""
+    if run is None:
+        return 0.0, 0.0, 0.0
+    low_s, high_s = run.wall_s_interval or (run.wall_s, run.wall_s)
+    return low_s, run.wall_s, high_s

@@ -29,7 +29,7 @@ from hp_tool.learning.series import Series, series_of
 from hp_tool.queries.schema import lay
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, writes
+from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, varying, writes
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best, best_of
@@ -91,7 +91,10 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         check_trainer(trainer)
         for name in query.search.of_profiler:
             raise UnsupportedError(f"search.{name} is the built-in profiler's, not a trainer's", field=f"search.{name}")
-        return problem if tells(trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
+        parallel = varying(problem.parallel, trainer=trainer, framework=problem.workload.framework)
+        problem = replace(problem, parallel=parallel)
+        varied = trainer.axes is None or "moe_token_dispatcher_type" in trainer.axes
+        return problem if varied and tells(trainer, "moe_token_dispatcher_type") else _with_one_dispatcher(problem)
     check_profiled(problem.cluster.gpu)
     layout = unprofiled_layout(problem.cluster, problem.strategy)
     for field, what in (*unprofiled(model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name), *layout):
@@ -168,6 +171,7 @@ def build_problem(
         training=problem.workload,
         strategy=problem.strategy,
         settings=query.search,
+        baseline=baseline_config(query, problem),
         candidates=candidates,
         table=table,
         cluster_key=series.cluster_key,

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hp_tool.domain.measurement import Hardware
@@ -25,7 +24,7 @@ from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, self_contained
 from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.clusters import create_launcher, daily_limits, runs_limit, within_limits
-from hp_tool.tuning.evidence import earlier_evidence, known_startup_s, reusable_measurements
+from hp_tool.tuning.evidence import earlier_evidence, reusable_measurements, with_known_startup
 from hp_tool.tuning.lease import LEASE_S, Heartbeat, conclude, end, outcome_stored
 from hp_tool.tuning.preflight import Preflight, preflight
 from hp_tool.tuning.problem import build_problem, resolve_training_search
@@ -124,12 +123,11 @@ def run_search(
             storage=storage or study_storage(None),
             claim=lease.token,
         )
-        startup_s = known_startup_s(store=store, problem=problem.search)
         outcome = Coordinator(
             store=store,
             launcher=launcher,
             lease=lease,
-            problem=replace(problem.search, assumed_startup_s=startup_s),
+            problem=with_known_startup(problem.search, store=store),
             projection=projection,
             reusable=reusable,
             site=Site(

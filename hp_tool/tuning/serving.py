@@ -162,6 +162,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         "model": problem.model,
         "cluster": problem.cluster,
         "settings": query.search,
+        "baseline": baseline_config(query, problem),
         "candidates": candidates,
         "table": serving_table(rows),
         "cluster_key": cluster_key(problem.cluster, hardware),

@@ -23,13 +23,14 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import InferenceEstimate, ServingConfig, ServingIntervals, ServingRecommendation
 from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import repeats
+from hp_tool.search.noise import measured_steps, spread_of
 from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
 from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
 from hp_tool.serving.evaluate import resolve_config
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.training.ranking.rank import group_numbers
-from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, saved_parts
-from hp_tool.tuning.known import own_runs, spread_of
+from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, gains_of, saved_parts
+from hp_tool.tuning.known import own_runs
 from hp_tool.tuning.latencies import LatencyCalibration
 from hp_tool.tuning.result import Ranked, outcome_of_rows, rank
 from hp_tool.tuning.serving_table import serving_candidates, serving_table
@@ -211,7 +212,10 @@ def _answer(
     assert known.output_tokens_per_second_per_gpu is not None
     (first, *others), output = order, tuning.problem.output_length
     succeeded = sum(run.status == "ok" for run in runs)
-    gain = None if baseline is None else baseline.gain(best.parallel, latencies.known(first, output_length=output))
+    own, kind = latencies.known(first, output_length=output), tuning.problem.cluster.gpu.kind
+    requests = measured_steps(runs, kind=kind, seconds=lambda run: run.load.request_latency_s if run.load else None)
+    gains = () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=requests)
+    gain = gains[0] if gains else None
     return ServingAnswer(
         parallel=best.parallel,
         ttft_s=known.ttft_s,
@@ -228,7 +232,9 @@ def _answer(
         as_good=sum(latencies.alike(row, first, output_length=output) for row in others),
         baseline=None if baseline is None else _saved(known, baseline),
         gain=gain,
+        gains=gains,
         clearly_better=None if gain is None else gain.clear,
+        advice=None if gain is None else gain.advice,
     )
 
 

@@ -24,13 +24,14 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.search.account import run_gpu_seconds, startup_s
 from hp_tool.search.fidelity import repeats
+from hp_tool.search.noise import measured_steps
 from hp_tool.space.pareto import undominated
 from hp_tool.training.calibrated import CONFIDENCE, CalibratedPredictor
 from hp_tool.training.evaluate import resolve_config
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.training.ranking.choice import simplest
 from hp_tool.training.ranking.exact import NEAR
-from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, saved_parts
+from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, foreseen, gains_of, saved_parts
 from hp_tool.tuning.known import KnownRows, as_good, known_rows
 from hp_tool.tuning.result import Ranked, outcome_of_rows, rank
 
@@ -176,7 +177,9 @@ def _answer(
     measured = repeats(runs).get(best.parallel) if best.measurement is not None else None
     low_s, high_s = (float(bound[0]) for bound in known.alone.take(np.array([row])).interval(confidence=CONFIDENCE))
     own = float(known.step.median_s[row]), float(known.step.log_sd[row])
-    gain = None if baseline is None else baseline.gain(best.parallel, own)
+    steps = measured_steps(runs, kind=problem.training.cluster.gpu.kind)
+    gains = () if baseline is None else gains_of(best.parallel, own, baseline=baseline, measured=steps)
+    gain = gains[0] if gains else None
     return Answer(
         parallel=best.parallel,
         set=best.set,
@@ -189,26 +192,28 @@ def _answer(
         as_good=as_good(rows, step=known.step),
         free_memory_bytes=float(problem.search.table.device_bytes[row] - known.memory.median_bytes[row]),
         out_of_memory_probability=float(known.fails[row]),
-        baseline=None if baseline is None else _saved(estimate, baseline),
+        baseline=None if baseline is None or gain is None else _saved(estimate, baseline, factor=gain.factor),
         gain=gain,
+        gains=gains,
         clearly_better=None if gain is None else gain.clear,
+        advice=None if gain is None else gain.advice,
+        foreseen=None if measured is None else foreseen(measured, runs=[run for run in runs if run.parallel == best.parallel]),
         calibrated_step_s_interval=(low_s, high_s),
     )
 
 
-def _saved(best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate]) -> Baseline:
+def _saved(best: Estimate, baseline: KnownBaseline[ParallelConfig, Estimate], *, factor: float) -> Baseline:
     before = baseline.estimate.time
     assert best.time is not None and before is not None
-    seconds, saved_s = best.time.step_s, before.step_s - best.time.step_s
 
     def saved(whole: float | None) -> float | None:
-        return None if whole is None else whole * saved_s / seconds
+        return None if whole is None else whole * (factor - 1.0)
 
     return Baseline(
         parallel=baseline.parallel,
         source=baseline.source,
         step_s=before.step_s,
-        speedup=before.step_s / seconds,
+        speedup=factor,
         saved_days=saved(best.calendar_days),
         saved_cost=saved(best.cost),
         saved_parts_s=saved_parts(before.parts_s, best.time.parts_s),
@@ -220,10 +225,11 @@ def _grid_gpu_seconds(problem: TuningProblem, runs: Sequence[RunRecord], *, medi
     if median_s.size == 0:
         return None
     settings = problem.query.search
+    seen_s = startup_s(runs, settings=settings)
     one_run = run_gpu_seconds(
         num_gpus=problem.training.cluster.num_gpus,
         step_s=float(np.mean(median_s)),
-        startup_s=startup_s(runs, settings=settings, assumed_s=problem.search.assumed_startup_s),
+        startup_s=problem.search.assumed_startup_s if seen_s is None else seen_s,
         settings=settings,
     )
     return one_run * float(problem.space.feasible)

@@ -15,6 +15,7 @@ from hp_tool.domain import query as domain
 from hp_tool.domain.digests import json_digest
 from hp_tool.domain.fields import Amount, Strict, check_bounds
 from hp_tool.domain.measurement import MeasurementStatus
+from hp_tool.domain.plan import PlanAnswer
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, JsonObject, Label, RunState, SearchRecord, SearchState
 from hp_tool.domain.result import Estimate, Recommendation
@@ -25,7 +26,7 @@ from hp_tool.queries.edition import edition
 from hp_tool.queries.registered import Find, as_asked
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
-from hp_tool.tuning.plan import PlanAnswer, bill
+from hp_tool.tuning.plan import bill
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE

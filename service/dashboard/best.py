@@ -73,6 +73,8 @@ class Best:
     """Measurement and calibration contradict each other."""
     not_better: str | None = None
     """That nothing is clearly faster than what it is compared with, in words."""
+    kept: str | None = None
+    """The configuration to keep, where that is not this one."""
     set: dict[str, Any] = field(default_factory=dict)
     """Values of the query that were chosen beside `parallel`, by path."""
 
@@ -131,6 +133,7 @@ def _trained(row: Recommendation, answer: Answer | None) -> Best:
         parts=_parts(known, measurement.objective_s if measurement else None),
         warning=words.warning(answer) if answer else None,
         not_better=words.not_better(answer) if answer else None,
+        kept=", ".join(trials.words(yours)) if (yours := words.kept(answer)) else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -213,6 +216,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         runs=answer.measured if answer else None,
         sentences=tuple(words.sentences(answer)) if answer else (),
         not_better=words.not_better(answer) if answer else None,
+        kept=", ".join(trials.words(yours)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
         step_s=measurement.load.request_latency_s if measurement and measurement.load else known.request_latency_s,

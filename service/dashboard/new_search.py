@@ -18,6 +18,7 @@ from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.configuration import Configuration
 from hp_tool.domain.fit import Fit
+from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.records import WorkerRecord
@@ -26,11 +27,12 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.render.bill import bill_sentences
 from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
-from hp_tool.tuning.plan import SearchPlan, bill
+from hp_tool.tuning.plan import bill
 from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
@@ -141,6 +143,8 @@ class Preview:
     """Why profile runs cannot search this query; the predictions stand."""
     plan: SearchPlan | None = None
     """What a search would cost; None of serving."""
+    bill: tuple[str, ...] = ()
+    """The plan's cost in words: expected, and at worst."""
     commands: tuple[Command, ...] = ()
 
 
@@ -198,6 +202,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
+    plan = _plan(resolved, store=store) if answer.recommendations else None
     # Links and commands use the query as typed, in which a registered name is still a name.
     return Preview(
         kind=query.kind,
@@ -213,7 +218,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         figure=figure,
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
-        plan=_plan(resolved, store=store) if answer.recommendations else None,
+        plan=plan,
+        bill=() if plan is None else bill_sentences(plan),
         commands=commands(query, server=str(request.base_url).rstrip("/")),
     )
 

@@ -59,6 +59,7 @@ WHY = {
     "expected_improvement": "may beat the best",
     "confirmation": "the best, seen only reduced, as a whole",
     "repeat": "the best again, as noise leaves open whether it leads",
+    "baseline": "your baseline, for comparison",
 }
 """Why a run was chosen, by the search's word for it."""
 LATENCIES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "request_latency_s": "request latency"}

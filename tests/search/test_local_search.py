@@ -14,7 +14,7 @@ from tests.tuning.cpu_engine import CpuEngine
 @pytest.mark.long
 def test_the_whole_space_is_measured_and_the_search_is_judged_by_it():
     query = schema.parse_query(QUERY.read_text())
-    query = replace(query, parallel=replace(query.parallel, micro_batch_size=(1, 2)))
+    query = replace(query, parallel=replace(query.parallel, micro_batch_size=(1, 2, 4, 8)))
     found = compare(query, candidates=1000, launcher=CpuEngine(num_gpus=2))
     assert found["candidates"] >= 30
     assert found["grid"]["runs"] == found["grid"]["worked"] == found["candidates"]

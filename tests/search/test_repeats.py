@@ -10,7 +10,8 @@ import pytest
 from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord, RunState
-from hp_tool.search.planner import repeat_gain, standard_error_s
+from hp_tool.search.noise import measured_steps, standard_error_s
+from hp_tool.search.planner import unsure
 
 
 def run(b, times, *, fidelity=None):
@@ -24,32 +25,51 @@ def run(b, times, *, fidelity=None):
 
 
 NOISY = (0.8, 0.9, 1.0, 1.1, 1.2)
+STEADY = (0.999, 1.0, 1.001)
 
 
-def scaled(factor):
-    return tuple(factor * time for time in NOISY)
+def scaled(factor, times=STEADY):
+    return tuple(factor * time for time in times)
 
 
-def test_a_close_noisy_race_is_worth_a_repeat_and_a_clear_one_is_not():
-    leader, close = repeat_gain([run(1, NOISY), run(2, scaled(1.02))])
-    assert leader.parallel.micro_batch_size == 1
-    assert close > 0.03
-    assert repeat_gain([run(1, NOISY), run(2, scaled(1.5))])[1] < 0.002
-    steady = [run(1, (1.0, 1.001, 0.999)), run(2, (1.02, 1.021, 1.019))]
-    assert repeat_gain(steady)[1] < 1e-6
+@pytest.mark.parametrize(
+    "runner_up,is_unsure",
+    [
+        (scaled(1.02, NOISY), True),
+        (scaled(1.5, NOISY), False),
+        (scaled(1.02), True),  # steady steps say nothing of another run
+        (scaled(1.06), True),  # 1.645 x sqrt(2) x 0.03 is 7 %
+        (scaled(1.08), False),
+    ],
+)
+def test_a_leader_within_the_noise_of_a_run_is_unsure(runner_up, is_unsure):
+    assert unsure([run(1, STEADY), run(2, runner_up)], kind="gpu") is is_unsure
 
 
-def test_the_gain_is_the_expected_shortfall_by_simulation():
-    first, second = run(1, NOISY), run(2, scaled(1.05))
-    sds = [standard_error_s(each.measurement) for each in (first, second)]
-    rng = np.random.default_rng(0)
-    drawn = rng.normal(1.0, sds[0], 400_000) - rng.normal(1.05, sds[1], 400_000)
-    assert repeat_gain([first, second])[1] == pytest.approx(np.mean(np.maximum(drawn, 0.0)), rel=0.02)
+def test_repeats_that_agree_settle_a_closer_race():
+    race = [run(1, STEADY), run(2, scaled(1.06))]
+    agreeing = [each for b in range(3, 13) for each in (run(b, scaled(2.0)), run(b, scaled(2.0)))]
+    assert unsure(race, kind="gpu") and not unsure([*race, *agreeing], kind="gpu")
 
 
 def test_nobody_runs_three_times_and_one_alone_has_no_rival():
     twice = [run(1, NOISY), run(2, scaled(1.02)), run(1, NOISY, fidelity=Fidelity(steps=10))]
-    assert repeat_gain(twice) is None
-    assert repeat_gain([run(1, NOISY)]) is None
+    assert not unsure(twice, kind="cpu")
+    assert not unsure([run(1, NOISY)], kind="cpu")
     reduced = run(2, scaled(1.02), fidelity=Fidelity(num_micro_batches=2))
-    assert repeat_gain([run(1, NOISY), reduced]) is None
+    assert not unsure([run(1, NOISY), reduced], kind="cpu")
+
+
+def test_a_ratio_is_of_the_means_of_runs_and_as_wide_as_their_noise():
+    steps = measured_steps([run(1, STEADY), run(1, scaled(1.1)), run(2, scaled(2.2))], kind="gpu")
+    assert steps.num_repeats == 1
+    # s^2 = (4 x 0.03^2 + 2 (ln 1.1 / 2)^2) / 5
+    assert steps.repeat_log_sd == pytest.approx(np.sqrt((4 * 0.03**2 + 2 * (np.log(1.1) / 2) ** 2) / 5))
+    factor, low, high = steps.ratio(ParallelConfig(micro_batch_size=2), ParallelConfig(micro_batch_size=1))
+    width = np.exp(1.6449 * np.sqrt(1.5) * steps.repeat_log_sd)  # one ran twice
+    middle = 2.2 / np.sqrt(1.1)
+    assert (factor, low, high) == pytest.approx((middle, middle / width, middle * width), rel=1e-4)
+
+
+def test_the_standard_error_of_a_median_is_that_of_a_mean_by_the_root_of_half_pi():
+    assert standard_error_s(run(1, NOISY).measurement) == pytest.approx(np.sqrt(np.pi / 2) * np.std(NOISY, ddof=1) / np.sqrt(5))

@@ -15,14 +15,14 @@ from tests.search.search_tables import true_step_s
 START_S, AGAIN_S = 30.0, 10.0
 
 
-def in_turn(bench, *, reached=16):
-    """The engine's jobs run their rivals, as far as they reach; a rival's memory is not known."""
+def in_turn(bench, *, reached=16, power=1.0):
+    """The engine's jobs run their rivals, as far as they reach; their memory is not known. `power`: of the true step times."""
 
     def outcome(request):
         truth = true_step_s(bench.problem.table)
 
         def measured(parallel, wall_s):
-            return Measurement(status="ok", step_s=float(truth[bench.problem.row(parallel)]), wall_s=wall_s)
+            return Measurement(status="ok", step_s=float(truth[bench.problem.row(parallel)]) ** power, wall_s=wall_s)
 
         first, rivals = measured(request.parallel, 0.0), [measured(each, AGAIN_S) for each in request.rivals[:reached]]
         known = {each.name: getattr(first, each.name) for each in fields(Measurement)}
@@ -42,7 +42,16 @@ def test_a_job_runs_three_configurations_each_with_its_share_of_the_cost(tmp_pat
     assert beside == [False, True, True, False, True, True, False]
     assert [run.gpu_seconds for run in runs] == pytest.approx([8 * (AGAIN_S if each else START_S) for each in beside])
     assert all(type(run.measurement) is Measurement for run in runs)
-    assert startup_s(runs, settings=bench.problem.settings, assumed_s=0.0) > AGAIN_S  # a rival's is none
+    assert startup_s(runs, settings=bench.problem.settings) > AGAIN_S  # a rival's is none
+
+
+def test_a_job_is_as_large_as_the_budget_still_pays_for(tmp_path):
+    pays_for = {"budget_runs": 20, "budget_gpu_seconds": 8 * 100.0, "min_gain_fraction": 0.0}
+    bench = in_turn(Bench(tmp_path, configurations_per_job=4, **pays_for), power=3.0)  # the leader leads clearly
+    assert bench.coordinator().run().stopped_because == "budget_gpu_seconds"
+    jobs = [1 + len(rivals_of(run)) for run in bench.runs() if BESIDE not in run.predicted]
+    assert jobs == [4, 2]  # 8 x (30 + 3 x 10) of 800, then 8 x (30 + 10)
+    assert sum(run.gpu_seconds for run in bench.runs()) == pytest.approx(8 * 100.0)
 
 
 def test_rivals_that_a_job_did_not_reach_are_asked_for_again(tmp_path):

@@ -14,9 +14,24 @@ from typer.testing import CliRunner
 import service.client
 from hp_tool.catalog import library
 from hp_tool.cli.main import build
+from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.ports import Store
+from hp_tool.queries import schema
+from hp_tool.render.bill import money
+from hp_tool.tuning import tune
+from hp_tool.tuning.plan import plan_search
+from tests.tuning.cpu_engine import CpuEngine
 
+FORM = {"kind": "training", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
+FORM |= {"training.sequence_length": "8192", "training.global_batch_size": "64", "search.budget_runs": "2"}
 Query = dict[str, Any]
+
+
+class DescribedEngine(CpuEngine):
+    """An engine that says what it would submit."""
+
+    def describe(self, plan: LaunchPlan) -> str:
+        return plan.job_name
 
 
 @pytest.fixture
@@ -68,12 +83,10 @@ def test_the_command_line_asks_a_server(
 
 
 def test_the_form_shows_the_bill(http: TestClient) -> None:
-    values = {"kind": "training", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
-    values |= {"training.sequence_length": "8192", "training.global_batch_size": "64", "search.budget_runs": "2"}
-    plan = http.post("/searches/new/preview.json", data=values).json()["plan"]
+    plan = http.post("/searches/new/preview.json", data=FORM).json()["plan"]
     assert plan["runs"] == 2 and plan["cost"] > 0
-    page = http.post("/searches/new/preview", data=values).text
-    assert "What a search would cost" in page and f"${plan['cost']:.2f}".rstrip("0") in page
+    page = http.post("/searches/new/preview", data=FORM).text
+    assert "What a search would cost" in page and " to ".join(map(money, plan["cost_interval"])) in page
     serving = {"kind": "inference", "model": "llama-3-8b", "cluster.gpu": "h100-sxm-80gb", "cluster.num_gpus": "8"}
     serving |= {"inference.input_length": "1000", "inference.output_length": "100", "inference.concurrency": "8"}
     answer = http.post("/searches/new/preview.json", data=serving).json()
@@ -89,7 +102,14 @@ def test_a_search_names_a_registered_trainer(http: TestClient, store: Store, que
     unknown = http.post("/v1/searches", json=query | {"trainer": "theirs"})
     assert (unknown.status_code, unknown.json()["code"], unknown.json()["field"]) == (422, "not_found", "trainer")
     (listed,) = http.get("/v1/trainers").json()["items"]
-    assert listed == {"name": "ours", "reader": "megatron-lm", "launch": "torchrun", "reducible": [], "source": ""}
+    assert listed == {
+        "name": "ours",
+        "reader": "megatron-lm",
+        "launch": "torchrun",
+        "axes": None,
+        "reducible": [],
+        "source": "",
+    }
     assert f"<option>{registered}</option>" in http.get("/searches/new").text
 
 
@@ -100,3 +120,30 @@ def test_the_command_line_lists_registered_trainers_and_shows_their_command(regi
     assert "ours" in table and "megatron-lm" in table and "secret" not in table + listed
     assert [each["name"] for each in json.loads(listed)["items"]] == ["ours"]
     assert "/opt/secret-train.py" in fields and json.loads(entry)["command"] == ["/opt/secret-train.py", "{flags:megatron-lm}"]
+
+
+def test_a_bill_before_any_start_was_seen_is_an_interval(http: TestClient, store: Store, query: Query) -> None:
+    query["cluster"]["price_per_gpu_hour"] = 2.0
+    query["search"] = {"budget_runs": 3, "fidelity": "full"}
+    plan = http.post("/v1/plans", json=query).json()["plan"]
+    for name in ("wall_s", "gpu_seconds", "cost"):
+        low, high = plan[f"{name}_interval"]
+        assert low < plan[name] < high, name
+    assert plan["most_gpu_seconds"] >= plan["gpu_seconds_interval"][1] and plan["most_cost"] >= plan["cost_interval"][1]
+    assert plan["first"]["time_limit_s"] >= plan["first"]["wall_s_interval"][1] and plan["first"]["cut_off"] is False
+    page = http.post("/searches/new/preview", data=FORM).text
+    assert "no start-up has been seen here yet" in page
+    asked, engine = schema.parse_query(query), DescribedEngine(num_gpus=2)
+    assert plan_search(asked, store=store, launcher=engine).plan.gpu_seconds_interval is not None
+    tune(query=asked, store=store, launcher=engine)
+    known = plan_search(asked, store=store, launcher=engine).plan
+    assert (known.wall_s_interval, known.gpu_seconds_interval, known.cost_interval) == (None, None, None)
+    assert known.most_gpu_seconds >= known.gpu_seconds
+
+
+def test_a_limit_below_what_a_run_needs_is_said(http: TestClient, query: Query) -> None:
+    query["cluster"]["price_per_gpu_hour"] = 2.0
+    query["search"] = {"budget_runs": 3, "fidelity": "full", "run_timeout_s": 5.0}
+    plan = http.post("/v1/plans", json=query).json()["plan"]
+    assert plan["first"]["cut_off"] is True and plan["first"]["time_limit_s"] == 5.0
+    assert plan["most_gpu_seconds"] >= plan["gpu_seconds"] and plan["most_cost"] >= plan["cost"]

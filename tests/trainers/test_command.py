@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import library, records
 from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.measurement import Fidelity, Measurement, ProfileRequest, Program
+from hp_tool.domain.measurement import Fidelity, Hardware, Measurement, ProfileRequest, Program
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
@@ -24,6 +25,8 @@ from hp_tool.launchers.jobs import request_json
 from hp_tool.queries.schema import parse_query
 from hp_tool.trainers import NAMES, TrainerLauncher, check_trainer, check_varied, program, program_name, trainer_of
 from hp_tool.training.problem import TrainingProblem, resolve_training
+from hp_tool.training.ranking.rank import CostedSpace
+from hp_tool.tuning.problem import build_problem
 
 ROOT = Path(__file__).parents[2]
 
@@ -263,3 +266,37 @@ def test_a_query_with_a_trainer_is_predicted_like_any_other() -> None:
     assert resolve_training(asked) == resolve_training(parse_query(QUERY))
     with pytest.raises(InputError, match="'megatron-lm'"):
         parse_query({**QUERY, "trainer": {"command": ["train.py"], "reader": "megatron"}})
+
+
+def searched(**changes: Any) -> Candidates:
+    """The candidates of a search over a trainer."""
+    asked = {**QUERY, "parallel": changes.pop("parallel", {}), "search": {"launcher": "slurm", "fidelity": "full"}}
+    asked["trainer"] = {"command": ["train.py", "{micro_batch_size}", "{recompute}"], "reader": "json", **changes}
+    hardware = Hardware(gpu="h100-sxm-80gb", num_gpus=16, hosts=("slurm",))
+    problem = build_problem(query=parse_query(asked), query_json=asked, hardware=hardware)
+    assert not isinstance(problem, CostedSpace)
+    return problem.search.candidates
+
+
+def test_what_a_trainer_varies_is_said_once_and_all_else_has_one_value() -> None:
+    with pytest.raises(InputError, match=r"leave \w+ out of trainer.axes"):
+        searched()
+    few = searched(axes=["micro_batch_size", "recompute"])
+    assert len(np.unique(few.micro_batch_size)) > 1 and len(np.unique(few.recompute_method)) > 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "sequence_parallel", "zero_stage"):
+        assert len(np.unique(getattr(few, name))) == 1, name
+    assert set(searched(axes=["micro_batch_size"], parallel={"tensor_parallel_size": 4}).tensor_parallel_size) == {4}
+
+
+@pytest.mark.parametrize(
+    ("axes", "parallel", "field", "words"),
+    [
+        (["recomputed"], {}, "trainer.axes", "did you mean recompute"),
+        (["zero_stage"], {}, "trainer.axes", r"name \{zero_stage\} in it"),
+        (["recompute"], {"micro_batch_size": [1, 2]}, "parallel.micro_batch_size", "give one value"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused(axes: list[str], parallel: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        searched(axes=axes, parallel=parallel)
+    assert refused.value.field == field

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hp_tool.calibration import StepPrediction
-from hp_tool.domain.answer import Answer, Baseline, Gain, Repeats, ServingAnswer, ServingBaseline
+from hp_tool.domain.answer import Answer, Baseline, Foreseen, Gain, Repeats, ServingAnswer, ServingBaseline
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.serving import ServingConfig
-from hp_tool.render.answer import headline, sentences, warning, why
+from hp_tool.render.answer import foreseen_words, gains_words, headline, kept, sentences, warning, why
 from hp_tool.tuning.answer import effect_of_axes
 from hp_tool.tuning.known import as_good
 
@@ -20,11 +20,12 @@ BASELINE = Baseline(
     parallel=ParallelConfig(tensor_parallel_size=4), source="search.baseline", step_s=4.85, speedup=1.31, saved_days=3.0,
     saved_cost=12_345.0, saved_parts_s={"tensor_parallel": 1.4, "pipeline_bubble": -0.25, "optimizer": 0.001},
 )  # fmt: skip
+MEASURED = {"source": "measured", "noise_from": "assumed", "noise_fraction": 0.03}
 ANSWER = Answer(
     parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2), step_s=3.7, step_s_interval=(3.6, 3.9),
     source="calibrated", known_from_runs=4, measured=RUNS, outside=True, as_good=5, free_memory_bytes=6 * 2**30,
-    out_of_memory_probability=0.02, baseline=BASELINE, gain=Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43)),
-    clearly_better=True,
+    out_of_memory_probability=0.02, baseline=BASELINE, clearly_better=True, advice="use",
+    gain=Gain(against="search.baseline", factor=1.31, interval=(1.2, 1.43), **MEASURED),
 )  # fmt: skip
 
 
@@ -41,6 +42,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
         baseline=None,
         gain=None,
         clearly_better=None,
+        advice=None,
         free_memory_bytes=-1.0,
         out_of_memory_probability=0.0,
         outside=False,
@@ -51,15 +53,47 @@ def test_all_that_is_known_is_said_and_nothing_else():
         "Measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s.",
     ]
     unclear = replace(
-        ANSWER, gain=Gain(against="search.baseline", factor=1.03, interval=(0.95, 1.12)), clearly_better=False, outside=False
+        ANSWER,
+        gain=Gain(against="search.baseline", factor=1.03, interval=(0.95, 1.12)),
+        clearly_better=False,
+        advice="keep",
+        outside=False,
     )
+    assert kept(unclear) == BASELINE.parallel and kept(ANSWER) is None
     doubt, figures, *_ = sentences(unclear)
     assert doubt == (
-        "No layout is clearly better than your baseline: this one has 1.03 times your baseline's speed (0.95 to 1.12)."
+        "No layout is clearly better than your baseline: keep it. This one has 1.03 times your baseline's speed "
+        "(0.95 to 1.12, predicted)."
     )
     assert "speed" not in figures and "saves" not in figures
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
     assert "saves 3.0 days of training" in headline(days)
+
+
+def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
+    slowest = Gain(against="slowest run", factor=2.6, interval=(2.4, 2.8), **MEASURED)
+    assert gains_words(replace(ANSWER, gains=(ANSWER.gain, slowest))) == (
+        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured steps; runs of one layout "
+        "scatter by 3%, which is assumed, as no run was repeated."
+    )
+    repeated = replace(ANSWER.gain, noise_from="repeats", noise_fraction=0.12)
+    assert gains_words(replace(ANSWER, gain=repeated, gains=(repeated,))) == (
+        "Speeds are ratios of measured steps; runs of one layout scatter by 12%, as the repeats here did."
+    )
+
+
+def test_a_baseline_that_was_the_slowest_is_named_once():
+    same = replace(ANSWER.gain, against="slowest run")
+    words = gains_words(replace(ANSWER, gains=(ANSWER.gain, same)))
+    assert words is not None and words.startswith("The slowest that ran was your baseline. Speeds are")
+
+
+def test_a_prediction_is_held_against_what_was_measured():
+    before = Foreseen(step_s=4.0, step_s_interval=(3.0, 5.0), known_from_runs=2, off_fraction=0.295)
+    assert foreseen_words(replace(ANSWER, foreseen=before)) == (
+        "Predicted 4.00 s before it ran (3.00 s to 5.00 s), measured 5.18 s: 30% slower, outside the interval."
+    )
+    assert foreseen_words(ANSWER) is None
 
 
 def test_a_measurement_outside_the_interval_warns():
@@ -78,7 +112,7 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         parallel=ServingConfig(max_num_seqs=16), ttft_s=0.323, ttft_s_interval=None, tpot_s=0.0168, tpot_s_interval=None,
         request_latency_s=0.85, output_tokens_per_second_per_gpu=300.0, users=16, cost_per_million_output_tokens=0.5,
         source="measured", known_from_runs=4, measured=group, as_good=1, baseline=baseline,
-        gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6)), clearly_better=True,
+        gain=Gain(against="search.baseline", factor=1.5, interval=(1.4, 1.6), **MEASURED), clearly_better=True, advice="use",
     )  # fmt: skip
     assert sentences(answer) == [
         "323.0 ms to the first token and 16.8 ms per output token, measured, 300 output tokens/s per GPU, 16 users, $0.5 per "

@@ -129,7 +129,7 @@ def test_a_plan_prints_the_bill_and_the_job_and_runs_nothing(engine):
     engine.describe = lambda plan: "#!/bin/bash"
     done = run(QUICKSTART, "--plan")
     assert done.exit_code == 0
-    assert "first run" in done.stdout and "at most 6 runs (budget_runs)" in done.stdout
+    assert "first run" in done.stdout and "at most 7 runs (budget_runs)" in done.stdout
     assert done.stdout.endswith("\n\n#!/bin/bash\n")
     answer = json.loads(run(QUICKSTART, "--plan", "--json").stdout)
     assert answer["plan"]["first"]["num_nodes"] == 1 and answer["job"] == "#!/bin/bash"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import RunState, SearchState
@@ -42,7 +43,9 @@ def test_the_quickstart_ends_in_a_measured_best_with_predictions_before_and_afte
     assert result.search.state is SearchState.SUCCEEDED
     assert 4 <= result.search.profile_runs <= query.search.budget_runs
     measured = [row for row in result.recommendations if row.measurement is not None]
-    assert len(measured) == result.search.profile_runs
+    assert len(measured) >= result.search.profile_runs - 2  # a leader within the noise ran again
+    assert result.answer.gain.against == "search.baseline" and result.answer.gain.source == "measured"
+    assert result.answer.advice == "use" and result.answer.foreseen is not None
     for axis in ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute"):
         assert len({getattr(row.parallel, axis) for row in measured}) > 1, axis
     best = result.recommendations[0]
@@ -106,8 +109,16 @@ def test_what_misses_the_deadline_is_not_recommended(store, query):
 
 def test_the_fewest_devices_are_found_by_running(store, query):
     """On a host much slower than the cost model says, what was enough on paper is not; the next search knows."""
-    plan = replace(query, cluster=replace(query.cluster, num_gpus=8, gpus_per_node=8), parallel=ParallelQuery())
-    within = {"training": replace(query.training, total_tokens=1e9), "objective": "min_gpus"}
+    wide = {"hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}  # compute decides, not the passes' overhead
+    plan = replace(
+        query,
+        model=replace(query.model, **wide) if isinstance(query.model, ModelSpec) else query.model | wide,
+        cluster=replace(query.cluster, num_gpus=8, gpus_per_node=8),
+        training=replace(query.training, sequence_length=256, global_batch_size=8),
+        parallel=ParallelQuery(),
+        search=replace(query.search, budget_runs=6, budget_gpu_seconds=None, configurations_per_job=1, baseline=None),
+    )
+    within = {"training": replace(plan.training, total_tokens=1e9), "objective": "min_gpus"}
     two = recommend(
         query=replace(plan, cluster=replace(plan.cluster, num_gpus=2, gpus_per_node=2), **within | {"objective": None})
     )
@@ -122,7 +133,7 @@ def test_the_fewest_devices_are_found_by_running(store, query):
     assert min(request.num_gpus for request in engine.requests.values()) > max(tried)
     best = second.recommendations[0]
     assert best.measurement.step_s <= limit.max_days * 86_400 / (
-        1e9 / (query.training.global_batch_size * query.training.sequence_length)
+        1e9 / (plan.training.global_batch_size * plan.training.sequence_length)
     )
 
 
