@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+from hp_tool import documents
 from hp_tool.formats.registry import formats
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "formats.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "formats.md"
+RELEASES = ROOT / "tests" / "formats" / "releases.yaml"
+
+
+def releases() -> dict[str, list[dict[str, Any]]]:
+    """Return the releases that each format is checked against, by format."""
+    return documents.read(RELEASES)
 
 
 def tables() -> dict[str, str]:
-    """Return the formats that are read and those that are written, as tables of Markdown."""
+    """Return the formats that are read, those that are written, and releases they are checked against, as tables of Markdown."""
     read = [f"| `{each.name}` | {each.reads} |" for each in formats() if each.read is not None]
     written = [f"| `{each.name}` | {each.writes} | {each.checked} |" for each in formats() if each.write is not None]
+    checked = [
+        f"| `{name}` | {each['release']} | {each['what']} | {each['date']} |"
+        for name, rows in releases().items()
+        for each in rows
+    ]
     return {
         "read": "\n".join(("| format | from |", "|---|---|", *read)),
         "written": "\n".join(("| format | what | checked against |", "|---|---|---|", *written)),
+        "releases": "\n".join(("| format | release | what of it | on |", "|---|---|---|---|", *checked)),
     }
 
 
