@@ -20,7 +20,7 @@ def releases() -> dict[str, list[dict[str, Any]]]:
 
 
 def tables() -> dict[str, str]:
-    """Return the formats that are read, those that are written, and releases they are checked against, as tables of Markdown."""
+    """Return the formats that are read, those that are written, and the releases behind both, as tables of Markdown."""
     read = [f"| `{each.name}` | {each.reads} |" for each in formats() if each.read is not None]
     written = [f"| `{each.name}` | {each.writes} | {each.checked} |" for each in formats() if each.write is not None]
     checked = [

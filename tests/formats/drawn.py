@@ -12,6 +12,7 @@ TOOLS = {
     "megatron-lm": "megatron-core",
     "slurm": "megatron-core",
     "torchtitan": "torch-fsdp",
+    "torchtitan-python": "torch-fsdp",
     "accelerate": "torch-fsdp",
     "deepspeed": "megatron-core",
     "nanotron": "nanotron",
@@ -28,6 +29,7 @@ DENSE = MODELS[:7]
 OWN_MODELS = {
     "deepspeed": ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-1.5b", "llama-3-8b"),
     "torchtitan": ("llama-3-8b", "llama-3-70b"),
+    "torchtitan-python": ("llama-3-8b", "llama-3.2-3b"),
     "nanotron": ("llama-3-8b", "llama-2-13b", "mistral-7b"),
 }
 """Models of the tools that run, or fit, few others."""

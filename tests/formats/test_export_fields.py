@@ -20,6 +20,11 @@ EXPERTS = DENSE | {"context_parallel_size": 1, "expert_parallel_size": 2, "exper
 PLAIN = DENSE | {"context_parallel_size": 1, "pipeline_parallel_size": 1, "recompute": "none"}
 OF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torchtitan": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
+    "torchtitan-python": (
+        "llama-3-8b",
+        {"framework": "torch-fsdp"},
+        PLAIN | {"zero_stage": 3, "context_parallel_size": 2, "context_parallel_communication": "all_gather"},
+    ),
     "accelerate": ("llama-3-8b", {"framework": "torch-fsdp"}, PLAIN | {"zero_stage": 3}),
     **{
         name: ("llama-3-8b", {"framework": "torch-fsdp"} | loss, PLAIN | {"zero_stage": 3, "tensor_parallel_size": 1})

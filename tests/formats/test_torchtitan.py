@@ -99,6 +99,16 @@ def test_torchtitan_reads_it(tmp_path: Path) -> None:
     assert [line for line in ran.stdout.splitlines() if line.startswith("read")] == expected
 
 
+def test_context_parallelism_of_another_kind_is_refused() -> None:
+    query: dict[str, Any] = {
+        "kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"sequence_length": 8192, "global_batch_size": 16, "framework": "torch-fsdp"},
+        "parallel": {"context_parallel_size": 2, "context_parallel_communication": "a2a", "micro_batch_size": 1},
+    }  # fmt: skip
+    with pytest.raises(UnsupportedError, match="a2a"):
+        torchtitan.toml(setup_of(query))
+
+
 def test_defaults_of_a_short_file() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
     query = read_query(

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Mapping, Set
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
@@ -48,19 +49,27 @@ SAID = {
 }  # fmt: skip
 
 
-def config(setup: TrainingSetup) -> dict[str, Any]:
+def config(
+    setup: TrainingSetup, *, tool: str = TOOL, said: Set[str] = SAID, flavors: Mapping[str, tuple[str, str]] = FLAVORS
+) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
-    refuse_unsaid(setup, tool=TOOL, expressed=SAID | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=tool, expressed=said | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
-    if setup.model.name not in FLAVORS:
-        raise UnsupportedError(f"{TOOL} has no flavor for {setup.model.name}; it has {', '.join(FLAVORS)}", field="model")
+    if setup.model.name not in flavors:
+        raise UnsupportedError(f"{tool} has no flavor for {setup.model.name}; it has {', '.join(flavors)}", field="model")
     if w.precision not in _CONVERTERS or w.attention != "flash" or w.optimizer != "adam":
-        raise UnsupportedError(f"{TOOL} trains with Adam, fused attention and {', '.join(_CONVERTERS)}", field="training")
+        raise UnsupportedError(f"{tool} trains with Adam, fused attention and {', '.join(_CONVERTERS)}", field="training")
     if c.zero_stage < 2 and c.data_parallel_size > 1 and c.tensor_parallel_size * c.pipeline_parallel_size > 1:
-        raise UnsupportedError(f"{TOOL} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage")
+        raise UnsupportedError(f"{tool} shards with FSDP: choose zero_stage 2 or 3", field="parallel.zero_stage")
+    exchange = setup.strategy.context_parallel_communication
+    if c.context_parallel_size > 1 and exchange not in (None, "p2p", "all_gather"):
+        raise UnsupportedError(
+            f"{tool} has no context parallelism by {exchange}: choose p2p or all_gather",
+            field="parallel.context_parallel_communication",
+        )
     if setup.recompute.granularity not in _CHECKPOINTS or setup.recompute.num_layers is not None:
-        raise UnsupportedError(f"{TOOL} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
-    name, flavor = FLAVORS[setup.model.name]
+        raise UnsupportedError(f"{tool} recomputes {', '.join(_CHECKPOINTS)}", field="parallel.recompute")
+    name, flavor = flavors[setup.model.name]
     copies = c.data_parallel_size
     shard = c.data_parallel_shard_size or (copies if c.zero_stage >= 2 else 1)
     pipelined = c.pipeline_parallel_size > 1
@@ -136,7 +145,6 @@ def _text(source: Source, reading: Reading) -> str:
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query that a TOML file asks for. Raises InputError, UnsupportedError."""
     text = _text(source, reading)
-    num_gpus = reading.num_gpus
     if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # tomllib takes the square of a dotted key's length
         raise InputError(f"a line holds more than {MAX_DOTS} dots; no {TOOL} key or value does", code="syntax")
     try:
@@ -144,6 +152,13 @@ def read(source: Source, reading: Reading) -> None:
     except (ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file: {error}", code="syntax") from None
     sort(as_settings(tables, lines=text), table=table("torchtitan"), reading=reading, spare=source.ignore)
+    fill(tables, source=source, reading=reading)
+
+
+def fill(
+    tables: Mapping[str, Any], *, source: Source, reading: Reading, flavors: Mapping[str, tuple[str, str]] = FLAVORS
+) -> None:
+    """Fill the reading with the query that sections ask for. Raises InputError, UnsupportedError."""
 
     def section(name: str) -> dict[str, Any]:
         content = tables.get(name, {})
@@ -153,7 +168,7 @@ def read(source: Source, reading: Reading) -> None:
 
     model, batch, split = section("model"), section("training"), section("parallelism")
     t, p, c = (_size(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context"))
-    replicas = max((num_gpus or 0) // (t * p * c), 1)
+    replicas = max((reading.num_gpus or 0) // (t * p * c), 1)
     shard = _size(split, "data_parallel_shard_degree", usual=-1, least=-1)
     copies = _size(split, "data_parallel_replicate_degree")
     shard = max(replicas // copies, 1) if shard == -1 else shard
@@ -179,13 +194,14 @@ def read(source: Source, reading: Reading) -> None:
         p2p = split.get("context_parallel_rotate_method", "allgather") == "alltoall"
         parallel["context_parallel_communication"] = "p2p" if p2p else "all_gather"
     name, flavor = str(model.get("name", "llama3")), str(model.get("flavor", "debugmodel"))
-    shape = next((ours for ours, theirs in FLAVORS.items() if theirs == (name, flavor)), None)
+    shape = next((ours for ours, theirs in flavors.items() if theirs == (name, flavor)), None)
     if shape is None:
         reading.lack("model", f"model {name} {flavor} is not known here; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(
-            f"pipeline_parallel_schedule {schedule} is not modelled for {TOOL}", field="parallelism.pipeline_parallel_schedule"
+            f"pipeline_parallel_schedule {schedule} is not modelled for torchtitan",
+            field="parallelism.pipeline_parallel_schedule",
         )
     if p > 1 and schedule == _SCHEDULES[True]:
         layers = source.layers_of(shape) if shape else p
@@ -269,7 +285,7 @@ register(
         fsdp_axes={"zero_stage": (2, 3)},
         log="torchtitan",
         file="torchtitan.toml",
-        reads="the TOML file of 0.1 and 0.2",
+        reads="the TOML file of 0.1 and 0.2 (0.3 has `torchtitan-python`)",
         writes="TOML, for the models torchtitan has flavors of",
         checked="torchtitan 0.2.2's ConfigManager and ParallelDims on 8 to 1,024 processes; read back by `import`",
     )

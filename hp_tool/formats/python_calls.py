@@ -1,0 +1,176 @@
+"""Functions that put a configuration together in Python, followed by their syntax: nothing is executed or imported."""
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+
+MAX_TEXT = 400_000
+MAX_EXPRESSIONS = 20_000
+"""That one function and those it calls may hold."""
+MAX_NUMBER = 10**18
+_SKIPPED = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A call by its name, with arguments that later statements may set."""
+
+    name: str = ""
+    """Dotted, as written; empty where a statement sets an attribute of a default."""
+    words: list[Any] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """An expression whose value only running would tell."""
+
+    text: str
+    line: int
+
+
+class Functions:
+    """The functions of a module, and what each returns."""
+
+    def __init__(self, text: str) -> None:
+        """Raises InputError for what is no Python."""
+        try:
+            module = ast.parse(text[:MAX_TEXT])
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise InputError(f"not a Python file: {error}"[:200], code="syntax") from None
+        self._functions = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+        self._constants = {
+            target.id: each.value
+            for each in module.body
+            if isinstance(each, ast.Assign)
+            for target in each.targets
+            if isinstance(target, ast.Name)
+        }
+        imports = [each for each in ast.walk(module) if isinstance(each, ast.ImportFrom)]
+        origins = [(each, "." * each.level + (each.module or "")) for each in imports]
+        self.modules = {name.asname or name.name: origin for each, origin in origins for name in each.names}
+        """By imported name, the module that it comes from; one that begins with a dot lies beside the file."""
+        self._left = MAX_EXPRESSIONS
+
+    def returning(self, kind: str) -> tuple[str, ...]:
+        """Return the names of the functions whose annotation says that they return `kind`, or that call it."""
+        return tuple(name for name, each in self._functions.items() if _returns(each, kind))
+
+    def value(self, name: str) -> Any:
+        """Return what a function returns: constants, lists, calls and what is not read.
+
+        Raises UnsupportedError for a statement whose effect only running would tell, InputError for a function that is not here.
+        """
+        if name not in self._functions:
+            raise InputError(f"no function {name} in the file", field="config")
+        values: dict[str, Any] = {}
+        try:
+            for statement in self._functions[name].body:
+                if isinstance(statement, ast.Return):
+                    return self._value(statement.value, values)
+                self._follow(statement, values)
+        except RecursionError:
+            raise UnsupportedError(f"{name} calls itself, or is nested too deeply", field="config") from None
+        return None
+
+    def _follow(self, statement: ast.stmt, values: dict[str, Any]) -> None:
+        if isinstance(statement, _SKIPPED) or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+            return
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            value = self._value(statement.value, values)
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    values[target.id] = value
+                    continue
+                holder = self._holder(target, values)
+                if holder is None:
+                    break
+                holder.arguments[target.attr] = value  # type: ignore[attr-defined]
+            else:
+                return
+        raise UnsupportedError(f"line {statement.lineno}: only running would tell what {_text(statement)} does", field="config")
+
+    def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
+        """Return the call whose attribute a target is; a default that no call was written for becomes one."""
+        if not isinstance(target, ast.Attribute):
+            return None
+        if isinstance(target.value, ast.Attribute):
+            outer = self._holder(target.value, values)
+            if outer is None:
+                return None
+            inner = outer.arguments.setdefault(target.value.attr, Call(line=target.lineno))
+        else:
+            inner = self._value(target.value, values)
+        return inner if isinstance(inner, Call) else None
+
+    def _value(self, node: ast.expr | None, values: dict[str, Any]) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise UnsupportedError(f"more than {MAX_EXPRESSIONS} expressions", field="config")
+        match node:
+            case None:
+                return None
+            case ast.Constant(value=value):
+                return value
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._value(each, values) for each in items]
+            case ast.Name(id=name) if name in values:
+                return values[name]
+            case ast.Name(id=name) if name in self._constants:
+                return self._value(self._constants[name], {})
+            case ast.Attribute(value=of, attr=name):
+                holder = self._value(of, values)
+                if isinstance(holder, Call) and name in holder.arguments:
+                    return holder.arguments[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                number = self._value(operand, values)
+                if isinstance(number, int | float):
+                    return -number
+            case ast.BinOp(left=left, op=op, right=right):
+                result = _result(self._value(left, values), op, self._value(right, values))
+                if result is not None:
+                    return result
+            case ast.Call():
+                return self._call(node, values)
+        return Unread(text=_text(node), line=node.lineno)
+
+    def _call(self, node: ast.Call, values: dict[str, Any]) -> Any:
+        name = ast.unparse(node.func)
+        if name in self._functions and not node.args and not node.keywords:
+            return self.value(name)
+        names = [each.arg for each in node.keywords]
+        if name in self._functions or None in names or not name.replace(".", "").isidentifier():
+            return Unread(text=_text(node), line=node.lineno)
+        arguments = {each.arg: self._value(each.value, values) for each in node.keywords if each.arg is not None}
+        return Call(name=name, words=[self._value(each, values) for each in node.args], arguments=arguments, line=node.lineno)
+
+
+def _returns(function: ast.FunctionDef, kind: str) -> bool:
+    if function.returns is not None:
+        return ast.unparse(function.returns).strip("'\"") == kind
+    calls = [each for each in ast.walk(function) if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)]
+    return any(ast.unparse(each.value.func) == kind for each in calls)  # type: ignore[union-attr]
+
+
+def _result(left: Any, op: ast.operator, right: Any) -> int | None:
+    """Return a sum, difference, product or quotient of whole numbers; None where it is none or too large."""
+    if not (isinstance(left, int) and isinstance(right, int)) or max(abs(left), abs(right)) > MAX_NUMBER:
+        return None
+    match op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.FloorDiv() if right:
+            return left // right
+    return None
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node).split("\n")[0][:80]

@@ -1,0 +1,243 @@
+"""torchtitan 0.3's configurations in Python, both ways: a function that returns Trainer.Config."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.formats.python_calls import Call, Functions, Unread
+from hp_tool.formats.reading import Reading, Setting, key_values, look_up, plain, sort, table
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.setup import TrainingSetup, headline
+from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.source import Source
+from hp_tool.formats.tools import torchtitan
+
+TOOL = "torchtitan 0.3"
+RESULT = "Trainer.Config"
+FLAVORS = torchtitan.FLAVORS | {
+    "llama-3.2-1b": ("llama3", "1B"),
+    "llama-3.2-3b": ("llama3", "3B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+}
+"""Catalogue name -> (package of torchtitan.models, its flavor)."""
+_CONVERTERS = {"Float8LinearConverter": "quantize.linear.float8", "MXFP8LinearConverter": "quantize.linear.mx"}
+_CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
+_LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
+_GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
+"""Of 0.2's [parallelism]."""
+_VALUES = ("training.", "parallelism.", "model_spec.")
+"""Sections of plain values."""
+_KINDS = ("loss", "activation_checkpoint", "optimizer")
+"""Sections whose class says what they do."""
+
+
+def text(setup: TrainingSetup) -> str:
+    """Return a module with one function, `run`. Raises UnsupportedError for what torchtitan cannot say or run."""
+    content = config(setup)
+    model, converters = content["model"], content["model"].get("converters", [])
+    names = {theirs: ours for ours, theirs in _CONVERTERS.items()}
+    kinds = [names[each] for each in converters]
+    checkpoint = _CHECKPOINTS[content["activation_checkpoint"]["mode"]]
+    flavor = f'"{model["flavor"]}"' + (f", converters=[{', '.join(f'{each}.Config()' for each in kinds)}]" if kinds else "")
+    imports = [
+        "from torchtitan.components.loss import CrossEntropyLoss",
+        "from torchtitan.components.optimizer import default_adamw",
+        *(f"from torchtitan.components.quantization import {each}" for each in kinds),
+        "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+        *((f"from torchtitan.distributed.activation_checkpoint import {checkpoint}",) if checkpoint else ()),
+        "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+        "from torchtitan.models.common.config_utils import decoder_vocab_size",
+        f"from torchtitan.models.{model['name']} import model_registry",
+        "from torchtitan.trainer import Trainer",
+    ]
+    return "\n".join(
+        (
+            f"# {TOOL}: {headline(setup)}",
+            "# Save it as hp_run.py: torchrun ... -m torchtitan.train --module hp_run --config run",
+            "# FILL IN 1: your tokenizer's folder, data, learning rate",
+            *imports,
+            "",
+            "",
+            "def run() -> Trainer.Config:",
+            f"    model_spec = model_registry({flavor})",
+            "    return Trainer.Config(",
+            "        model_spec=model_spec,",
+            '        hf_assets_path="./assets/hf",  # FILL IN 1',
+            '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # FILL IN 1',
+            "        optimizer=default_adamw(lr=3e-4),  # FILL IN 1",
+            "        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),",
+            *_section("training", "TrainingConfig", content["training"]),
+            *_section("parallelism", "ParallelismConfig", content["parallelism"]),
+            f"        activation_checkpoint={f'{checkpoint}.Config()' if checkpoint else None},",
+            "        compile=CompileConfig(enable=False),",
+            "    )",
+            "",
+        )
+    )
+
+
+def _section(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
+    rows = (f"            {key}={json.dumps(value) if isinstance(value, str) else value}," for key, value in content.items())
+    return (f"        {name}={kind}(", *rows, "        ),")
+
+
+def config(setup: TrainingSetup) -> dict[str, Any]:
+    """Return the sections, as those of 0.2's file. Raises UnsupportedError for what 0.3 cannot say or run."""
+    said = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
+    content = torchtitan.config(setup, tool=TOOL, said=said, flavors=FLAVORS)
+    c, w = setup.parallel, setup.workload
+    if c.expert_tensor_parallel_size > 1:
+        raise UnsupportedError(f"{TOOL} splits no expert: set 1", field="parallel.expert_tensor_parallel_size")
+    if c.context_parallel_size > 1 and setup.strategy.context_parallel_communication != "all_gather":
+        raise UnsupportedError(
+            f"{TOOL} gathers keys and values: choose all_gather", field="parallel.context_parallel_communication"
+        )
+    if w.loss != "unfused":
+        raise UnsupportedError(f"{TOOL} computes no loss {w.loss}: choose unfused", field="training.cross_entropy")
+    if w.cuda_graphs and (c.pipeline_parallel_size > 1 or c.expert_parallel_size > 1):
+        raise UnsupportedError(
+            f"{TOOL} records no graphs of a pipeline, nor of expert parallelism", field="training.cuda_graphs"
+        )
+    for name in _GONE:
+        del content["parallelism"][name]
+    content["training"]["disable_cuda_graphs"] = not w.cuda_graphs
+    if c.tensor_parallel_size > 1:
+        content["parallelism"]["enable_sequence_parallel"] = c.sequence_parallel
+    return content
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query that a function asks for. Raises InputError, UnsupportedError."""
+    functions = Functions(source.text)
+    name = _chosen(functions, source.variables.get("CONFIG"))
+    trainer = functions.value(name)
+    if not isinstance(trainer, Call) or trainer.name != RESULT:
+        shown = trainer.text if isinstance(trainer, Unread) else type(trainer).__name__
+        raise UnsupportedError(f"{name} returns {shown}, and only running would tell which {RESULT} it is", field="config")
+    arguments = table("torchtitan-python")
+    settings = sort(_settings(trainer, prefix=""), table=arguments, reading=reading, spare=source.ignore)
+    for each in settings.values():
+        argument = look_up(each.name, arguments)
+        if each.unknown and argument is not None and argument.fate == "read":
+            reading.refuse(f"{each.written} (line {each.line}): only running would tell {each.text}; write its value out")
+    if reading.refused:
+        return
+    sections = {section: _plain_values(trainer.arguments.get(section)) for section in ("training", "parallelism")}
+    spec = trainer.arguments.get("model_spec")
+    kind = spec.name if isinstance(spec, Call) else "none"
+    if kind != "model_registry":
+        raise UnsupportedError(f"model_spec is {kind}, where only model_registry(...) is read", field="model_spec")
+    assert isinstance(spec, Call)
+    converters = [each.name.removesuffix(".Config") for each in spec.arguments.get("converters") or []]
+    family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
+    if family.startswith("."):
+        family = next((each for each, _ in FLAVORS.values() if name.startswith(each)), family)
+    model = {"name": family, "flavor": str(_flavor(spec)), "converters": [_CONVERTERS.get(each, each) for each in converters]}
+    checkpoint = _class_of(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
+    mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
+    recompute = {"mode": mode, "selective_ac_option": "op"}
+    loss = _class_of(trainer.arguments, "loss", usual="BaseLoss")
+    if loss not in _LOSSES:
+        raise UnsupportedError(f"loss {loss} is not modelled; {', '.join(_LOSSES)} are", field="loss")
+    tables = {**sections, "model": model, "activation_checkpoint": recompute}
+    torchtitan.fill(tables, source=source, reading=reading, flavors=FLAVORS)
+    training, parallel = reading.query["training"], reading.query["parallel"]
+    training["cross_entropy"] = _LOSSES[loss]
+    training["cuda_graphs"] = sections["training"].get("disable_cuda_graphs") is not True
+    parallel["sequence_parallel"] &= sections["parallelism"].get("enable_sequence_parallel") is not False
+
+
+def _chosen(functions: Functions, wanted: str | None) -> str:
+    """Return the name of the function to read. Raises InputError where there is none, or are several."""
+    names = functions.returning(RESULT)
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted in names:
+        return str(wanted)
+    raise InputError(
+        f"no function returns {RESULT}"
+        if not names
+        else f"the file has {len(names)} configurations; name one with --var CONFIG=...: {', '.join(names[:40])}",
+        field="config",
+    )
+
+
+def _flavor(spec: Call) -> Any:
+    return spec.words[0] if spec.words else spec.arguments.get("flavor")
+
+
+def _class_of(arguments: dict[str, Any], section: str, *, usual: str) -> str | None:
+    value = arguments.get(section, Call(name=usual, line=0))
+    return value.name.removesuffix(".Config") if isinstance(value, Call) else value
+
+
+def _plain_values(section: Any) -> dict[str, Any]:
+    return dict(section.arguments) if isinstance(section, Call) else {}
+
+
+def _settings(call: Call, *, prefix: str) -> Iterator[Setting]:
+    """Yield the leaves of a call's arguments as settings named by dotted keys."""
+    arguments = dict(call.arguments)
+    if call.name == "model_registry" and call.words:
+        arguments["flavor"] = call.words[0]
+    for key, value in arguments.items():
+        yield from _leaves(f"{prefix}{key}", value, line=call.line)
+
+
+def _leaves(name: str, value: Any, *, line: int) -> Iterator[Setting]:
+    if isinstance(value, Call) and value.name and name.startswith(_VALUES):
+        value = Unread(text=f"{value.name}(...)", line=value.line)
+    if isinstance(value, Call):
+        if name in _KINDS or name not in _SECTIONS:
+            yield _setting(name, [value.name or "..."], line=value.line)
+        yield from _settings(value, prefix=f"{name}.")
+        return
+    items = value if isinstance(value, list) else [value]
+    yield _setting(name, items, line=line)
+    calls = [each for each in items if isinstance(each, Call)]
+    for key in dict.fromkeys(key for each in calls for key in each.arguments):
+        values = dict.fromkeys(str(_word(each.arguments[key])) for each in calls if key in each.arguments)
+        yield _setting(f"{name}.{key}", list(values), line=line)
+
+
+_SECTIONS = (
+    "model_spec", "training", "parallelism", "compile", "comm", "debug", "profiler", "metrics", "tokenizer", "dataloader",
+    "lr_scheduler", "checkpoint", "validator",
+)  # fmt: skip
+
+
+def _setting(name: str, items: list[Any], *, line: int) -> Setting:
+    unread = [each for each in items if isinstance(each, Unread)]
+    return Setting(
+        name=plain(name),
+        written=name,
+        values=tuple(_word(each) for each in items),
+        line=unread[0].line if unread else line,
+        unknown=tuple(each.text for each in unread),
+    )
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Call | Unread):
+        return value.name if isinstance(value, Call) else value.text
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, list) else str(value)
+
+
+register(
+    Format(
+        name="torchtitan-python",
+        signs=(Sign(of="text", rank=9, holds=words(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\(")),),
+        read=read,
+        write=text,
+        options=lambda setup: key_values(config(setup)),
+        framework="torch-fsdp",
+        axes={"context_parallel_communication": "all_gather", "expert_tensor_parallel_size": 1},
+        fsdp_axes={"zero_stage": (2, 3)},
+        log="torchtitan",
+        reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; nothing is executed",
+        writes="a module with one function, for `--module` and `--config`, for the models torchtitan has flavors of",
+        checked="fields and choices recorded from torchtitan 0.3.0's classes; read back by `import`",
+    )
+)

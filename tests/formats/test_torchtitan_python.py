@@ -1,0 +1,186 @@
+"""torchtitan 0.3's configurations in Python: written in words of its classes, read by their syntax, never executed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange import read_configuration, read_query
+from hp_tool.formats.python_calls import Call, Functions
+from hp_tool.formats.reading import look_up, plain, table
+from hp_tool.formats.tools import torchtitan_python
+from tests.formats.cases import same_work, setup_of
+from tests.formats.test_torchtitan import queries
+
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("torchtitan_classes.json").read_text())
+CLASSES = {name: fields for module in RECORDED["modules"].values() for name, fields in module.items()}
+H100 = {"cluster.gpu": "h100-sxm-80gb"}
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama-3-8b", {"precision": "fp8"}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "recompute": "per_layer"}),
+    ("llama-3-70b", {}, {"tensor_parallel_size": 8, "sequence_parallel": True, "recompute": "per_op"}),
+    ("llama-3.2-1b", {"cuda_graphs": True}, {"recompute": "none", "zero_stage": 2}),
+    ("qwen3-32b", {}, {"context_parallel_size": 2, "context_parallel_communication": "all_gather", "recompute": "per_layer"}),
+    ("qwen3-30b-a3b", {}, {"expert_parallel_size": 8, "recompute": "none"}),
+    ("deepseek-v3", {}, {"expert_parallel_size": 8, "recompute": "per_layer"}),
+]
+
+REGISTRY = """
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.trainer import Trainer
+
+from . import model_registry
+
+LENGTH = 4096
+
+
+def qwen3_8b() -> Trainer.Config:
+    "Eight billion."
+    spec = model_registry("8B", attn_backend="flex")
+    return Trainer.Config(
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocabulary(spec))),
+        model_spec=spec,
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(local_batch_size=2, seq_len=2 * LENGTH, steps=100),
+        parallelism=ParallelismConfig(tensor_parallel_degree=4),
+    )
+
+
+def qwen3_8b_sharded() -> Trainer.Config:
+    config = qwen3_8b()
+    config.activation_checkpoint = FullAC.Config()
+    config.training.disable_cuda_graphs = True
+    config.parallelism.data_parallel_replicate_degree = 2
+    config.comm.mode = "torchcomms"
+    return config
+"""
+
+
+def query_of(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> dict[str, Any]:
+    work = {"sequence_length": 8192, "global_batch_size": 128, "framework": "torch-fsdp", **training}
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
+    split = {"micro_batch_size": 1, "zero_stage": 3, **parallel}
+    return {"kind": "training", "model": model, "cluster": cluster, "training": work, "parallel": split}
+
+
+@settings(max_examples=40, deadline=None)
+@given(queries())
+def test_what_was_exported_comes_back_the_same(query: dict[str, Any]) -> None:
+    setup = setup_of(query)
+    if setup.strategy.context_parallel_communication == "p2p" and setup.parallel.context_parallel_size > 1:
+        with pytest.raises(UnsupportedError, match="gathers keys"):
+            torchtitan_python.text(setup)
+        return
+    again = read_query(torchtitan_python.text(setup), num_gpus=128, overrides=H100)
+    same_work(setup_of(again), setup)
+
+
+def calls(value: Any) -> list[Call]:
+    if isinstance(value, list):
+        return [each for item in value for each in calls(item)]
+    return [value, *calls([*value.words, *value.arguments.values()])] if isinstance(value, Call) else []
+
+
+@pytest.mark.parametrize(("model", "training", "parallel"), CASES)
+def test_each_word_written_is_one_of_torchtitans(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
+    functions = Functions(torchtitan_python.text(setup_of(query_of(model, training, parallel))))
+    for name, module in functions.modules.items():
+        assert any(each.partition(".")[0] == name for each in RECORDED["modules"][module]), (module, name)
+    written = calls(functions.value("run"))
+    for call in written:
+        for key, value in call.arguments.items():
+            assert key in CLASSES[call.name], (call.name, key)
+            choices = CLASSES[call.name][key]
+            assert not choices or value in choices, (call.name, key, value)
+    spec = next(each for each in written if each.name == "model_registry")
+    assert spec.words[0] in RECORDED["flavors"][functions.modules["model_registry"].rpartition(".")[2]]
+
+
+def test_every_field_of_its_classes_has_its_line() -> None:
+    arguments = table("torchtitan-python")
+    named = [f"training.{each}" for each in CLASSES["TrainingConfig"]]
+    named += [f"parallelism.{each}" for each in CLASSES["ParallelismConfig"]]
+    named += [f"model_spec.{each}" for module in RECORDED["modules"].values() for each in module.get("model_registry", ())]
+    named += [each for each in CLASSES["Trainer.Config"] if each not in ("model_spec", "training", "parallelism")]
+    assert [each for each in named if look_up(plain(each), arguments) is None] == []
+
+
+def test_a_registry_is_read_by_the_function_that_is_named() -> None:
+    query = read_query(REGISTRY, num_gpus=16, overrides=H100, variables={"CONFIG": "qwen3_8b_sharded"})
+    assert query["model"] == "qwen3-8b"
+    work = {"sequence_length": 8192, "global_batch_size": 8, "cross_entropy": "chunked", "cuda_graphs": False}
+    assert {key: query["training"][key] for key in work} == work
+    split = {"tensor_parallel_size": 4, "data_parallel_shard_size": 2, "micro_batch_size": 2, "recompute": "per_layer"}
+    assert {key: query["parallel"][key] for key in split} == split
+    query = read_query(REGISTRY, num_gpus=16, overrides=H100, variables={"CONFIG": "qwen3_8b"})
+    assert (query["training"]["cuda_graphs"], query["parallel"]["recompute"]) == (True, "per_op")
+    with pytest.raises(InputError, match=r"--var CONFIG=.*qwen3_8b, qwen3_8b_sharded"):
+        read_query(REGISTRY, num_gpus=16, overrides=H100)
+
+
+MUON = "[P(optimizer_name='DistMuon'), P(optimizer_name='AdamW')]"
+RUN = """
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+def run() -> Trainer.Config:
+    config = Trainer.Config(model_spec=model_registry("8B"{0}){1})
+    {2}
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (RUN.format("", "", "for each in config.layers:\n        each.x = 1"), "for each in config.layers"),
+        (RUN.format("", "", "change(config)"), r"change\(config\)"),
+        (RUN.format("", "", "config.training.seq_len = length()"), r"training.seq_len.*length\(...\)"),
+        (RUN.format("", "", "config.training.seq_len *= 2"), r"config.training.seq_len \*= 2"),
+        (RUN.format("", "", "config.training.sequence = 4096"), "training.sequence"),
+        (RUN.format("", "", "config.activation_checkpoint = MemoryBudgetAC.Config()"), "MemoryBudgetAC"),
+        (RUN.format("", "", "config.loss = MTPLoss.Config()"), "MTPLoss"),
+        (RUN.format("", "", "config.override.imports = ['mine']"), "override"),
+        (RUN.format("", "", "config.model_spec.model.layers = []"), "model_spec.model.layers"),
+        (RUN.format(", converters=[LoRAConverter.Config(rank=8)]", "", ""), "LoRAConverter"),
+        (RUN.format(', moe_comm_backend="deepep"', "", ""), "moe_comm_backend"),
+        (RUN.format("", ", **others", ""), "returns"),
+        (RUN.format("", ", optimizer=MuonContainer.Config()", ""), "optimizer"),
+        (RUN.format("", f", optimizer=OptimizersContainer.Config(param_groups={MUON})", ""), "param_groups.optimizer_name"),
+        (RUN.format("", "", "return run()"), "calls itself"),
+        (RUN.format("", "", "config = undefined"), "returns undefined"),
+        ("from torchtitan.trainer import Trainer\n", "no function returns"),
+        ("from torchtitan.trainer import Trainer\ndef run(", "not a Python file"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        read_query(text, num_gpus=8, overrides=H100)
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    touch = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    query = read_query(f"{touch}\n" + RUN.format("", f", dump_folder={touch}", ""), num_gpus=8, overrides=H100)
+    assert query["model"] == "llama-3-8b"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_and_calls_stay_small() -> None:
+    doubled = "n = 9\n    " + "\n    ".join(["n = n * n"] * 40) + "\n    config.training.seq_len = n"
+    with pytest.raises(InputError, match=r"training\.seq_len"):
+        read_query(RUN.format("", "", doubled), num_gpus=8, overrides=H100)
+    tower = "".join(f"def f{i}():\n    return [f{i + 1}(), f{i + 1}()]\n" for i in range(40))
+    with pytest.raises(InputError, match="expressions"):
+        read_query(tower + RUN.format("", "", "config.training.steps = f0()"), num_gpus=8, overrides=H100)
+
+
+def test_the_words_that_were_read_say_their_line() -> None:
+    reading = read_configuration(RUN.format("", "", "config.training.seq_len = 4096"), num_gpus=8, overrides=H100)
+    words = {each.flag: each.value for each in reading.read}
+    assert words == {"model_spec.flavor": "8B", "training.seq_len": "4096"}
