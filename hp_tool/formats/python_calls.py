@@ -62,7 +62,7 @@ class Functions:
     def value(self, name: str) -> Any:
         """Return what a function returns: constants, lists, calls and what is not read.
 
-        Raises UnsupportedError for a statement whose effect only running would tell, InputError for a function that is not here.
+        Raises UnsupportedError for a statement that only running would tell, InputError for a function that is not here.
         """
         if name not in self._functions:
             raise InputError(f"no function {name} in the file", field="config")

@@ -1,7 +1,7 @@
 """What Megatron checks before it trains: Core's configuration classes, and the assertions of training/arguments.py.
 
-Core's classes are those installed. The training loop is in no package, so its assertions stand here in our words, one a line
-(validate_args of core 0.16); with HP_MEGATRON_LM, a checkout, its own parser and validation run as well.
+Core's classes are those installed. The training loop is in no package of core 0.16, so the assertions of its validate_args stand
+here in our words, one a line; with HP_MEGATRON_LM, a checkout, its own parser and validation run as well.
 """
 
 from __future__ import annotations

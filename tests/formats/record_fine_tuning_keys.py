@@ -1,6 +1,6 @@
 """`python -m tests.formats.record_fine_tuning_keys FOLDER`: the settings that TRL, LLaMA-Factory and axolotl know, as data.
 
-FOLDER has unpacked wheels (`pip download --no-deps trl==1.16.0 llamafactory==0.9.5 axolotl==0.19.0`), each in a folder of its
+FOLDER has unpacked wheels (`pip download --no-deps trl==1.16.0 llamafactory==0.9.5 axolotl==0.21.0`), each in a folder of its
 package's name, and `transformers` for the Trainer's own. Nothing of them is imported: fields of their classes are read.
 """
 

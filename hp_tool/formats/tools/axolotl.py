@@ -1,4 +1,4 @@
-"""axolotl 0.19: its YAML file, which fine-tunes over FSDP 2."""
+"""axolotl 0.21: its YAML file, which fine-tunes over FSDP 2."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hp_tool.formats.setup import TrainingSetup, headline
 from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.tools.accelerate import fsdp
 
-TOOL = "axolotl 0.19"
+TOOL = "axolotl 0.21"
 
 
 def text(setup: TrainingSetup) -> str:
@@ -80,6 +80,6 @@ register(
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
         writes="its YAML file over FSDP 2, in full or with LoRA and QLoRA",
-        checked="the fields of axolotl 0.19's schemas",
+        checked="the fields of axolotl 0.21's schemas",
     )
 )

@@ -275,7 +275,9 @@ class _Run(Arguments):
         return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
 
     def graph_scope(self) -> list[str]:
-        setting = self.settings.get("cuda-graph-scope")
+        if self.text("cuda-graph-impl", "none") == "full_iteration":  # since 0.18, where scope became modules
+            return ["full_iteration"]
+        setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
         return list(setting.values) if setting and setting.values else ["full"]
 
     def cuda_graph_modules(self) -> list[str] | None:
