@@ -1,6 +1,6 @@
 """What Megatron checks before it trains: Core's configuration classes, and the assertions of training/arguments.py.
 
-Core's classes are those installed. The training loop is in no package of core 0.16, so the assertions of its validate_args stand
+Core's classes are those installed. The training loop is in no package of core 0.16, so what its validate_args asserts stands
 here in our words, one a line; with HP_MEGATRON_LM, a checkout, its own parser and validation run as well.
 """
 
