@@ -15,6 +15,7 @@ import yaml
 import hp_tool
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange import read_query
+from hp_tool.formats.reading import look_up, plain, table
 from tests.formats.test_exported_words import exported, imported, run
 
 KEYS = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
@@ -142,3 +143,30 @@ def test_a_query_of_another_framework_is_ranked_again_for_the_tool(format: str) 
     chosen = hp_tool.export(asked, format=format, rerank=True)
     assert chosen.framework == "torch-fsdp" and chosen.parallel["tensor_parallel_size"] == 1
     assert not settings(chosen.text, format).keys() - set(KEYS[format])
+
+
+TRL = " --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 1 --gradient_accumulation_steps 4"
+
+
+def test_trls_own_script_checkpoints_in_bf16_and_computes_the_loss_in_chunks_by_default() -> None:
+    script = f"torchrun --nproc-per-node 8 -m trl.scripts.sft{TRL}"
+    query = read_query(script, overrides={"cluster.gpu": "h100-sxm-80gb"})
+    usual = {"sequence_length": 1024, "precision": "bf16", "cross_entropy": "chunked"}
+    assert {key: query["training"].get(key) for key in usual} == usual
+    assert query["parallel"]["recompute"] == "full"
+    other = " --max_length 512 --activation_checkpointing false --fp16 true --loss_type nll"
+    query = read_query(f"{script}{other}", overrides={"cluster.gpu": "h100-sxm-80gb"})
+    said = {"sequence_length": 512, "precision": "fp16", "cross_entropy": "chunked"}
+    assert {key: query["training"].get(key) for key in said} == said
+    assert query["parallel"]["recompute"] == "none"
+
+
+def test_a_script_of_ones_own_has_the_trainers_defaults() -> None:
+    query = read_query(f"torchrun --nproc-per-node 8 sft.py{TRL} --max_length 512", overrides={"cluster.gpu": "h100-sxm-80gb"})
+    assert (query["training"]["precision"], query["parallel"]["recompute"]) == ("fp32", "none")
+    assert "cross_entropy" not in query["training"]
+
+
+def test_every_key_of_trl_has_its_line() -> None:
+    arguments = table("trainer")
+    assert [name for name in KEYS["trl"] if look_up(plain(name), arguments) is None] == []

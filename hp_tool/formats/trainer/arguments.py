@@ -16,7 +16,7 @@ AXES: dict[str, Any] = {
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
 _OFF = ("false", "no", "none", "0", "")
-_LENGTHS = (
+LENGTHS = (
     "max-seq-length", "max-length", "model-max-length", "block-size", "cutoff-len", "max-seq-len", "seq-length", "max-len",
 )  # fmt: skip
 """Names that trainers give the length of a sequence."""
@@ -78,7 +78,8 @@ class _Run:
         return stage
 
     def recomputes(self) -> bool:
-        if (self.argument("gradient-checkpointing") or self.key(_BESIDE) or "no").lower() not in _OFF:
+        said = self.argument("activation-checkpointing", "gradient-checkpointing")  # the newer name counts, where both stand
+        if (said or self.key(_BESIDE) or "no").lower() not in _OFF:
             return True
         trainer = "per-device-train-batch-size" in self.arguments  # does not call deepspeed.checkpointing, which the block sets
         return not trainer and any(name.startswith("activation-checkpointing") for name in self.keys)
@@ -111,11 +112,11 @@ def read(
         training["gradient_precision"] = kept
     if run.key("zero-optimization.offload-optimizer.device") or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
-    if (length := _count(run.argument(*_LENGTHS), "max-seq-length")) is not None:
+    if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
-    if run.argument("loss-type") == "chunked_nll":
+    if run.argument("loss-type") in ("chunked_nll", "nll"):  # one since TRL 1.16
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"

@@ -1,7 +1,7 @@
 """A script that starts a Trainer: its arguments, and the files of DeepSpeed and Accelerate that it names."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from hp_tool.formats.reading import Reading, Setting, settings_of, table
@@ -18,6 +18,8 @@ def read(source: Source, reading: Reading) -> None:
     launch, script = source.launch(reading)
     words = settings_of(launch.words, table=table("trainer"), reading=reading)
     words = [*recipe(words, script, reading), *(each for each in words if each.name != "config")]
+    if launch.program == "trl.scripts.sft":
+        words += _unsaid_by_trl({each.name for each in words})
     text = _deepspeed_file(words, script, reading)
     content = None if text is None else parsed(text)
     config = next((beside(script, name) for name in _accelerate_files(script)), None)
@@ -30,6 +32,18 @@ def read(source: Source, reading: Reading) -> None:
     for key, value in options.items():
         laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
     accelerate.read(laid, text=config or "", reading=reading, words=words, spare=source.ignore)
+
+
+def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
+    """Yield what TRL's own script takes where nothing says otherwise (SFTConfig of 1.16)."""
+    for others, name, value in (
+        (("activation-checkpointing", "gradient-checkpointing"), "gradient-checkpointing", "true"),
+        (("bf16", "fp16"), "bf16", "true"),
+        (arguments.LENGTHS, "max-length", "1024"),
+        (("loss-type",), "loss-type", "nll"),
+    ):
+        if not any(each in names for each in others):
+            yield Setting(name=name, written=f"{name.replace('-', '_')} (TRL's default)", values=(value,))
 
 
 def _deepspeed_file(words: list[Setting], script: Script, reading: Reading) -> str | None:
