@@ -80,7 +80,12 @@ class Source:
 
 def beside(script: Script, name: str) -> str | None:
     """Return the text of a file that a script names; None where it is not at hand."""
-    return script.files.get(name, script.files.get(PurePosixPath(name).name))
+    return file_of(script.files, name)
+
+
+def file_of(files: Mapping[str, str], name: str) -> str | None:
+    """Return the text of a file, by the name that a configuration gives it or the last part of that; None: not at hand."""
+    return files.get(name, files.get(PurePosixPath(name).name))
 
 
 def mapping_of(text: str) -> dict[str, Any] | None:

@@ -1,12 +1,16 @@
-"""LLaMA-Factory 0.9.5: a script that fine-tunes over FSDP 2, started by Accelerate."""
+"""LLaMA-Factory 0.9.5: its YAML file is read; a script is written that fine-tunes over FSDP 2, started by Accelerate."""
 
 from typing import Any
 
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import targets, trainer_arguments
+from hp_tool.formats.reading import Reading, Setting, as_settings
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.source import Source, parsed
+from hp_tool.formats.trainer import arguments
+from hp_tool.formats.trainer.scripts import deepspeed_file
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
@@ -43,18 +47,51 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     return content
 
 
+_DEFAULTS = {"finetuning-type": "lora", "cutoff-len": "2048"}
+_STAGES = ("pt", "sft")
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of LLaMA-Factory's file: over DeepSpeed where it names one of its files, else with a copy
+    of the model on each device. Raises InputError."""
+    settings = as_settings(source.keys(reading), lines=source.text)
+    values = {each.name: each.text for each in settings}
+    for name, value in _DEFAULTS.items():
+        if name not in values:
+            settings.append(Setting(name=name, written=f"{name.replace('-', '_')} (LLaMA-Factory's default)", values=(value,)))
+    checkpointed = values.get("disable-gradient-checkpointing", "false") != "true"
+    settings = [each for each in settings if each.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")]
+    name = "disable_gradient_checkpointing"
+    settings.append(Setting(name="gradient-checkpointing", written=name, values=(str(checkpointed).lower(),)))
+    if (stage := values.get("stage", "sft")) not in _STAGES:
+        reading.refuse(f"stage {stage}: is not modelled; {', '.join(_STAGES)} are")
+    if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
+        reading.refuse(f"finetuning_type {kind}: is not modelled; lora and full are")
+    text = deepspeed_file(settings, source.files, reading)
+    content = None if text is None else parsed(text)
+    num_gpus = reading.num_gpus
+    arguments.read(content, text=text or "", words=settings, reading=reading, num_gpus=num_gpus, spare=source.ignore)
+
+
 _KEYS = ("finetuning_type", "cutoff_len", "template")
 register(
     Format(
         name="llama-factory",
         signs=(
-            Sign(of="keys", rank=51, holds=any_key(*_KEYS), refused="LLaMA-Factory"),
-            Sign(of="keys", rank=92, holds=key_within(*_KEYS), refused="LLaMA-Factory"),
-            Sign(of="script", rank=13, holds=words(r"\bllamafactory-cli\b"), refused="LLaMA-Factory"),
+            Sign(of="keys", rank=51, holds=any_key(*_KEYS)),
+            Sign(of="keys", rank=92, holds=key_within(*_KEYS)),
+            Sign(
+                of="script",
+                rank=13,
+                holds=words(r"\bllamafactory-cli\b"),
+                refused="a command of LLaMA-Factory (import the YAML file that it names)",
+            ),
         ),
+        read=read,
         write=text,
         framework="torch-fsdp",
         fsdp_axes=fine_tuning.AXES,
+        reads="its YAML file, with `--file ds.json` where that names one of DeepSpeed",
         writes="a script that writes Accelerate's and LLaMA-Factory's file and starts `src/train.py`, in full or with LoRA and "
         "QLoRA",
         checked="the fields of LLaMA-Factory 0.9.5's and transformers' classes",

@@ -1,13 +1,13 @@
 """A script that starts a Trainer: its arguments, and the files of DeepSpeed and Accelerate that it names."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hp_tool.formats.reading import Reading, Setting, settings_of, table
 from hp_tool.formats.renamed import recipe
 from hp_tool.formats.shell import Script
-from hp_tool.formats.source import Source, beside, parsed
+from hp_tool.formats.source import Source, beside, file_of, parsed
 from hp_tool.formats.trainer import accelerate, arguments
 
 _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
@@ -20,7 +20,7 @@ def read(source: Source, reading: Reading) -> None:
     words = [*recipe(words, script, reading), *(each for each in words if each.name != "config")]
     if launch.program == "trl.scripts.sft":
         words += _unsaid_by_trl({each.name for each in words})
-    text = _deepspeed_file(words, script, reading)
+    text = deepspeed_file(words, script.files, reading)
     content = None if text is None else parsed(text)
     config = next((beside(script, name) for name in _accelerate_files(script)), None)
     options = _accelerate_options(words, script, reading, alone=config is None)
@@ -46,10 +46,10 @@ def _unsaid_by_trl(names: Collection[str]) -> Iterator[Setting]:
             yield Setting(name=name, written=f"{name.replace('-', '_')} (TRL's default)", values=(value,))
 
 
-def _deepspeed_file(words: list[Setting], script: Script, reading: Reading) -> str | None:
-    """Return the text of DeepSpeed's file; one that is named and not at hand is noted as missing."""
+def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Reading) -> str | None:
+    """Return the text of the DeepSpeed file that a Trainer's arguments name; one that is not at hand is noted as missing."""
     named = next((each.values[0] for each in reversed(words) if each.name in _DEEPSPEED_FILE and each.values), None)
-    text = None if named is None else beside(script, named)  # the command's own come last, and win
+    text = None if named is None else file_of(files, named)  # the command's own come last, and win
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
         why = f"{named} is not at hand; give it with --file {named}"

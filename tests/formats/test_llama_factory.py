@@ -1,0 +1,94 @@
+"""LLaMA-Factory's YAML file, as its examples have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hp_tool.errors import InputError
+from hp_tool.exchange import read_query
+
+H100 = {"cluster.gpu": "h100-sxm-80gb"}
+LORA = """
+### model
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+trust_remote_code: true
+### method
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: all
+### dataset
+dataset: identity,alpaca_en_demo
+template: llama3
+max_samples: 1000
+preprocessing_num_workers: 16
+dataloader_num_workers: 4
+### output
+output_dir: saves/llama3-8b/lora/sft
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+save_only_model: false
+report_to: none
+### train
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+"""
+ZERO = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",' \
+       ' "gradient_accumulation_steps": "auto"}'  # fmt: skip
+
+
+def test_lora_with_its_defaults() -> None:
+    query = read_query(LORA, num_gpus=8, overrides=H100)
+    assert query["model"] == "meta-llama/Meta-Llama-3-8B-Instruct"
+    training = {
+        "task": "lora",
+        "precision": "bf16",
+        "sequence_length": 2048,
+        "global_batch_size": 64,
+        "framework": "hf-trainer",
+    }
+    assert {key: query["training"][key] for key in training} == training
+    assert query["training"]["lora"]["rank"] == 16
+    parallel = {"micro_batch_size": 1, "zero_stage": 0, "recompute": "full"}
+    assert {key: query["parallel"][key] for key in parallel} == parallel
+
+
+def test_in_full_over_deepspeed_without_recomputation() -> None:
+    text = LORA.replace("finetuning_type: lora", "finetuning_type: full\ndeepspeed: examples/deepspeed/ds_z3_config.json")
+    text = text.replace("lora_rank: 16\nlora_target: all", "disable_gradient_checkpointing: true\ncutoff_len: 4096")
+    with pytest.raises(InputError, match=r"ds_z3_config\.json is not at hand"):
+        read_query(text, num_gpus=8, overrides=H100)
+    query = read_query(text, num_gpus=8, overrides=H100, files={"ds_z3_config.json": ZERO})
+    assert "lora" not in query["training"]
+    assert (query["training"]["framework"], query["training"]["sequence_length"]) == ("deepspeed", 4096)
+    assert (query["parallel"]["zero_stage"], query["parallel"]["recompute"]) == (3, "none")
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("stage: dpo", "stage dpo"),
+        ("finetuning_type: oft", "finetuning_type oft"),
+        ("use_galore: true", "use_galore"),
+        ("quantization_bit: 8", "quantization_bit 8"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(key: str, word: str) -> None:
+    kept = "\n".join(line for line in LORA.splitlines() if not line.startswith(key.partition(":")[0]))
+    with pytest.raises(InputError, match=word):
+        read_query(f"{kept}\n{key}\n", num_gpus=8, overrides=H100)
+
+
+def test_its_command_names_the_file_to_import() -> None:
+    with pytest.raises(InputError, match="import the YAML file"):
+        read_query("llamafactory-cli train examples/train_lora/llama3_lora_sft.yaml\n", num_gpus=8, overrides=H100)
