@@ -50,10 +50,10 @@ SAID = {
 
 
 def config(
-    setup: TrainingSetup, *, tool: str = TOOL, said: Set[str] = SAID, flavors: Mapping[str, tuple[str, str]] = FLAVORS
+    setup: TrainingSetup, *, tool: str = TOOL, expressed: Set[str] = SAID, flavors: Mapping[str, tuple[str, str]] = FLAVORS
 ) -> dict[str, Any]:
     """The TOML file's content. Raises UnsupportedError for what torchtitan cannot say or run."""
-    refuse_unsaid(setup, tool=tool, expressed=said | SHAPE, runs="torch-fsdp")
+    refuse_unsaid(setup, tool=tool, expressed=expressed | SHAPE, runs="torch-fsdp")
     c, w = setup.parallel, setup.workload
     if setup.model.name not in flavors:
         raise UnsupportedError(f"{tool} has no flavor for {setup.model.name}; it has {', '.join(flavors)}", field="model")

@@ -85,8 +85,8 @@ def _section(name: str, kind: str, content: dict[str, Any]) -> tuple[str, ...]:
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the sections, as those of 0.2's file. Raises UnsupportedError for what 0.3 cannot say or run."""
-    said = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
-    content = torchtitan.config(setup, tool=TOOL, said=said, flavors=FLAVORS)
+    expressed = torchtitan.SAID | {"cross_entropy", "cuda_graphs"}
+    content = torchtitan.config(setup, tool=TOOL, expressed=expressed, flavors=FLAVORS)
     c, w = setup.parallel, setup.workload
     if c.expert_tensor_parallel_size > 1:
         raise UnsupportedError(f"{TOOL} splits no expert: set 1", field="parallel.expert_tensor_parallel_size")

@@ -78,8 +78,8 @@ class _Run:
         return stage
 
     def recomputes(self) -> bool:
-        said = self.argument("activation-checkpointing", "gradient-checkpointing")  # the newer name counts, where both stand
-        if (said or self.key(_BESIDE) or "no").lower() not in _OFF:
+        checkpointing = self.argument("activation-checkpointing", "gradient-checkpointing")  # the newer name wins
+        if (checkpointing or self.key(_BESIDE) or "no").lower() not in _OFF:
             return True
         trainer = "per-device-train-batch-size" in self.arguments  # does not call deepspeed.checkpointing, which the block sets
         return not trainer and any(name.startswith("activation-checkpointing") for name in self.keys)
