@@ -76,7 +76,7 @@ def test_a_factor_is_dropped_and_a_lock_is_lost() -> None:
 def test_locks_are_drawn_where_jobs_and_rows_are_shared_and_predictions_only_of_the_core() -> None:
     locks = draw(ROOT, seed=0, count=1000, kinds=["lock"])
     assert {mutant.path.split("/")[1] for mutant in locks} >= {"store", "launchers"}
-    factors = draw(ROOT, seed=0, count=1000, kinds=["factor"])
+    factors = draw(ROOT, seed=0, count=300, kinds=["factor"])
     assert {mutant.path.split("/")[1] for mutant in factors} == {"cost", "calibration", "search"}
 
 
