@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from hp_tool.errors import InputError
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange import read_query
 from hp_tool.formats.reading import table
+from hp_tool.formats.registry import get
 from hp_tool.formats.tools.megatron_lm import command
 from tests.formats.cases import setup_of
 from tests.formats.test_megatron_validation import parsed, queries
@@ -34,7 +35,7 @@ RARE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"cuda_graphs": True, "cuda_graph_modules": ["attn"]}, {}),
     ({"optimizer_precision": "bf16", "exp_avg_sq_precision": "fp8", "master_precision": "fp16"}, {}),
     ({"offload": "optimizer", "offload_fraction": 0.5}, {}),
-    ({"offload": "activations"}, {}),
+    ({"offload": "activations", "offload_fraction": 0.5}, {"recompute": "none", "pipeline_parallel_size": 1}),
     ({"cross_entropy": "fused"}, {}),
     ({"overlap": {"data_parallel": False, "tensor_parallel": False}}, {}),
     ({}, {"zero_stage": 3}),
@@ -122,3 +123,20 @@ def test_graphs_are_read_in_the_words_of_0_18(older: str, newer: str, modules: l
     for options in (older, newer):
         training = read_query(f"{GRAPHS} {options}", overrides={"cluster.gpu": "h100-sxm-80gb"})["training"]
         assert (training["cuda_graphs"], training.get("cuda_graph_modules")) == (True, modules)
+
+
+@pytest.mark.parametrize("format", ["megatron-lm", "nemo"])
+def test_an_offload_that_megatron_core_would_refuse_is_not_written(format: str) -> None:
+    def written(fraction: float | None, **parallel: Any) -> str:
+        training = {"sequence_length": 4096, "global_batch_size": 8, "offload": "activations", "offload_fraction": fraction}
+        split = {"micro_batch_size": 1, "recompute": "none", **parallel}
+        query = {"kind": "training", "model": "llama-3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+                 "training": training, "parallel": split}  # fmt: skip
+        text = get(format).write
+        assert text is not None
+        return text(setup_of(query))
+
+    assert "31" in next(line for line in written(31 / 32).splitlines() if "num-layers 31" in line or "num_layers=31" in line)
+    for fraction, parallel in ((None, {}), (0.5, {"pipeline_parallel_size": 2}), (0.5, {"recompute": "selective"})):
+        with pytest.raises(UnsupportedError, match="Megatron Core offloads"):
+            written(fraction, **parallel)

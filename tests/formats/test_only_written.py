@@ -107,7 +107,7 @@ def megatron(configuration: Configuration) -> dict[str, Any]:
         "exp_avg_sq_dtype": second if aware else None, "main_params_dtype": master if master != "fp32" else None,
         "optimizer_cpu_offload": w.offload == "optimizer",
         "optimizer_offload_fraction": w.offload_fraction if w.offload == "optimizer" else None,
-        "cpu_offloading_num_layers": m.num_hidden_layers if w.offload == "activations" and w.offload_fraction is None else None,
+        "cpu_offloading_num_layers": None,  # of all layers, which Megatron Core refuses
         "no_masked_softmax_fusion": not w.kernel_fusion, "no_bias_dropout_fusion": not w.kernel_fusion,
         "overlap_grad_reduce": o is None or o.data_parallel is not False,
         "overlap_param_gather": c.zero_stage >= 1 and (o is None or o.data_parallel is not False),

@@ -198,7 +198,7 @@ def _training(setup: TrainingSetup) -> Values:
     if master not in ("fp32", "fp16"):
         raise UnsupportedError(f"{words.TOOL} has no flag for a master copy of {master}", field="training.master_precision")
     offloaded = w.offload == "optimizer"
-    layers = round((w.offload_fraction or 1.0) * setup.model.num_hidden_layers) if w.offload == "activations" else None
+    layers = offloaded_layers(setup) if w.offload == "activations" else None
     return {
         "seq-length": w.sequence_length,
         "micro-batch-size": setup.parallel.micro_batch_size,
@@ -230,6 +230,27 @@ def _training(setup: TrainingSetup) -> Values:
         "no-bias-dropout-fusion": not w.kernel_fusion,
         **_overlap(setup),
     }
+
+
+def offloaded_layers(setup: TrainingSetup) -> int:
+    """Return how many layers keep their activations in host memory.
+
+    Raises UnsupportedError for what TransformerConfig refuses: all layers, a pipeline, recomputation.
+    """
+    layers = setup.model.num_hidden_layers
+    offloaded = round((setup.workload.offload_fraction or 1.0) * layers)
+    if offloaded >= layers:
+        raise UnsupportedError(
+            f"Megatron Core offloads the activations of fewer than all layers: set training.offload_fraction to at most "
+            f"{(layers - 1) / layers:.4g} ({layers - 1} of {layers})",
+            field="training.offload_fraction",
+        )
+    if setup.parallel.pipeline_parallel_size > 1 or setup.recompute.granularity != "none":
+        raise UnsupportedError(
+            "Megatron Core offloads activations without a pipeline and without recomputation; choose one of them",
+            field="training.offload",
+        )
+    return offloaded
 
 
 def optimizer_states(workload: TrainingWorkload) -> tuple[str, str, str, bool]:

@@ -12,6 +12,7 @@ from hp_tool.formats.tools.megatron_lm.write import (
     copies,
     field_name,
     levels,
+    offloaded_layers,
     optimizer_states,
     packed_context,
     recomputation,
@@ -150,8 +151,7 @@ def _offload(setup: TrainingSetup) -> Values:
     if setup.workload.offload == "optimizer":
         return {"optimizer.optimizer_cpu_offload": True, "optimizer.optimizer_offload_fraction": share}
     if setup.workload.offload == "activations":
-        layers = round(share * setup.model.num_hidden_layers)
-        return {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": layers}
+        return {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": offloaded_layers(setup)}
     return {}
 
 
