@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -20,12 +20,13 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^ *```console\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^```(?:yaml|bash)\n(# (\S+\.(?:yaml|sh))\b.*?)^```", re.DOTALL | re.MULTILINE)
 """A block whose first line names the file that the page's commands read."""
-RUN = ("echo", *(f"hp-tool {name}" for name in ("estimate", "recommend", "size", "export", "calibrate")))
+RUN = ("echo", *(f"hp-tool {name}" for name in ("estimate", "recommend", "size", "import", "export", "calibrate")))
 """Commands that a test runs: they neither serve nor start real runs, and read nothing that the page does not have."""
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 ELLIPSIS = "..."
+ERROR = "hp-tool: "
 PIECE = re.compile(rf"{NUMBER.pattern}|\.\.\.|\s+|.")
 VARIES = re.compile(r"(?<=ranked in ).*")
 
@@ -39,7 +40,7 @@ class Shown:
 
 
 def shown(page: str) -> list[Shown]:
-    """Return the commands of the page's console blocks in their order."""
+    """Return the commands of the page's console blocks that a test runs, in their order."""
     commands: list[Shown] = []
     for block in BLOCK.findall(page):
         for line in block.replace("\\\n", " ").splitlines():
@@ -56,35 +57,36 @@ def run_page(page: str, folder: Path) -> Iterator[tuple[Shown, list[str]]]:
     The folder gets the examples, the page's files and, if the page calibrates, a database. `> FILE` writes a file.
     """
     (folder / "examples").symlink_to(ROOT / "examples")
-    for name, content in FILE.findall(page):
+    for content, name in FILE.findall(page):
         (folder / name).write_text(content, encoding="utf-8")
     surroundings = {"HP_DATABASE_URL": f"sqlite:///{folder / 'measured.sqlite'}"} if "hp-tool calibrate" in page else {}
     for each in shown(page):
         command, _, target = each.command.partition(" > ")
         words = shlex.split(command)
-        printed = f"{words[1]}\n" if words[0] == "echo" else _printed(words, folder=folder, surroundings=surroundings)
+        printed, messages = (
+            (f"{words[1]}\n", "") if words[0] == "echo" else _run(words, folder=folder, surroundings=surroundings)
+        )
+        if messages and not printed and ERROR not in "".join(each.lines):
+            raise RuntimeError(f"{command}: {messages}")
         if target:
             (folder / target.strip()).write_text(printed, encoding="utf-8")
-        yield each, [line.strip() for line in printed.splitlines()]
+        yield each, [line.strip() for line in (printed + messages).splitlines()]
 
 
-def _printed(words: Sequence[str], *, folder: Path, surroundings: Mapping[str, str]) -> str:
+def _run(words: Sequence[str], *, folder: Path, surroundings: Mapping[str, str]) -> tuple[str, str]:
+    """Return what the command prints, and what it says on standard error."""
     from hp_tool.cli.main import main
 
-    output = io.StringIO()
     with (
         chdir(folder),
         patch.dict(os.environ, surroundings),
         patch.object(sys, "argv", list(words)),
-        redirect_stdout(output),
+        redirect_stdout(io.StringIO()) as output,
         redirect_stderr(io.StringIO()) as messages,
+        suppress(SystemExit),
     ):
-        try:
-            main()
-        except SystemExit as ended:
-            if ended.code not in (0, 3):
-                raise RuntimeError(f"{shlex.join(words)}: {messages.getvalue()}") from ended
-    return output.getvalue()
+        main()
+    return output.getvalue(), messages.getvalue()
 
 
 def is_among(line: str, printed: Sequence[str]) -> bool:

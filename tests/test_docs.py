@@ -50,6 +50,15 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> Non
             assert console.is_among(line, printed), f"python -m tests.console writes it anew: {line}"
 
 
+def test_a_number_that_moved_is_seen_and_written_anew(tmp_path: Path) -> None:
+    page = "```console\n$ echo 'GiB  1,022.5 fits ...' > answer.txt\nGiB    98.5 fits ...\nGiB 1,022.5 ...\n```\n"
+    for folder in ("seen", "written"):
+        (tmp_path / folder).mkdir()
+    ((shown, printed),) = console.run_page(page, tmp_path / "seen")
+    assert [console.is_among(line, printed) for line in shown.lines] == [False, True]
+    assert console.refreshed(page, tmp_path / "written") == page.replace("   98.5", "1,022.5")  # the column stays
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     (command,) = [line for block in blocks(README, "bash") for line in block.splitlines() if "pytest" in line]
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
