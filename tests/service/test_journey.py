@@ -140,11 +140,13 @@ def test_a_search_from_the_empty_page_to_its_command(page: Page, hands: Mouse, d
         page.locator("h1 + .state", has_text="succeeded").wait_for()
         assert page.url == search
         wait_for(lambda: page.locator("#connection").inner_text() == "", timeout_s=30)
-        page.locator("tr.chosen").wait_for()
+        rows = page.locator("tbody[data-part=rows] > tr")
+        rows.nth(1).wait_for()
+        assert rows.count() == 2
         best = page.locator(".arithmetic").inner_text()
         assert best.endswith("= 2 GPUs")
-        assert page.locator("tr.chosen a").inner_text() == best
-        assert page.locator("tbody[data-part=rows] > tr").count() == 2
+        # The noise of two runs may leave a layout ahead that did not run: then no row is marked.
+        assert page.locator("tr.chosen a").all_inner_texts() in ([], [best])
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         hands.press(page.get_by_role("button", name="command", exact=True))
         page.get_by_text("Copied the command.").wait_for()

@@ -130,14 +130,14 @@ def test_a_plan_is_the_bill_of_the_whole_search(store) -> None:
     first, proof = plan.first, plan.confirmation
     assert 0.5 < first.hold_probability <= 1.0
     assert proof is not None and not first.fidelity.is_whole and proof.fidelity.is_whole
-    assert (first.num_gpus, first.num_nodes, proof.num_gpus, proof.num_nodes) == (32, 4, 256, 32)
+    assert (first.num_gpus, first.num_nodes, proof.num_gpus, proof.num_nodes) == (64, 8, 256, 32)
     assert first.wall_s == pytest.approx(180.0 + 7 * first.step_s) and proof.wall_s < proof.time_limit_s
     assert (plan.runs, plan.stopped_by) == (8, "budget_runs")
-    assert plan.gpu_seconds == pytest.approx(7 * 32 * first.wall_s + 256 * proof.wall_s)
+    assert plan.gpu_seconds == pytest.approx(7 * first.num_gpus * first.wall_s + 256 * proof.wall_s)
     assert plan.cost == pytest.approx(plan.gpu_seconds / 1000.0) and plan.wall_s == pytest.approx(
         7 * first.wall_s + proof.wall_s
     )
-    assert plan.most_gpu_seconds == pytest.approx(7 * 32 * first.time_limit_s + 256 * proof.time_limit_s)
+    assert plan.most_gpu_seconds == pytest.approx(7 * first.num_gpus * first.time_limit_s + 256 * proof.time_limit_s)
     # A budget in GPU-seconds pays for fewer runs, and for no proof that it cannot afford; whole runs need none.
     tight = bill(replace(asked, search=replace(asked.search, budget_gpu_seconds=20_000.0))).plan
     assert (tight.runs, tight.stopped_by, tight.confirmation) == (int(20_000 // first.gpu_seconds), "budget_gpu_seconds", None)
