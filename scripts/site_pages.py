@@ -21,7 +21,6 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "architecture.md", "CHANGELOG
 """Files of the root, and the pages they become."""
 PACKAGES = {"cost": "Formulas", "space": "Space", "calibration": "Calibration", "sizing": "Sizing", "domain": "Types"}
 """Packages of hp_tool whose modules each become a page."""
-HOW_TO = "How to"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 """A link, or a picture after its mark."""
 
@@ -43,13 +42,8 @@ def _dotted(module: Path) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: the how-tos that mkdocs.yml does not list, and a section for each package; the cost model's
-    modules stand under the headings of its pages.
-    """
+    """Complete the navigation by a section for each package; the cost model's modules stand under the headings of its pages."""
     nav: list[Any] = config.nav or []
-    listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
-    (how_to,) = [section[HOW_TO] for section in nav if HOW_TO in section]
-    how_to += sorted(path.name for path in Path(config.docs_dir).glob("*.md") if path.name not in listed)
     for package, title in PACKAGES.items():
         documented = modules(package)
         sections = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +15,17 @@ import yaml
 from hp_tool import answers, catalog, training
 from hp_tool.catalog import library
 from hp_tool.cli.batches import sources
-from hp_tool.cli.main import build, main
+from hp_tool.cli.main import build
 from hp_tool.queries import schema
+from tests import console
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = console.PAGES
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ANSWERED = ("estimate", "recommend")
 
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-
-
-def shown_commands() -> dict[str, list[str]]:
-    """Commands of the README that answer a query, each with the lines of output shown below it."""
-    found: dict[str, list[str]] = {}
-    for block in blocks(README, "console"):
-        command = ""
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                command = line.removeprefix("$ hp-tool ").partition("#")[0]
-                if command.startswith(ANSWERED):
-                    found[command] = []
-            elif command in found:
-                found[command].append(line)
-    return found
-
-
-COMMANDS = shown_commands()
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-STALE = 0.05
-"""Predictions may move by this share before the page has to follow."""
-
-
-def parts(line: str) -> tuple[str, list[float]]:
-    """The words of a line, and its numbers."""
-    numbers = [float(number.replace(",", "")) for number in NUMBER.findall(line)]
-    return " ".join(NUMBER.sub("#", line).split()), numbers
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -63,28 +35,28 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_shows_commands() -> None:
-    assert len(COMMANDS) >= 4
-    assert sum(map(len, COMMANDS.values())) >= 10
+    commands = [each for each in console.shown(README) if each.lines]
+    assert len(commands) >= 4
+    assert sum(len(each.lines) for each in commands) >= 10
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_readme_shows_what_its_commands_print(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["hp-tool", *shlex.split(command)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (0, 3)
-    printed: dict[str, list[list[float]]] = {}
-    for line in capsys.readouterr().out.splitlines():
-        words, numbers = parts(line)
-        printed.setdefault(words, []).append(numbers)
-    assert printed
-    for line in COMMANDS[command]:
-        words, numbers = parts(line)
-        if "..." not in words and "ranked in" not in words:
-            assert any(numbers == pytest.approx(each, rel=STALE) for each in printed.get(words, [])), line
+COMMANDS = [page for page in PAGES if console.shown(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+    for shown, printed in console.run_page(page.read_text(encoding="utf-8"), tmp_path):
+        for line in shown.lines:
+            assert console.is_among(line, printed), f"python -m tests.console writes it anew: {line}"
+
+
+def test_a_number_that_moved_is_seen_and_written_anew(tmp_path: Path) -> None:
+    page = "```console\n$ echo 'GiB  1,022.5 fits ...' > answer.txt\nGiB    98.5 fits ...\nGiB 1,022.5 ...\n```\n"
+    for folder in ("seen", "written"):
+        (tmp_path / folder).mkdir()
+    ((shown, printed),) = console.run_page(page, tmp_path / "seen")
+    assert [console.is_among(line, printed) for line in shown.lines] == [False, True]
+    assert console.refreshed(page, tmp_path / "written") == page.replace("   98.5", "1,022.5")  # the column stays
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
@@ -113,27 +85,6 @@ def test_commands_of_the_documentation_exist_with_their_options(page: str, comma
     assert not hasattr(node, "commands"), f"{page}: no command {command}"
     known = {option for parameter in node.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known
-
-
-def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (query,) = blocks(text, "yaml")
-    (tmp_path / "query.yaml").write_text(query)
-    monkeypatch.chdir(tmp_path)
-    codes = []
-    for line in "".join(blocks(text, "console")).splitlines():
-        command, _, target = line.removeprefix("$ hp-tool ").partition(" > ")
-        if command.startswith("tune"):  # the quickstart has its own test
-            continue
-        monkeypatch.setattr(sys, "argv", ["hp-tool", *shlex.split(command)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        codes.append(ended.value.code)
-        printed = capsys.readouterr().out
-        if target:
-            (tmp_path / target).write_text(printed)
-    assert codes == [3, 0, 0, 0, 0]  # the first one does not fit
-    assert "--tensor-model-parallel-size" in printed
 
 
 ELSEWHERE = {"search.md", "service.md"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -27,6 +28,12 @@ def public_functions(package: str) -> dict[str, list[str]]:
         names = [node.name for node in functions if not node.name.startswith("_") and ast.get_docstring(node)]
         found[str(path.relative_to(ROOT / "hp_tool").with_suffix(".html"))] = names
     return found
+
+
+def test_the_navigation_lists_every_page() -> None:
+    listed = re.findall(r": ([\w-]+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) - {"index", "architecture", "changelog"} == {page.stem for page in (ROOT / "docs").glob("*.md")}
 
 
 @pytest.mark.long

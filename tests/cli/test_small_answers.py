@@ -109,22 +109,6 @@ def test_a_short_sizing_has_days_and_hours_with_digits() -> None:
     assert not line.startswith("0.0 days") and "(0.0 without" not in line and " 0 GPU-hours" not in line, line
 
 
-PAGE = Path("docs/why-not.md").read_text(encoding="utf-8").splitlines()
-SHOWN = [place for place, line in enumerate(PAGE) if line.strip().startswith("$ hp-tool")]
-
-
-@pytest.mark.parametrize("place", SHOWN, ids=lambda place: PAGE[place].split()[-1])
-def test_a_page_shows_what_its_commands_print(place: int) -> None:
-    printed = [line.split() for line in hp_tool(*PAGE[place].split()[2:]).stdout.splitlines()]
-    for line in PAGE[place + 1 :]:
-        words = line.split()
-        if words[:1] == ["```"]:
-            break
-        if words != ["..."]:
-            start = words[: words.index("...")] if "..." in words else None
-            assert words in printed or (start and any(each[: len(start)] == start for each in printed)), line
-
-
 def test_recomputation_that_saves_nothing_is_not_ranked() -> None:
     """Fused attention keeps little beside its output: recomputing it holds the fused projection's storage instead."""
     layout = ("--set", "parallel.tensor_parallel_size=4", "--set", "parallel.recompute=[none,selective]")
