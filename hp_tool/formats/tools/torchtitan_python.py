@@ -114,7 +114,7 @@ def read(source: Source, reading: Reading) -> None:
     name = _chosen(functions, source.variables.get("CONFIG"))
     trainer = functions.value(name)
     if not isinstance(trainer, Call) or trainer.name != RESULT:
-        shown = trainer.text if isinstance(trainer, Unread) else type(trainer).__name__
+        shown = trainer.text if isinstance(trainer, Unread) else trainer.name if isinstance(trainer, Call) else repr(trainer)
         raise UnsupportedError(f"{name} returns {shown}, and only running would tell which {RESULT} it is", field="config")
     arguments = table("torchtitan-python")
     settings = sort(_settings(trainer, prefix=""), table=arguments, reading=reading, spare=source.ignore)
