@@ -104,7 +104,7 @@ def test_a_search_over_two_ray_nodes(ray_cluster: RayCluster, tmp_path: Path) ->
     for run in runs:
         assert run.measurement is not None and run.measurement.status == "ok", run.measurement
         assert run.measurement.losses[-1] < run.measurement.losses[0]
-    assert result.recommendations[0].measurement is not None
+    assert any(row.measurement is not None for row in result.recommendations)
 
 
 def test_a_cluster_that_does_not_answer_is_a_launchers_error() -> None:

@@ -137,7 +137,7 @@ def test_a_search_by_the_command_line_with_real_steps(ray_cluster: RayCluster, t
     with closing(open_store(environment["HP_DATABASE_URL"])) as store:
         runs = store.runs(search_id=result["search"]["id"])
     assert result["search"]["profile_runs"] == 3
-    assert result["recommendations"][0]["measurement"]["status"] == "ok"
+    assert "ok" in [row["measurement"]["status"] for row in result["recommendations"] if row["measurement"]]
     assert result["answer"]["source"] == "calibrated"
     for run in runs:
         assert run.measurement is not None and run.measurement.status == "ok", run.measurement
