@@ -172,15 +172,15 @@ def rank(
 ) -> list[int]:
     """Rows best first by their seconds: `measured_s` of what ran as a whole, else `median_s`.
 
-    The first place goes to a measured row unless a prediction beats it by more than one standard deviation: within
-    the noise, what was seen to run is the better advice.
+    The first place goes to a measured row unless a prediction beats it by more than one standard deviation of their ratio:
+    within the noise, what was seen to run is the better advice.
     """
     times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
     order = sorted(times, key=lambda row: (times[row], row))
     best_measured = next((row for row in order if row in measured_s), None)
     if best_measured is not None and order[0] != best_measured:
         ahead = order[: order.index(best_measured)]
-        if all(np.log(times[best_measured] / times[row]) <= log_sd[row] for row in ahead):
+        if all(np.log(times[best_measured] / times[row]) <= np.hypot(log_sd[row], log_sd[best_measured]) for row in ahead):
             order.remove(best_measured)
             order.insert(0, best_measured)
     return order
