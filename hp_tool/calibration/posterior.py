@@ -29,6 +29,13 @@ class OwnRuns:
         """The rows that ran, each once."""
         return np.unique(self.row)
 
+    def mean(self, row: int, *, noise_log_sd: float) -> tuple[float, float]:
+        """(mean, variance) of ln(value) of a row by its runs alone, weighted by their certainty 1 / u_i; see `combined`."""
+        own = self.row == row
+        certainty = 1.0 / np.maximum(noise_log_sd, self.log_sd[own]) ** 2
+        variance = 1.0 / float(certainty.sum())
+        return variance * float(certainty @ np.log(self.value[own])), variance
+
 
 def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
     """Standard deviation s of ln(seconds) between runs of one configuration.
@@ -59,10 +66,7 @@ def combined(median: FloatArray, log_sd: FloatArray, *, runs: OwnRuns, noise_log
     """
     center, spread = np.log(median), log_sd.copy()
     for row in runs.rows:
-        own = runs.row == row
-        certainty = 1.0 / np.maximum(noise_log_sd, runs.log_sd[own]) ** 2
-        u = 1.0 / certainty.sum()
-        y = u * float(certainty @ np.log(runs.value[own]))
+        y, u = runs.mean(row, noise_log_sd=noise_log_sd)
         v = max(float(log_sd[row]) ** 2, (y - center[row]) ** 2 - u)
         variance = 1.0 / (1.0 / v + 1.0 / u)
         center[row], spread[row] = variance * (center[row] / v + y / u), np.sqrt(variance)

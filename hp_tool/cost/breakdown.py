@@ -9,7 +9,6 @@ from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
-from hp_tool.cost.memory import retry_chance
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
@@ -54,7 +53,6 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
     unchecked = unchecked_features(case=case, candidate=candidate)
     parts = {name: float(seconds) for name, seconds in costs.parts.items()}
     step_s = float(costs.step_s)
-    retries = float(retry_chance(total_bytes=memory.total_bytes, case=case, candidates=candidate))
     log_sd = memory_log_sd(case=case, unchecked=len(unchecked))
     fails = float(exceeds(total_bytes=memory.total_bytes, device_bytes=costs.device_bytes, log_sd=log_sd))
     recorded_s = _recorded_s(case, candidate, costs)
@@ -86,7 +84,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
             case=case,
             unchecked=unchecked,
             recorded_s=recorded_s,
-            retries=retries,
+            retries=float(costs.retry_chance),
             slowdown=float(costs.retry_slowdown),
         ),
         out_of_memory_probability=fails,
@@ -94,7 +92,7 @@ def estimate_alone(*, costs: TrainingCosts, candidate: Candidates, case: Trainin
         provenance=_provenance(case, config)
         | _recomputation(case, candidate)
         | _kinds(cluster, costs)
-        | _nearly_full(costs, retries)
+        | _nearly_full(costs)
         | ({"unchecked": list(unchecked)} if unchecked else {})
         | ({"with_cuda_graphs": {"step_s": recorded_s}} if recorded_s is not None else {}),
         goodput=goodput(case=case),
@@ -137,9 +135,9 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
     )
 
 
-def _nearly_full(costs: TrainingCosts, retries: float) -> dict[str, object]:
+def _nearly_full(costs: TrainingCosts) -> dict[str, object]:
     """Provenance of a nearly full device: the chance that its allocator retries, and how much longer a step takes then."""
-    slowdown = float(costs.retry_slowdown)
+    retries, slowdown = float(costs.retry_chance), float(costs.retry_slowdown)
     return {"nearly_full": {"probability": retries, "slowdown": slowdown}} if retries > WORTH_SAYING else {}
 
 

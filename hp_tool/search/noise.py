@@ -55,10 +55,8 @@ def measured_steps(
     noise = repeat_log_sd(repeated, kind=kind)
     known = {}
     for place, config in enumerate(configs):
-        own = repeated.row == place
-        certainty = 1.0 / np.maximum(noise, repeated.log_sd[own]) ** 2
-        variance = 1.0 / certainty.sum()
-        known[config] = float(np.exp(variance * (certainty @ np.log(repeated.value[own])))), float(np.sqrt(variance))
+        log_s, variance = repeated.mean(place, noise_log_sd=noise)
+        known[config] = math.exp(log_s), math.sqrt(variance)
     return MeasuredSteps(known=known, repeat_log_sd=noise, num_repeats=len(worked) - len(configs))
 
 
