@@ -186,13 +186,13 @@ def _mentioned_gpu(text: str) -> str:
 def _refusal(reading: Reading) -> ImportRefusedError:
     """One error for all that is refused and all that is missing."""
     parts = [f"{line} is not at hand; give it with --file" for line in reading.absent[:MAX_NAMED]]
-    if reading.refused:
-        listed = "; ".join(reading.refused[:MAX_NAMED])
-        more = f"; and {len(reading.refused) - MAX_NAMED} more" if len(reading.refused) > MAX_NAMED else ""
+    refused = list(dict.fromkeys(reading.refused))
+    if refused:
+        listed = "; ".join(refused[:MAX_NAMED])
+        more = f"; and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
         parts.append(f"not read: {listed}{more} (--ignore NAME passes over what costs neither time nor memory)")
     if reading.missing:
         parts.append("missing: " + ". ".join(f"{each.field}; {each.hint}" for each in reading.missing[:MAX_NAMED]))
-    first = reading.missing[0].field if reading.missing else reading.refused[0].split(" ")[0].rstrip(":")
-    code = "unsupported" if reading.refused else "missing_field"
-    field = reading.refused[0].split(" ")[0].rstrip(":") if reading.refused else first
+    code = "unsupported" if refused else "missing_field"
+    field = refused[0].split(" ")[0].rstrip(":") if refused else reading.missing[0].field
     return ImportRefusedError("; ".join(parts), reading=reading, field=field, code=code)

@@ -106,7 +106,7 @@ class Reading:
     ignored: list[Ignored] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Sentences, each naming its setting."""
+    """Sentences, each naming its setting; what is said twice is shown once."""
     num_gpus: int | None = None
     absent: list[str] = field(default_factory=list)
     """Lines that source a file which is not at hand: what nothing sets may be set there."""
@@ -114,9 +114,8 @@ class Reading:
     """By field, what the configuration suggests where it does not say."""
 
     def refuse(self, why: str) -> None:
-        """Note what is not modelled or not known, once."""
-        if why not in self.refused:
-            self.refused.append(why)
+        """Note what is not modelled or not known."""
+        self.refused.append(why)
 
     def ignore(self, setting: Setting, reason: str) -> None:
         """Note a setting that the query does not need."""
@@ -163,8 +162,17 @@ class Argument:
     """refused: values at which it changes nothing."""
 
 
+class Table(dict[str, Argument]):
+    """A tool's arguments by name."""
+
+    @functools.cached_property
+    def beginnings(self) -> list[str]:
+        """Names that end in *: they stand for all that begin so."""
+        return [name for name in self if name.endswith("*")]
+
+
 @functools.cache
-def table(name: str) -> Mapping[str, Argument]:
+def table(name: str) -> Table:
     """The arguments that the table called `name` holds, by name: a YAML file of fates, reasons and names.
 
     A name alone is a switch, `name=` takes a value, `name=+` and `name=*` several, `name=?` perhaps one; `name=|a|b` is refused
@@ -172,7 +180,7 @@ def table(name: str) -> Mapping[str, Argument]:
     """
     text = resources.files("hp_tool.formats").joinpath(f"tables/{name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
-    arguments: dict[str, Argument] = {}
+    arguments = Table()
     for fate in ("read", "ignored", "refused"):
         for why, names in (content.get(fate) or {}).items():
             for entry in names.split():
@@ -183,11 +191,11 @@ def table(name: str) -> Mapping[str, Argument]:
     return arguments
 
 
-def look_up(name: str, table: Mapping[str, Argument]) -> Argument | None:
+def look_up(name: str, table: Table) -> Argument | None:
     """The table's line for a name: its own, or one that ends in * and begins it."""
     if name in table:
         return table[name]
-    beginnings = [each for each in table if each.endswith("*") and f"{name}.".startswith(each[:-1])]
+    beginnings = [each for each in table.beginnings if f"{name}.".startswith(each[:-1])]
     return table[max(beginnings, key=len)] if beginnings else None
 
 
@@ -219,9 +227,7 @@ def plain(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def sort(
-    settings: Iterable[Setting], *, table: Mapping[str, Argument], reading: Reading, spare: Iterable[str] = ()
-) -> dict[str, Setting]:
+def sort(settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()) -> dict[str, Setting]:
     """Settings by name (the last of each), every one noted in `reading` as read, ignored or refused. `spare` are names that
     the caller says to ignore.
     """

@@ -118,14 +118,15 @@ class _Runner(Statements):
                 others = [*words[:number], *words[number + (1 if separator else 2) :]]
                 self._nested(script if separator else words[-1].text, others, line=word.line)
                 return True
-            after = words[number + 1 :]
-            if program in SHELLS and after:
-                return self._shell(after, before=words[:number], node=node)
+            if program in SHELLS and number + 1 < len(words):
+                return self._shell(words[number + 1 :], before=words[:number], node=node)
             path = word.text.removeprefix("./")
             if PurePosixPath(path).suffix in _DATA:
                 continue
             if (number == 0 or words[0].text in ("sbatch", "srun")) and (path in self.files or program in self.files):
-                self._nested(self.files.get(path, self.files.get(program, "")), words[:number], arguments=after, line=0)
+                self._nested(
+                    self.files.get(path, self.files.get(program, "")), words[:number], arguments=words[number + 1 :], line=0
+                )
                 return True
         if len(self.commands) < MAX_COMMANDS:
             shown = tuple(self.filler.shown(word) for word in (*self.prefix, *words))
