@@ -110,8 +110,8 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
         return
     memory, time, intervals = estimate.memory, estimate.time, estimate.intervals
     short = memory.total_bytes - memory.capacity_bytes
-    room = f"of {gib(memory.capacity_bytes)}" if short <= 0 else f"{gib(short)} more than the {gib(memory.capacity_bytes)}"
-    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}, {room} usable")
+    room = f" of {gib(memory.capacity_bytes)}" if short <= 0 else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
+    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}{room} usable")
     _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
     console.print(f"step time: {duration(time.step_s)}")
