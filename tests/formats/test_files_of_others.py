@@ -154,8 +154,9 @@ def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_p
     done = subprocess.run(["bash", "-c", export(result=experts, format="trtllm")], env=path, capture_output=True, check=True)
     assert yaml.safe_load(done.stdout) == {"enable_attention_dp": True, "kv_cache_config": {"dtype": "fp8"}}
     both = experts | {"parallel": {"tensor_parallel_size": 2, "attention_data_parallel_size": 4}}
-    with pytest.raises(UnsupportedError, match="every rank"):
+    with pytest.raises(UnsupportedError, match="every rank") as refused:
         export(result=both, format="trtllm")
+    assert refused.value.field == "parallel.attention_data_parallel_size"
 
 
 def test_a_draft_model_is_not_dropped_silently() -> None:

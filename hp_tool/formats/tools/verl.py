@@ -250,6 +250,6 @@ register(
         flags=lambda setup: assignments(overrides(setup)),
         reads="its YAML file, or a script with overrides: the actor's update",
         writes="a script with overrides of the actor's update",
-        checked="not installed in the tests: its configuration files were read; read back by `import`",
+        checked="keys recorded from its configuration files; read back by `import`",
     )
 )
