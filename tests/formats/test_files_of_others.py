@@ -87,6 +87,7 @@ def test_deepspeed_reads_it(tmp_path: Path) -> None:
 def test_accelerate_reads_it(tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
     from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import TorchContextParallelConfig
 
     path = tmp_path / "fsdp.yaml"
     layouts = (
@@ -102,6 +103,8 @@ def test_accelerate_reads_it(tmp_path: Path) -> None:
         config = config_args.ClusterConfig.from_yaml_file(str(path))
         assert config.num_processes == world and config.fsdp_config["fsdp_reshard_after_forward"] is True
         sizes = {name.removeprefix("parallelism_config_"): size for name, size in config.parallelism_config.items()}
+        assert ("cp_comm_strategy" in sizes) == (sizes["cp_size"] > 1)
+        TorchContextParallelConfig(cp_comm_strategy=sizes.pop("cp_comm_strategy", None))
         assert ParallelismConfig(**sizes).total_size == world
 
 

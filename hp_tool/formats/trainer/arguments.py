@@ -97,10 +97,11 @@ def read(
     """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's arguments."""
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort(words, table=table("trainer"), reading=reading, spare=spare)
-    keys = sort(as_settings(content or {}, lines=text), table=table("deepspeed"), reading=of_file, spare=spare)
-    reading.read += [each for each in of_file.read if each.value != "auto"]
+    leaves = as_settings(content or {}, lines=text)
+    automatic = [each for each in leaves if each.values == ("auto",)]
+    keys = sort((each for each in leaves if each.values != ("auto",)), table=table("deepspeed"), reading=reading, spare=spare)
+    keys |= sort(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
-    reading.refused += [each for each in of_file.refused if "auto" not in each]
     run = _Run(keys, arguments, reading)
     (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
@@ -110,8 +111,11 @@ def read(
     }
     if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
-    if run.key("zero-optimization.offload-optimizer.device") or run.key("zero-optimization.cpu-offload") == "true":
+    device = run.key("zero-optimization.offload-optimizer.device")
+    if device or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
+    if device not in (None, "cpu"):
+        reading.refuse(f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is")
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)

@@ -31,7 +31,9 @@ register(
         name="nemo",
         signs=(
             Sign(of="keys", rank=70, holds=_is_its_file),
-            Sign(of="script", rank=18, holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]"), refused=_RECIPE),
+            Sign(
+                of="script", rank=18, holds=words(r"run_recipe\.py|(?<!\S)--recipe[ =]|\bnemo\s+llm\s+\w+\s"), refused=_RECIPE
+            ),
         ),
         read=read,
         write=text,
