@@ -1,5 +1,6 @@
 """DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto"."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,8 @@ def read(
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
-    if run.argument("loss-type") in ("chunked_nll", "nll"):  # one since TRL 1.16
+    in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16
+    if in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF:  # Liger's never forms all logits
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
@@ -171,7 +173,7 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
         return
     word = name.lower()
     kind = next((kind for kind in ("adam", "sgd", "muon") if kind in word), None)
-    if kind is None or "8bit" in word or "onebit" in word:
+    if kind is None or re.search(r"[48]-?bit|fp8|onebit|zeroone", word):
         reading.refused.append(f"optimizer {name}: is not modelled; adam, sgd and muon are")
     elif kind != "adam":
         training["optimizer"] = kind
