@@ -1,6 +1,6 @@
 """Results as other tools' configurations, and the ranking of what a tool can run."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,8 +24,6 @@ OF_ONE_FRAMEWORK = ("framework_version", "recipe", "overlap")
 """Keys of `training` that mean something under one framework alone."""
 OF_MEGATRON = ("cross_entropy", "cuda_graphs", "fp8_recipe", "optimizer_precision", "exp_avg_sq_precision", "master_precision")
 """Those that only Megatron Core has of what is ranked here."""
-_WHOLE = {"per_layer": "full"}
-"""Two names of recomputing whole layers."""
 MAX_TRIED = 200
 """Ranked configurations that are tried in a tool's words."""
 
@@ -200,12 +198,17 @@ def _within(
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
     for name, can in axes.items():
-        own, known = axis_values(getattr(parallel, name)), [_WHOLE.get(each, each) for each in axis_values(can)]
-        both = tuple(each for each in own if isinstance(each, Hashable) and _WHOLE.get(each, each) in known)
+        own, known = axis_values(getattr(parallel, name)), [_whole(each) for each in axis_values(can)]
+        both = tuple(each for each in own if _whole(each) in known)
         values[name] = both or can
         if own and not both:
             left_out.append(name)
     return replace(parallel, **values), tuple(f"parallel.{name}" for name in dict.fromkeys(left_out))
+
+
+def _whole(value: Any) -> Any:
+    """Return a value of an axis; whole layers that are recomputed have one name."""
+    return "full" if value == "per_layer" else value
 
 
 def _writer(name: str, *, field: str = "format") -> Format[Any]:

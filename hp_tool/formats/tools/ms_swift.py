@@ -79,7 +79,7 @@ def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str
     """Read what Hugging Face's Trainer runs: over DeepSpeed where it is named, else with a copy of the model on each device."""
     words_ = [replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS]
     others = (each for each in settings if each.name not in _ARGUMENTS)
-    said = {
+    texts = {
         each.name: each.text for each in sort(others, table=table("ms-swift"), reading=reading, spare=source.ignore).values()
     }
     known = {each.name: each.text for each in words_}
@@ -90,22 +90,22 @@ def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str
     if "gradient-accumulation-steps" not in known and reading.num_gpus:
         micro = whole_number(known.get("per-device-train-batch-size", "1"), "per_device_train_batch_size")
         words_.append(_named("gradient-accumulation-steps", str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus))))))
-    words_ += _precision(said)
-    if said.get("use-liger-kernel") in ("", "true"):
+    words_ += _precision(texts)
+    if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
-    text = _deepspeed(said.get("deepspeed"), files, reading)
-    if text is None and kind == "full" and "deepspeed" not in said:
+    text = _deepspeed(texts.get("deepspeed"), files, reading)
+    if text is None and kind == "full" and "deepspeed" not in texts:
         reading.refuse("tuner_type full without deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
     content = None if text is None else parsed(text)
     num_gpus, spare = reading.num_gpus, source.ignore
     arguments.read(content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare)
 
 
-def _precision(said: Mapping[str, str]) -> Iterator[Setting]:
+def _precision(texts: Mapping[str, str]) -> Iterator[Setting]:
     """Yield what torch_dtype says, which is the checkpoint's where it is not there: 16 bits."""
     kinds = {"float16": "fp16", "float32": ""}
-    flag = next((name for name in ("fp16", "bf16") if said.get(name, "false") == "true"), None)
-    kind = flag if flag is not None else kinds.get(said.get("torch-dtype", ""), "bf16")
+    flag = next((name for name in ("fp16", "bf16") if texts.get(name, "false") == "true"), None)
+    kind = flag if flag is not None else kinds.get(texts.get("torch-dtype", ""), "bf16")
     if kind:
         yield _named(kind, "true", written="torch_dtype")
 

@@ -105,8 +105,8 @@ def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
 
 def _strategy(leaves: Mapping[str, Setting]) -> str:
     """Return the sharding strategy of FSDP 1, which newer files name in fsdp_reshard_after_forward."""
-    said = (_value(leaves, f"fsdp-config.fsdp-{name}", "").upper() for name in ("sharding-strategy", "reshard-after-forward"))
-    word = next((each for each in said if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
+    names = (_value(leaves, f"fsdp-config.fsdp-{name}", "").upper() for name in ("sharding-strategy", "reshard-after-forward"))
+    word = next((each for each in names if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
     return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
 
 

@@ -88,8 +88,10 @@ def _accelerate_file(script: Script, name: str) -> str | None:
         return text
     sections = {"zero": ("DEEPSPEED", "deepspeed_config", "zero_stage"), "fsdp": ("FSDP", "fsdp_config", "fsdp_version")}
     kind, section, key = sections.get(own[1], ("MULTI_GPU", "deepspeed_config", ""))
-    said = {section: {key: int(own[2])}} if key else {}
-    return yaml.safe_dump({"distributed_type": kind, "mixed_precision": "bf16", "num_processes": 8, "num_machines": 1, **said})
+    chosen = {section: {key: int(own[2])}} if key else {}
+    return yaml.safe_dump(
+        {"distributed_type": kind, "mixed_precision": "bf16", "num_processes": 8, "num_machines": 1, **chosen}
+    )
 
 
 def _words(script: Script) -> Iterator[Word]:

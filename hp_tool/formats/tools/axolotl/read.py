@@ -38,24 +38,24 @@ def read(source: Source, reading: Reading) -> None:
     own = sort(
         (each for each in leaves if each.name not in _ARGUMENTS), table=table("axolotl"), reading=reading, spare=source.ignore
     )
-    said = {each.name: each.text.lower() for each in (*words, *own.values())}
-    words = [*(each for each in words if each.name not in ("bf16", "gradient-checkpointing")), *_precision(said, reading)]
-    words += [_word(name, f"{key} (axolotl's default)", "1") for key, name in _ONE.items() if name not in said]
-    words += [*_checkpoints(said, reading), *_loss(said), *_attention(said), *_adapters(content, said, reading)]
+    texts = {each.name: each.text.lower() for each in (*words, *own.values())}
+    words = [*(each for each in words if each.name not in ("bf16", "gradient-checkpointing")), *_precision(texts, reading)]
+    words += [_word(name, f"{key} (axolotl's default)", "1") for key, name in _ONE.items() if name not in texts]
+    words += [*_checkpoints(texts, reading), *_loss(texts), *_attention(texts), *_adapters(content, texts, reading)]
     degrees = {name: _size(own, name) for name in ("dp-shard-size", "dp-replicate-size", "tensor-parallel-size")}
     if reading.num_gpus is None and degrees["dp-shard-size"]:
         reading.num_gpus = (
             degrees["dp-shard-size"] * (degrees["dp-replicate-size"] or 1) * (degrees["tensor-parallel-size"] or 1)
         )
     if sharded or fsdp:
-        laid = _as_accelerate_says(sharded or {}, fsdp, said, degrees, reading)
+        laid = _as_accelerate_says(sharded or {}, fsdp, texts, degrees, reading)
         accelerate.read(laid, text="", reading=reading, words=words, spare=source.ignore)
         reading.tool = "axolotl"
         return
     if any(size > 1 for size in degrees.values()):
         reading.refuse("dp_shard_size, dp_replicate_size and tensor_parallel_size want fsdp_config")
     text = deepspeed_file(words, source.files, reading)
-    if text is None and said.get("deepspeed") is None and said.get("adapter") not in _ADAPTERS:
+    if text is None and texts.get("deepspeed") is None and texts.get("adapter") not in _ADAPTERS:
         reading.refuse("neither fsdp_config nor deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
     content_of = None if text is None else parsed(text)
     arguments.read(content_of, text=text or "", words=words, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
@@ -71,59 +71,59 @@ def _word(name: str, written: str, *values: str) -> Setting:
     return Setting(name=name, written=written, values=values)
 
 
-def _precision(said: Mapping[str, str], reading: Reading) -> list[Setting]:
+def _precision(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     """Return what bf16 says: true, or auto, which it is by itself on devices that have it."""
-    bf16 = said.get("bf16", "false" if said.get("fp16") == "true" else "auto")
+    bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false"):
         reading.refuse(f"bf16 {bf16}: weights in 16 bits, without a copy in 32, are not read")
     return [_word("bf16", "bf16", "false" if bf16 == "false" else "true")]
 
 
-def _checkpoints(said: Mapping[str, str], reading: Reading) -> list[Setting]:
-    kind = said.get("gradient-checkpointing", "false")
+def _checkpoints(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
+    kind = texts.get("gradient-checkpointing", "false")
     if kind not in ("true", "false", "null", ""):
         reading.refuse(f"gradient_checkpointing {kind}: offloads what it keeps, which is not modelled")
     return [_word("gradient-checkpointing", "gradient_checkpointing", str(kind == "true").lower())]
 
 
-def _loss(said: Mapping[str, str]) -> list[Setting]:
+def _loss(texts: Mapping[str, str]) -> list[Setting]:
     """Return a loss in chunks, which never holds all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy")
-    return [_word("loss-type", name.replace("-", "_"), "chunked_nll") for name in names if said.get(name) == "true"][:1]
+    return [_word("loss-type", name.replace("-", "_"), "chunked_nll") for name in names if texts.get(name) == "true"][:1]
 
 
-def _attention(said: Mapping[str, str]) -> list[Setting]:
-    return [_word("attn-implementation", "eager_attention", "eager")] if said.get("eager-attention") == "true" else []
+def _attention(texts: Mapping[str, str]) -> list[Setting]:
+    return [_word("attn-implementation", "eager_attention", "eager")] if texts.get("eager-attention") == "true" else []
 
 
-def _adapters(content: Mapping[str, Any], said: Mapping[str, str], reading: Reading) -> list[Setting]:
+def _adapters(content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading) -> list[Setting]:
     """Return adapters as the Trainer's arguments; 4 bits are nf4 whose scales are quantised too."""
-    kind = said.get("adapter", "")
+    kind = texts.get("adapter", "")
     if kind in ("", "none", "null"):
         return []
     if kind not in _ADAPTERS:
         reading.refuse(f"adapter {kind}: is not modelled; {', '.join(_ADAPTERS)} are")
     targets = content.get("lora_target_modules") or []
     targets = [targets] if isinstance(targets, str) else [str(each) for each in targets]
-    if said.get("lora-target-linear") == "true":
+    if texts.get("lora-target-linear") == "true":
         targets = ["all-linear"]
     words = [
         _word("lora", "adapter", "true"),
         _word("lora-target-modules", "lora_target_modules", *(targets or ["q_proj", "v_proj"])),
     ]
-    if "lora-r" not in said:
+    if "lora-r" not in texts:
         reading.lack("training.lora", "lora_r says the rank; add", example="...")
-    if said.get("load-in-4bit") == "true":
+    if texts.get("load-in-4bit") == "true":
         words.append(_word("use-bnb-nested-quant", "load_in_4bit", "true"))
     return words
 
 
 def _as_accelerate_says(
-    sharded: Mapping[str, Any], fsdp: Any, said: Mapping[str, str], degrees: Mapping[str, int], reading: Reading
+    sharded: Mapping[str, Any], fsdp: Any, texts: Mapping[str, str], degrees: Mapping[str, int], reading: Reading
 ) -> dict[str, Any]:
     """Return fsdp_config, and the older list `fsdp`, as Accelerate's file would have them."""
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
-    version = said.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
+    version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:
         keys |= accelerate.own_fsdp(" ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp), reading)
     split = {
