@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hp_tool.errors import InputError
 from hp_tool.exchange import read_query
+from hp_tool.formats.reading import plain, table
 
 H100 = {"cluster.gpu": "h100-sxm-80gb"}
 LORA = "NPROC_PER_NODE=4 NNODES=2 swift sft --model Qwen/Qwen3-8B --dataset d --max_length 4096"
 FULL = "export NPROC_PER_NODE=8\nswift pt --model Qwen/Qwen3-8B --train_type full --max_length 4096"
 MEGATRON = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --max_length 4096"
+
+
+RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("fine_tuning_keys.json").read_text())
+OLDER = {
+    "ms-swift": {"train-type", "load-safetensors", "use-tiled-mlp", "tiled-mlp-num-shards", "activation-cpu-offload"},
+    "axolotl": {"fsdp", "model-type", "debug"},
+}
+"""Names of earlier releases, and axolotl's aliases."""
+
+
+@pytest.mark.parametrize("tool", OLDER)
+def test_each_word_of_a_table_is_one_that_the_tool_knows(tool: str) -> None:
+    beside = [*RECORDED["llama-factory"], *table("megatron")] if tool == "ms-swift" else []  # the Trainer's, and Megatron's
+    known = {plain(key) for key in (*RECORDED[tool], *beside)} | OLDER[tool]
+    words = (name.partition(".")[0] for name in table(tool) if not name.endswith("*"))
+    assert [name for name in words if name not in known] == []
 
 
 def query(command: str, **more: Any) -> dict[str, Any]:
