@@ -269,15 +269,14 @@ def rows(query: dict[str, Any], *, format: str) -> list[tuple[str, Configuration
         return []
     written = []
     for row in ranked:
-        row_s = Configuration.of(row, query=asked)
-        for configuration in (row_s, row_s.without("training.cuda_graphs")):  # which the ranking takes where it is free
-            try:
-                written.append((write(configuration, format), configuration))
-                break
-            except HpToolError as refused:
-                assert isinstance(refused, UnsupportedError | InputError) and refused.field
-                if refused.field != "training.cuda_graphs" or refused.field not in row_s.set:
-                    break
+        configuration = Configuration.of(row, query=asked)
+        try:
+            written.append((write(configuration, format), configuration))
+        except HpToolError as refused:
+            assert isinstance(refused, UnsupportedError | InputError) and refused.field
+            if refused.field == "training.cuda_graphs" and refused.field in configuration.set:  # the ranking took what is free
+                without = configuration.without(refused.field)
+                written.append((write(without, format), without))
     return written
 
 
