@@ -16,6 +16,8 @@ AXES: dict[str, Any] = {
     "recompute": ("none", "full"),
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
+_OTHER_ADAMS = re.compile(r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam")
+"""Parts of names of optimizers whose states are not two of 32 bits for each weight."""
 _OFF = ("false", "no", "none", "0", "")
 LENGTHS = (
     "max-seq-length", "max-length", "model-max-length", "block-size", "cutoff-len", "max-seq-len", "seq-length", "max-len",
@@ -121,6 +123,9 @@ def read(
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
+    narrow = (run.argument("torch-dtype", "dtype") or "").lower() in ("bfloat16", "float16")
+    if narrow and training["framework"] == "hf-trainer" and "task" not in training:
+        reading.refuse("dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 are not read")
     in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16
     if in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF:  # Liger's never forms all logits
         training["cross_entropy"] = "chunked"
@@ -173,7 +178,7 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
         return
     word = name.lower()
     kind = next((kind for kind in ("adam", "sgd", "muon") if kind in word), None)
-    if kind is None or re.search(r"[48]-?bit|fp8|onebit|zeroone", word):
+    if kind is None or _OTHER_ADAMS.search(word):
         reading.refused.append(f"optimizer {name}: is not modelled; adam, sgd and muon are")
     elif kind != "adam":
         training["optimizer"] = kind
