@@ -117,6 +117,8 @@ def read(
     device = run.key("zero-optimization.offload-optimizer.device")
     if device or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
+    if device and (share := run.key("zero-optimization.offload-optimizer.ratio")) is not None:
+        training["offload_fraction"] = fraction(share, "zero_optimization.offload_optimizer.ratio")
     if device not in (None, "cpu"):
         reading.refuse(f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is")
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
