@@ -236,6 +236,10 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     ]
     unit, size = duration_unit([*before, *after, *measured])
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
+    took = list(map("".join, zip(implied, scaled(measured, size), strict=True)))
+    for place, row in enumerate(shown):
+        if row.measured_range_s is not None:  # of runs that differ none is the figure
+            took[place] = "-".join(scaled(row.measured_range_s, size))
     memory = [e.memory.total_bytes if e is not None and e.memory else None for e in calibrated]
     columns = [
         rank_column(shown),
@@ -243,7 +247,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         Column(head="model", unit=unit, cells=scaled(before, size), drop=6),
         Column(head="known", unit=unit, cells=scaled(after, size)),
         interval_column(calibrated, unit=unit, size=size),
-        Column(head="measured", unit=unit, cells=tuple(map("".join, zip(implied, scaled(measured, size), strict=True)))),
+        Column(head="measured", unit=unit, cells=tuple(took)),
         tokens_column(rates, meaning="tokens/s/GPU measured"),
         *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]

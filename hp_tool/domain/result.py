@@ -239,6 +239,8 @@ class Recommendation:
     expected_step_s: float | None = None
     """Step time over the probability that it runs at all: a run that ends out of memory trains nothing."""
     measurement: Measurement | None = None
+    measured_range_s: tuple[float, float] | None = None
+    """Seconds of the fastest and the slowest of its whole runs, where several worked; `measurement` is the one that counts."""
     calibrated_estimate: Estimate | None = None
 
     @property

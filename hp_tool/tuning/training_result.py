@@ -85,7 +85,9 @@ def ranked_trainings(problem: TuningProblem, *, calibration: Calibration, runs: 
         feasible=problem.space.feasible,
         rejections=problem.space.rejections,
         grid_gpu_seconds=_grid_gpu_seconds(problem, runs, median_s=step_s[fits]) if measured else None,
-        describe=partial(_describe, problem, predictor=predictor, known=known, measured=measured),
+        describe=partial(
+            _describe, problem, predictor=predictor, known=known, measured=measured, repeated=_ranges(problem, runs)
+        ),
         answer=partial(_answer, problem, rows=rows, known=known, baseline=baseline, runs=runs),
     )
 
@@ -124,6 +126,7 @@ def _describe(
     predictor: CalibratedPredictor,
     known: KnownRows,
     measured: Mapping[int, Measurement],
+    repeated: Mapping[int | None, tuple[float, float]],
 ) -> tuple[Recommendation, ...]:
     if not rows:
         return ()
@@ -137,12 +140,23 @@ def _describe(
             set=dict(training.chosen),
             estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
             measurement=measured.get(row),
+            measured_range_s=repeated.get(row),
             calibrated_estimate=predictor.estimate(
                 place, costs=costs, candidates=candidates, problem=training, known=known.row(row)
             ),
         )
         for place, row in enumerate(rows)
     )
+
+
+def _ranges(problem: TuningProblem, runs: Sequence[RunRecord]) -> dict[int | None, tuple[float, float]]:
+    """(fastest, slowest) by row of what ran more than once as a whole."""
+    several = {config: one for config, one in repeats(runs).items() if one.num_runs > 1}
+    return {
+        problem.search.row(config): (one.low_s, one.high_s)
+        for config, one in several.items()
+        if isinstance(config, ParallelConfig)
+    }
 
 
 def _baseline(

@@ -14,10 +14,11 @@ from hp_tool.assumptions import assumed
 from hp_tool.domain.answer import Answer
 from hp_tool.domain.measurement import Measurement, ProfileRequest
 from hp_tool.domain.records import RunRecord
+from hp_tool.domain.result import Recommendation
 from hp_tool.queries import schema
 from hp_tool.render.answer import sentences
 from hp_tool.store import open_store
-from hp_tool.tuning import tune
+from hp_tool.tuning import TuneResult, tune
 from tests.tuning.cpu_engine import CpuEngine
 
 QUERY: dict[str, Any] = {
@@ -39,9 +40,9 @@ def erratic(request: ProfileRequest) -> Measurement:
     return ran(4.0 * math.exp(random.Random(schema.to_json(request.parallel)).gauss(0.0, 0.5)))
 
 
-def search(
+def searched(
     tmp_path: Path, outcome: Any, parallel: dict[str, Any] | None = None, **settings: Any
-) -> tuple[Answer, list[RunRecord]]:
+) -> tuple[TuneResult, list[RunRecord]]:
     query = QUERY | {
         "parallel": parallel or {},
         "search": {"budget_runs": 6, "fidelity": "full", "steps": 3, "warmup_steps": 1} | settings,
@@ -51,6 +52,13 @@ def search(
     result = tune(query=schema.parse_query(query), store=with_store, launcher=CpuEngine(num_gpus=2, outcome=outcome))
     runs = with_store.runs(search_id=result.search.id)
     with_store.close()
+    return result, runs
+
+
+def search(
+    tmp_path: Path, outcome: Any, parallel: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Answer, list[RunRecord]]:
+    result, runs = searched(tmp_path, outcome, parallel, **settings)
     assert isinstance(result.answer, Answer)
     return result.answer, runs
 
@@ -188,7 +196,14 @@ def test_the_interval_of_what_ran_is_that_of_another_run(tmp_path: Path) -> None
         return ran(4.0 * (1.5 if seen[name] > 1 else 1.0) * (1.0 + 0.01 * (sum(map(ord, name)) % 5)))
 
     three = PLAIN | {"micro_batch_size": [1, 2, 4], "recompute": "none", "zero_stage": 1}
-    answer, runs = search(tmp_path, unsteady, parallel=three)
+    result, runs = searched(tmp_path, unsteady, parallel=three)
+    answer = result.answer
+    assert isinstance(answer, Answer)
+    repeated = [row for row in result.recommendations if isinstance(row, Recommendation) and row.measured_range_s is not None]
+    assert repeated
+    for row in repeated:
+        times = [run.measurement.step_s for run in runs if run.parallel == row.parallel and run.measurement]
+        assert row.measured_range_s == (min(times), max(times)) and len(times) > 1
     assert len(runs) > 3, "one ran again"
     assert answer.measured is not None and answer.step_s_interval is not None
     low, high = answer.step_s_interval
