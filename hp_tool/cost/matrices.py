@@ -51,15 +51,15 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1); so is the indexer (DeepSeek-V3.2).
     """
     beside = _index_matrices(model)
-    if model.attention_output_gate:
-        gate = query_heads(model, tensor) * model.v_head_size
+    if model.attention_output_gate is not None:
+        gate = query_heads(model, tensor) * (model.v_head_size if model.attention_output_gate == "channel" else 1)
         beside.insert(0, column("linear_gate", (gate,), float(model.hidden_size), source="attention_input", ranks=tensor))
     return [*_projections(model, tensor), *beside]
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
     """The indexer's: queries from the compressed query where there is one, one key, and of latent attention a weight a head."""
-    if model.index_topk is None:
+    if not has_indexer(model):
         return []
     h, heads, width = float(model.hidden_size), float(model.index_n_heads or 1), float(model.index_head_dim or 0)
     compressed = model.q_lora_rank is not None
@@ -159,7 +159,12 @@ def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 def index_width(model: ModelSpec) -> float:
     """Numbers that an indexer's key takes for each token and layer, whole on every rank."""
-    return 0.0 if model.index_topk is None else float(model.index_head_dim or 0)
+    return float(model.index_head_dim or 0) if has_indexer(model) else 0.0
+
+
+def has_indexer(model: ModelSpec) -> bool:
+    """Whether each layer has an indexer of its own."""
+    return model.index_topk is not None and not model.shares_index
 
 
 def _mlp(model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False) -> list[Matrix]:

@@ -3,6 +3,7 @@
 from hp_tool.cost.arrays import Floats, Ints
 from hp_tool.cost.matrices import (
     expert_matrices,
+    has_indexer,
     kv_heads,
     latent_matrices,
     mixer_matrices,
@@ -39,7 +40,7 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
         biases = biases + model.num_attention_heads / t
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
-    if model.index_topk is not None:  # a norm with a bias of its key, or norms of queries and keys
+    if has_indexer(model):  # a norm with a bias of its key, or norms of queries and keys
         latent_norms += 2.0 * (model.index_head_dim or 0)
     return entries(mixer_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
 
@@ -80,11 +81,13 @@ def expert_parameters(model: ModelSpec) -> float:
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Parameters of one MoE layer on one rank without its routed experts.
 
-    Attention, router and shared experts' gate (whole), shared experts, norms.
+    Attention, router, latent projections and shared experts' gate (whole), shared experts, norms.
     """
     t = tensor_parallel_size
     router = entries(latent_matrices(model)) + model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
+    if model.moe_latent_norm:
+        router += model.moe_latent_size or 0
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + entries(shared_expert_matrices(model, tensor=t)) + router + _norms_beside_attention(model)
 

@@ -92,7 +92,9 @@ def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
     channels = convolved_width(model, t)
     match model.mixer:
         case "mamba":  # A for each channel and number of its state, D and the steps' bias for each channel
-            kernel, own = model.mamba_conv_kernel, inner * (float(model.ssm_state_size or 0) + 2.0)
+            state = float(model.ssm_state_size or 0)
+            kernel, own = model.mamba_conv_kernel, inner * (state + 2.0)
+            own = own + (float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0)
         case "mamba2":  # A, D and the steps' bias for each head, the gated norm
             kernel, own = model.mamba_conv_kernel, 3.0 * (model.mamba_num_heads or 0) / t + inner
         case "gated_delta":  # A and the steps' bias for each head, the gated norm of a head

@@ -32,6 +32,8 @@ class Block(Strict):
     """Whether its attention sees the keys of `sliding_window` alone."""
     indexed: bool = True
     """Whether its attention sees only the keys that the indexer chooses, in a model that has one."""
+    shares_index: bool = False
+    """Whether these are the keys that an indexer before it chose (GLM-5.2)."""
     num_attention_heads: _Size | None = None
     num_key_value_heads: _Size | None = None
     head_dim: _Size | None = None

@@ -17,6 +17,7 @@ Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
 Vectors = Literal["none", "weight", "weight_bias"]
 QueryKeyNorm = Literal["head", "all_heads"]
+OutputGate = Literal["channel", "head"]
 
 Layers = Annotated[int, Interval(ge=1, le=10_000)]
 Size = Annotated[int, Interval(ge=1, le=1 << 26)]
@@ -118,7 +119,7 @@ class ModelSpec(Strict):
     expert_bias: bool = False
     """Biases on the routed experts' matrices (gpt-oss)."""
     router_bias: bool = False
-    """A trained bias for each expert on the router."""
+    """A trained number for each expert on the router: a bias (gpt-oss) or a scale (Gemma 4)."""
     num_experts: Size | None = None
     """Routed experts per MoE layer; None: a dense model."""
     num_experts_per_tok: Size | None = None
@@ -137,6 +138,8 @@ class ModelSpec(Strict):
     """Groups from which a token's experts may come; None: all."""
     moe_latent_size: Size | None = None
     """Width in which tokens travel to the routed experts and back (Nemotron 3 Super); None: hidden_size."""
+    moe_latent_norm: bool = False
+    """A norm of the routed experts' output in that width (Kimi K3)."""
     first_k_dense_replace: ZeroOrMore = 0
     """Leading layers that keep a dense MLP in a MoE model."""
     kv_lora_rank: Size | None = None
@@ -151,14 +154,16 @@ class ModelSpec(Strict):
     """Width of a value head; None: of a key head (MLA: its part without rotary embedding)."""
     values_are_keys: bool = False
     """Whether values are keys before their rotary embedding, without a matrix of their own (Gemma 4)."""
-    attention_output_gate: bool = False
-    """A gate as wide as attention's output, from its input (Qwen3-Next)."""
+    attention_output_gate: OutputGate | None = None
+    """A gate of attention's output, from its input: a number for each channel (Qwen3-Next) or head (Step 3.7); None: none."""
     index_n_heads: Size | None = None
     """Sparse attention (DeepSeek-V3.2): heads of the indexer, which chooses the keys that a query sees; None: it sees all."""
     index_head_dim: Size | None = None
     """Width of the indexer's heads, and of the key that it caches."""
     index_topk: Size | None = None
-    """Keys that a query sees."""
+    """Keys that a query sees; where whole blocks of keys are chosen (MiniMax M3), those of all chosen blocks."""
+    shares_index: bool = False
+    """Whether layers see the keys that an indexer before them chose, without one of their own; `blocks` says which."""
     num_nextn_predict_layers: Annotated[int, Interval(ge=0, le=10_000)] = 0
     """Extra multi-token-prediction layers."""
     num_decoder_layers: Layers | None = None
@@ -204,6 +209,8 @@ class ModelSpec(Strict):
     mamba_conv_kernel: Size = 4
     """Tokens that the short convolution sees."""
     mamba_conv_bias: bool = True
+    mamba_norms: bool = False
+    """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
     left_out: str | None = None
     """What the file describes beside this language model, such as a vision tower; estimates name it and count none of it."""
 

@@ -1,0 +1,86 @@
+"""Models whose layers differ: what a pattern of blocks must hold, and what refuses to time them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool import api, catalog
+from hp_tool.errors import InputError, UnsupportedError
+
+SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
+STATE = {"mamba_num_heads": 8, "mamba_head_dim": 20, "ssm_state_size": 12}
+INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"blocks": [{"count": 3}]}, "blocks", "3 layers in all, which do not divide num_hidden_layers 4"),
+        ({"blocks": []}, "blocks", "0 layers in all"),
+        ({"blocks": [{"count": 2}], "first_k_dense_replace": 1}, "first_k_dense_replace", "leave it out"),
+        ({"blocks": [{}], "sliding_window": 8, "sliding_window_layers": 2}, "sliding_window_layers", "leave it out"),
+        ({"blocks": [{}], "architecture": "encoder"}, "blocks", "layers of a decoder"),
+        ({"blocks": [{}, {"windowed": True}]}, "sliding_window", "blocks that are windowed need sliding_window"),
+        ({"blocks": [{}, {"shares_index": True}]}, "index_topk", "blocks that are shares_index need index_topk"),
+        ({"blocks": [{}, {"feed_forward": "experts"}]}, "num_experts", "give it"),
+        ({"blocks": [{"num_key_value_heads": 4}]}, "num_key_value_heads", "does not divide num_attention_heads 6"),
+        ({"blocks": [{"mixer": "mamba2"}], "mamba_num_heads": 8}, "mamba_head_dim", "mamba_head_dim, ssm_state_size"),
+        ({"blocks": [{"mixer": "mamba"}]}, "mamba_inner_size", "give what is missing"),
+        ({"mixer": "gated_delta"}, "linear_num_key_heads", "linear_num_key_heads, linear_key_head_dim"),
+        ({"mixer": "kimi_delta", "linear_num_key_heads": 4}, "linear_key_head_dim", "layers of kimi_delta need"),
+        ({"linear_num_key_heads": 4, "linear_num_value_heads": 6}, "linear_num_key_heads", "does not divide"),
+        ({"mamba_num_heads": 8, "mamba_n_groups": 3}, "mamba_n_groups", "does not divide mamba_num_heads 8"),
+        ({"index_topk": 16}, "index_n_heads", "give index_n_heads, index_head_dim too"),
+        ({"feed_forward": "experts"}, "num_experts", "give it"),
+        ({"feed_forward": "dense", "num_experts": 4, "num_experts_per_tok": 1}, "feed_forward", "leave one out"),
+    ],
+)
+def test_a_pattern_that_is_no_model_is_refused(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        catalog.model_from_mapping(SHAPE | fields)
+    assert refused.value.field == f"model.{field}"
+
+
+def test_blocks_of_a_kind_are_counted_together() -> None:
+    blocks = [{"count": 2, "mixer": "mamba2", "feed_forward": "none"}, {"windowed": True, "head_dim": 8}]
+    fields = {
+        "num_hidden_layers": 12,
+        "sliding_window": 64,
+        **STATE,
+        "blocks": [*blocks, {"mixer": "mamba2", "feed_forward": "none"}],
+    }
+    model = catalog.model_from_mapping(SHAPE | fields)
+    (states, mamba), (layers, attention) = model.kinds
+    assert (states, layers) == (9, 3)
+    assert (mamba.mixer, mamba.feed_forward, mamba.sliding_window) == ("mamba2", "none", None)
+    assert (attention.head_size, attention.sliding_window, attention.num_hidden_layers) == (8, 64, 3)
+    assert not model.is_uniform
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"blocks": [{}, {"mixer": "mamba2"}], **STATE}, "blocks"),
+        ({"mixer": "mamba2", "feed_forward": "none", **STATE}, "mixer"),
+        ({"feed_forward": "none"}, "feed_forward"),
+        (INDEXER, "index_topk"),
+        ({"num_experts": 4, "num_experts_per_tok": 1, "moe_latent_size": 32}, "moe_latent_size"),
+        ({"values_are_keys": True}, "values_are_keys"),
+        ({"attention_output_gate": "head"}, "attention_output_gate"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["training", "inference", "size"])
+def test_layers_that_are_only_counted_are_not_timed(fields: dict[str, Any], field: str, kind: str) -> None:
+    query: dict[str, Any] = {"model": SHAPE | fields, "cluster": "h100-80gb-8"}
+    with pytest.raises(UnsupportedError, match="counted, not timed yet") as refused:
+        if kind == "size":
+            api.size(query | {"days": 1.0})
+        elif kind == "training":
+            api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
+        else:
+            api.recommend(query | {"kind": "inference", "inference": {"input_length": 64, "output_length": 8}})
+    assert refused.value.field == f"model.{field}"
