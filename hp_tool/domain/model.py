@@ -260,7 +260,7 @@ class ModelSpec(Strict):
         if not windowed:
             own["sliding_window"] = None
         if not indexed:
-            own["index_topk"] = own["index_n_heads"] = None
+            own["index_topk"] = own["index_n_heads"] = own["index_head_dim"] = None
         own |= {"feed_forward": feed_forward, "num_hidden_layers": count, "blocks": None, "first_k_dense_replace": 0}
         del own["count"]
         return replace(self, **own)

@@ -4,10 +4,12 @@ from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.layers import as_fields, dense_blocks, each_layer, layer_count, numbered, whole
+from hp_tool.domain.blocks import Block
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
-_LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
-_ROUTED = {
+LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
+ROUTED = {
     "num_experts": "n_routed_experts num_local_experts",
     "num_experts_per_tok": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
@@ -49,16 +51,30 @@ def _dbrx(config: Config) -> dict[str, Any]:
     }
 
 
-_DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
-_QWEN3 = QWEN3.but(keys={**_LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense)
-_GRANITE = LLAMA.but(keys=_LOCAL, fixed={"mlp_bias": False})
-_OLMOE = LLAMA.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
+def _llama4(config: Config) -> dict[str, Any]:
+    """Maverick: experts in every second layer, and a dense MLP of its own width in the others."""
+    layers, step = layer_count(config), max(whole(config, "interleave_moe_layer_step", 1), 1)
+    sparse = numbered(config, "moe_layers") if "moe_layers" in config else set(range(step - 1, layers, step))
+    if len(sparse) >= layers:
+        return {}
+    windows = {"full_attention": False, "chunked_attention": True}
+    usual = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    chunked = each_layer(config, "layer_types", windows, layers=layers) or usual
+    blocks = [Block(windowed=each, feed_forward=None if layer in sparse else "dense") for layer, each in enumerate(chunked)]
+    width = config.get("intermediate_size_mlp", 16384)
+    return {"intermediate_size": width, "sliding_window": config.get("attention_chunk_size", 8192), **as_fields(blocks)}
+
+
+DEEPSEEK = LATENT.but(keys={**ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
+_QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense)
+_GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
+_OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
 FAMILIES: dict[str, Family] = {
-    "mixtral": PLAIN.but(keys=_LOCAL),
-    "minimax_m2": PLAIN.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads"}),
+    "mixtral": PLAIN.but(keys=LOCAL),
+    "minimax_m2": PLAIN.but(keys=LOCAL, fixed={"query_key_norm": "all_heads"}),
     "qwen2_moe": LLAMA.but(
-        keys={**_LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
+        keys={**LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
         defaults={"attention_bias": True},
         fixed={**QKV_BIAS, "shared_expert_gate": True},
         derive=_qwen2,
@@ -66,24 +82,25 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
     "llama4_text": PLAIN.but(
-        keys={**_LOCAL, "moe_intermediate_size": "intermediate_size"},
-        required={"interleave_moe_layer_step": (1, _DENSE_BETWEEN)},
+        keys={**LOCAL, "moe_intermediate_size": "intermediate_size"},
         fixed={"num_shared_experts": 1},
         defaults={"num_experts": 16, "num_experts_per_tok": 1},
+        derive=_llama4,
         full_attention_every=4,
     ),
     "gpt_oss": Family(
-        keys={**_LOCAL, **same("attention_bias")},
+        keys={**LOCAL, **same("attention_bias")},
         fixed={**LLAMA_BLOCK, "mlp_bias": True, "expert_bias": True, "router_bias": True, "attention_sinks": True},
         defaults={**UNTIED, "attention_bias": True},
         full_attention_every=2,
     ),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
-    "dots1": QWEN3.but(keys=_ROUTED, defaults={"head_dim": None}),
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: as_fields(dense_blocks(config))),
+    "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
     "glm4_moe": LLAMA.but(
-        keys={**_ROUTED, **same("num_nextn_predict_layers")},
+        keys={**ROUTED, **same("num_nextn_predict_layers")},
         fixed=QKV_BIAS,
         defaults=UNTIED,
         derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
@@ -103,7 +120,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": _OLMOE,
     "flex_olmo": _OLMOE,
     "phimoe": LLAMA.but(
-        keys={**_LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
+        keys={**LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
     ),
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE.but(derive=_granite_shared),
