@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hp_tool import api, catalog
+from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.parameters import total_parameters
+from hp_tool.cost.recurrent import state_numbers
 from hp_tool.errors import InputError, UnsupportedError
 
 SHAPE: dict[str, Any] = {
@@ -84,3 +91,47 @@ def test_layers_that_are_only_counted_are_not_timed(fields: dict[str, Any], fiel
         else:
             api.recommend(query | {"kind": "inference", "inference": {"input_length": 64, "output_length": 8}})
     assert refused.value.field == f"model.{field}"
+
+
+def test_the_cache_and_the_states_of_qwen3_6_27b() -> None:
+    """A published run of another engine: 262,144 tokens of four sequences in bf16, states in fp32."""
+    model = catalog.model("qwen3.6-27b")
+    cached = sum(layers * float(cached_width(kind, 1)) for layers, kind in model.kinds)
+    states = sum(layers * float(state_numbers(kind, 1)) for layers, kind in model.kinds)
+    assert cached * 262_144 * 2 == 16_384 * 2**20
+    assert states * 4 * 4 == 598.5 * 2**20
+    shared = sum(layers * float(state_numbers(kind, 4)) for layers, kind in model.kinds)
+    assert shared * 4 == states, "heads of states are divided by tensor parallelism"
+
+
+def test_an_indexer_keeps_a_key_of_its_own_unless_it_is_shared() -> None:
+    latent = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, **INDEXER}
+    fields = {"blocks": [{}, {"shares_index": True}, {"indexed": False}], "num_hidden_layers": 3, "num_key_value_heads": 6}
+    model = catalog.model_from_mapping(SHAPE | latent | fields)
+    assert [float(cached_width(kind, 1)) for _, kind in model.kinds] == [24 + 8 + 8, 24 + 8, 24 + 8]
+    assert [kind.index_topk for _, kind in model.kinds] == [16, 16, None]
+
+
+def test_a_printed_pattern_is_read_again() -> None:
+    model = catalog.model("qwen3.6-27b")
+    assert catalog.model_from_mapping(json.loads(json.dumps(dataclasses.asdict(model)))) == model
+
+
+NOT_READ = ("deepseek_v4", "deepseek_ref")
+
+
+def test_models_of_2026_are_read_or_refused_with_the_reason() -> None:
+    named = os.environ.get("HP_REFERENCE_DATA")
+    if not named:
+        pytest.skip("HP_REFERENCE_DATA names no folder of configurations")
+    lines = (Path(named) / "model_configs_2026.jsonl").read_text(encoding="utf-8").splitlines()
+    configs = {line["name"]: line["config"] for line in map(json.loads, lines)}
+    read = 0
+    for name, config in configs.items():
+        if config["model_type"] in NOT_READ:
+            with pytest.raises(UnsupportedError, match="keys that are compressed"):
+                catalog.model_from_mapping(config)
+            continue
+        assert total_parameters(catalog.model_from_mapping(config)) > 5e8, name
+        read += 1
+    assert read >= 69

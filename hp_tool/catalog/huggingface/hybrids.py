@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.catalog.huggingface.decoders import GEMMA, LATENT, LLAMA, NO_BIAS, PLAIN, QWEN2, UNTIED
+from hp_tool.catalog.huggingface.decoders import GEMMA, LATENT, LLAMA, PLAIN, QWEN2, UNTIED
 from hp_tool.catalog.huggingface.experts import DEEPSEEK, LOCAL, ROUTED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
 from hp_tool.catalog.huggingface.layers import as_fields, dense_layers, each_layer, layer_count, numbered, whole
@@ -68,7 +68,8 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     fields = {"num_hidden_layers": layers, **as_fields(blocks)}
     if _NEMOTRON_H["E"] not in blocks:  # the class names experts that no layer has
         fields |= {"num_experts": None, "num_experts_per_tok": None, "n_group": None, "topk_group": None}
-        fields |= {"num_shared_experts": 0, "moe_latent_size": None}
+        return fields | {"num_shared_experts": 0, "moe_latent_size": None}
+    refuse(config, "mlp_bias", unless=False, why="biases of latent and shared experts are not modelled")
     return fields
 
 
@@ -319,10 +320,10 @@ FAMILIES: dict[str, Family] = {
             "mamba_conv_kernel": "conv_kernel mamba_d_conv",
             "mamba_conv_bias": "use_conv_bias mamba_conv_bias",
             **same("ssm_state_size mamba_num_heads mamba_head_dim moe_latent_size num_nextn_predict_layers"),
-            **same("attention_bias mlp_bias"),
+            **same("mlp_bias"),
         },
-        fixed={"normalization": "rmsnorm", "gated_mlp": False, "position_embedding": "none"},
-        defaults={**UNTIED, **NO_BIAS, "head_dim": 128, "mamba_n_groups": 8},
+        fixed={"normalization": "rmsnorm", "gated_mlp": False, "position_embedding": "none", "attention_bias": False},
+        defaults={**UNTIED, "mlp_bias": False, "head_dim": 128, "mamba_n_groups": 8},
         required=_MAMBA_BIAS,
         derive=_nemotron_h,
         says_layers=True,
