@@ -194,9 +194,10 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("bamba", {**STATE, "attn_layer_indices": [3], "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}),
     ("jamba", {**EXPERTS, "num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 12}),
     ("jamba", {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 7}),
-    ("granitemoehybrid", {**STATE, **LOCAL, "layer_types": ["mamba", "mamba", "attention", "mamba"], "shared_intermediate_size": 104}),
-    ("granitemoehybrid", {**STATE, "num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] + 3 * ["mamba"],
+    ("granitemoehybrid", {**STATE, **LOCAL, "layer_types": 2 * ["mamba"] + ["attention", "mamba"],
                           "shared_intermediate_size": 104}),
+    ("granitemoehybrid", {**STATE, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 104,
+                          "layer_types": ["attention"] + 3 * ["mamba"]}),
     ("olmo_hybrid", DELTA),
 ]  # fmt: skip
 ENCODERS: list[tuple[str, dict[str, Any]]] = [

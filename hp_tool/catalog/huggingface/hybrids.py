@@ -214,8 +214,8 @@ def _step(config: Config) -> dict[str, Any]:
     heads = config.get("num_sliding_attention_heads", other.get("num_attention_heads") if isinstance(other, dict) else None)
     usual = whole(config, "num_attention_heads", 64)
     narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
-    given = {"mlp_layer_types", "moe_layer_freq", "moe_layers_enum", "first_k_dense_replace"} & config.keys()
-    dense = dense_layers(config, layers=layers) if given else [layer < 3 for layer in range(layers)]
+    lists = {"mlp_layer_types", "moe_layer_freq", "moe_layers_enum", "first_k_dense_replace"} & config.keys()
+    dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
     blocks = _feeding([narrow if each else _ATTENTION for each in windowed], dense)
     return _windows(config, blocks, 512) | as_fields(blocks)
 
