@@ -1,6 +1,6 @@
 """Layers that are not all alike: what mixes tokens in each, and what follows it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from annotated_types import Interval
@@ -42,3 +42,9 @@ class Block(Strict):
     attention_sinks: bool | None = None
     intermediate_size: _Size | None = None
     """Width of its dense MLP."""
+
+    def __str__(self) -> str:
+        """`3 x attention, windowed, head_dim 512`: what differs from the model's own layers."""
+        own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+        words = (name if value is True else f"{name} {value}" for name, value in own.items() if name not in ("count", "mixer"))
+        return f"{self.count} x {', '.join((self.mixer, *words))}"

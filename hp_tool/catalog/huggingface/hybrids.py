@@ -47,12 +47,12 @@ def _qwen3_next(config: Config) -> dict[str, Any]:
 
 
 _NEMOTRON_H: dict[str, Block] = {
-    name: Block(mixer=mixer, feed_forward=feed_forward)
-    for names, mixer, feed_forward in (
-        ("M mamba linear_attention", "mamba2", "none"),
-        ("* attention full_attention", "attention", "none"),
-        ("- mlp", "none", "dense"),
-        ("E moe", "none", None),
+    name: block
+    for names, block in (
+        ("M mamba linear_attention", Block(mixer="mamba2", feed_forward="none")),
+        ("* attention full_attention", Block(feed_forward="none")),
+        ("- mlp", Block(mixer="none", feed_forward="dense")),
+        ("E moe", Block(mixer="none")),
     )
     for name in names.split()
 }
