@@ -14,6 +14,7 @@ from hp_tool import api, catalog
 from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.recurrent import state_numbers
+from hp_tool.domain.profiling import unprofiled_model
 from hp_tool.errors import InputError, UnsupportedError
 
 SHAPE: dict[str, Any] = {
@@ -115,6 +116,56 @@ def test_an_indexer_keeps_a_key_of_its_own_unless_it_is_shared() -> None:
 def test_a_printed_pattern_is_read_again() -> None:
     model = catalog.model("qwen3.6-27b")
     assert catalog.model_from_mapping(json.loads(json.dumps(dataclasses.asdict(model)))) == model
+
+
+def searched(mult: float, group: int | None) -> dict[str, Any]:
+    return {"attention": {"no_op": group is None, "n_heads_in_group": group}, "ffn": {"ffn_mult": mult, "no_op": False}}
+
+
+def test_a_searched_architecture_has_the_parameters_of_its_published_weights() -> None:
+    """Llama 3.3 Nemotron Super 49B, whose weights are 49,867,145,216 numbers; its layers in another order."""
+    alone = {1.3125: 10, 1.0: 8, 0.5: 6, 2.625: 5, 3.28125: 1, 5.25: 1}
+    layers = [searched(5.25, 8)] * 48 + [searched(2.625, 8)]
+    layers += [searched(mult, None) for mult, count in alone.items() for _ in range(count)]
+    config = {
+        "model_type": "nemotron-nas", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
+        "num_key_value_heads": None, "intermediate_size": None, "vocab_size": 128256, "block_configs": layers,
+    }  # fmt: skip
+    model = catalog.model_from_mapping(config)
+    assert total_parameters(model) == 49_867_145_216
+    assert [(layers, kind.mixer) for layers, kind in model.kinds][:3] == [(48, "attention"), (1, "attention"), (10, "none")]
+    linear = [{**searched(1.0, 8), "ffn": {"ffn_mult": 1.0, "replace_with_linear": True}}] * 80
+    with pytest.raises(UnsupportedError, match="replace_with_linear"):
+        catalog.model_from_mapping(config | {"block_configs": linear})
+
+
+def test_what_kimi_k3_adds_to_kimi_linear() -> None:
+    plain: dict[str, Any] = {
+        "model_type": "kimi_linear", "num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 160, "vocab_size": 1000,
+        "num_attention_heads": 6, "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 20, "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 56,
+        "first_k_dense_replace": 1,
+    }  # fmt: skip
+    linear = {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 10, "num_heads": 5, "short_conv_kernel_size": 4}
+    before = total_parameters(catalog.model_from_mapping(plain | {"linear_attn_config": linear}))
+
+    def added(fields: dict[str, Any], gate: dict[str, Any]) -> float:
+        return total_parameters(catalog.model_from_mapping(plain | fields | {"linear_attn_config": linear | gate})) - before
+
+    h, delta, latent, sparse = 96, 3, 1, 3  # layers of each kind
+    assert added({"mla_use_output_gate": True}, {}) == latent * h * 6 * 20
+    assert added({}, {"use_full_rank_gate": True}) == delta * (h * 50 - h * 10 - 10 * 50)
+    assert added({"attn_res_block_size": 2}, {}) == 4 * 4 * h, "a norm and a vector before attention and MLP of four layers"
+    projections, narrower = 2 * h * 48, 8 * 3 * 56 * (h - 48)
+    assert added({"routed_expert_hidden_size": 48}, {}) == sparse * (projections - narrower)
+    assert added({"routed_expert_hidden_size": 48, "latent_moe_use_norm": True}, {}) == sparse * (projections - narrower + 48)
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-27b", "deepseek-v3.2", "nemotron-3-super-120b-a12b", "gemma-4-31b"])
+def test_no_run_builds_layers_that_are_only_counted(name: str) -> None:
+    model = catalog.model(name)
+    fields = [field for field, _ in unprofiled_model(model, sequence_length=64, of="training.sequence_length")]
+    assert {"model.blocks", "model.index_topk"} & {*fields}
 
 
 NOT_READ = ("deepseek_v4", "deepseek_ref")

@@ -123,7 +123,7 @@ def _own_sizes(config: Config) -> dict[int, dict[str, Any]]:
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
     try:
         return {int(layer): {name: sizes[name] for name in names if name in sizes} for layer, sizes in written.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, OverflowError, TypeError, ValueError):
         raise InputError("per_layer_config must be sizes by layer", field="model.per_layer_config") from None
 
 

@@ -67,7 +67,7 @@ def numbered(config: Config, key: str) -> set[int]:
     entries = entries.split(",") if isinstance(entries, str) else entries
     try:
         return {int(entry) for entry in entries if str(entry).strip()}
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise InputError(f"{key} must be a list of layers' numbers", field=f"model.{key}") from None
 
 
