@@ -352,8 +352,7 @@ def test_an_unknown_type_is_refused_by_name_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "field"),
     [
-        ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "model.decoder_sparse_step"),
-        ("qwen3-30b-a3b", {"mlp_only_layers": [3]}, "model.mlp_only_layers"),
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 2, "use_sliding_window": True}, "model.use_sliding_window"),
         ("deepseek-v3", {"moe_layer_freq": 2}, "model.moe_layer_freq"),
     ],
 )

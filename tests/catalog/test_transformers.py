@@ -152,12 +152,16 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {**LOCAL, "head_dim": 32}),
     ("qwen2_moe", {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104, "mlp_only_layers": [0]}),
     ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
+    ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "decoder_sparse_step": 2}),
+    ("qwen2_moe", {**SHARED, "num_hidden_layers": 4, "mlp_only_layers": [0, 2]}),
     ("gpt_oss", {**LOCAL, "head_dim": 32}),
     ("deepseek_v2", ROUTED),
     ("deepseek_v3", ROUTED),
     ("dots1", {**ROUTED, "head_dim": 32}),
     ("glm4_moe", {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True}),
     ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 2}),
+    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_interval": 2}),
+    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 1}),
     ("olmoe", EXPERTS),
     ("flex_olmo", EXPERTS),
     ("phimoe", {**LOCAL, "lm_head_bias": True, "attention_bias": True}),
@@ -178,6 +182,7 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", {**NEMOTRON, "moe_latent_size": 48, "use_conv_bias": False, "attention_bias": True}),
     ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"], "mlp_bias": True}),
     ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1}),
+    ("gemma4_unified_text", {**GEMMA4, "num_global_key_value_heads": 1}),
     ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     ("gemma4_text", {**GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 56}),
     ("kimi_linear", KIMI),
@@ -298,7 +303,16 @@ def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
     counted |= {inner for inner, _ in INNER.values()}
-    assert set(FAMILIES) - counted == {"gpt-sw3", "kimi_k2", "mimo", "minimax_m3", "nemotron-nas", "step3p7", "step3p7_text"}
+    assert set(FAMILIES) - counted == {
+        "gpt-sw3",
+        "kimi_k2",
+        "mimo",
+        "mimo_v2",
+        "minimax_m3",
+        "nemotron-nas",
+        "step3p7",
+        "step3p7_text",
+    }
     assert not counted & set(REFUSED)
     assert len(counted) >= 80
 

@@ -4,7 +4,16 @@ from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
-from hp_tool.catalog.huggingface.layers import as_fields, dense_blocks, each_layer, layer_count, numbered, whole
+from hp_tool.catalog.huggingface.layers import (
+    as_fields,
+    dense_layers,
+    each_layer,
+    feeding,
+    layer_count,
+    numbered,
+    sparse_steps,
+    whole,
+)
 from hp_tool.domain.blocks import Block
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
@@ -17,15 +26,23 @@ ROUTED = {
 }
 
 
-def _leading_dense(config: Config) -> dict[str, Any]:
-    refuse(config, "decoder_sparse_step", unless=1, why=_DENSE_BETWEEN)
-    dense = config.get("mlp_only_layers", [])
-    refuse(config, "mlp_only_layers", unless=list(range(len(dense))), why="only leading layers may be dense")
-    return {"first_k_dense_replace": len(dense)}
+def _steps(config: Config) -> dict[str, Any]:
+    layers = layer_count(config)
+    return _dense(config, sparse_steps(config, layers=layers))
+
+
+def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
+    """Layers that differ by dense MLPs alone."""
+    fields = as_fields(feeding([Block()] * len(dense), dense))
+    if "blocks" in fields:
+        refuse(
+            config, "use_sliding_window", unless=False, why="windows beside dense layers between MoE layers are not modelled"
+        )
+    return fields
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_leading_dense(config)}
+    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_steps(config)}
 
 
 def _granite_shared(config: Config) -> dict[str, Any]:
@@ -34,11 +51,10 @@ def _granite_shared(config: Config) -> dict[str, Any]:
 
 
 def _ernie(config: Config) -> dict[str, Any]:
-    layers = config.get("num_hidden_layers", 0)
-    refuse(config, "moe_layer_interval", unless=1, why=_DENSE_BETWEEN)
-    if config.get("moe_layer_end_index", -1) != -1:
-        refuse(config, "moe_layer_end_index", unless=layers - 1, why="dense layers behind MoE layers are not modelled")
-    return {"first_k_dense_replace": config.get("moe_layer_start_index", 1)}
+    layers, step = layer_count(config), max(whole(config, "moe_layer_interval", 1), 1)
+    first, last = whole(config, "moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    last = layers - 1 if last == -1 else whole(config, "moe_layer_end_index")
+    return _dense(config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)])
 
 
 def _dbrx(config: Config) -> dict[str, Any]:
@@ -66,7 +82,7 @@ def _llama4(config: Config) -> dict[str, Any]:
 
 
 DEEPSEEK = LATENT.but(keys={**ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
-_QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense)
+_QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps)
 _GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
@@ -97,7 +113,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
-    "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: as_fields(dense_blocks(config))),
+    "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))),
     "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
     "glm4_moe": LLAMA.but(
         keys={**ROUTED, **same("num_nextn_predict_layers")},

@@ -7,7 +7,16 @@ from typing import Any
 from hp_tool.catalog.huggingface.decoders import GEMMA, LATENT, LLAMA, PLAIN, QWEN2, UNTIED
 from hp_tool.catalog.huggingface.experts import DEEPSEEK, LOCAL, ROUTED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
-from hp_tool.catalog.huggingface.layers import as_fields, dense_layers, each_layer, layer_count, numbered, whole
+from hp_tool.catalog.huggingface.layers import (
+    as_fields,
+    dense_layers,
+    each_layer,
+    feeding,
+    layer_count,
+    numbered,
+    sparse_steps,
+    whole,
+)
 from hp_tool.domain.blocks import Block, FeedForward, Mixer
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -15,17 +24,6 @@ _ATTENTION, _WINDOW = Block(), Block(windowed=True)
 _WINDOWS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 _NO_BIAS = dict.fromkeys(("attention_bias", "mlp_bias"), (False, "biases of this class are not modelled"))
 _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections are not modelled")}
-
-
-def _feeding(blocks: list[Block], dense: list[bool]) -> list[Block]:
-    """The blocks with a dense MLP where one stands in a model with experts."""
-    return [replace(block, feed_forward="dense") if plain else block for block, plain in zip(blocks, dense, strict=True)]
-
-
-def _sparse_steps(config: Config, *, layers: int) -> list[bool]:
-    """Whether each layer is dense: those that `mlp_only_layers` names, and all but every `decoder_sparse_step`-th."""
-    step, dense = max(whole(config, "decoder_sparse_step", 1), 1), numbered(config, "mlp_only_layers")
-    return [layer in dense or (layer + 1) % step != 0 for layer in range(layers)]
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
@@ -43,7 +41,7 @@ def _qwen3_5(config: Config) -> dict[str, Any]:
 
 def _qwen3_next(config: Config) -> dict[str, Any]:
     blocks = linear_layers(config, "gated_delta")
-    return as_fields(_feeding(blocks, _sparse_steps(config, layers=len(blocks))))
+    return as_fields(feeding(blocks, sparse_steps(config, layers=len(blocks))))
 
 
 _NEMOTRON_H: dict[str, Block] = {
@@ -84,7 +82,7 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
     if blocks is None:
         every, offset = max(whole(config, "index_topk_freq", 1), 1), whole(config, "index_skip_topk_offset", 2)
         blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
-    return as_fields(_feeding(blocks, dense_layers(config, layers=layers)))
+    return as_fields(feeding(blocks, dense_layers(config, layers=layers)))
 
 
 def _gemma4(config: Config) -> dict[str, Any]:
@@ -145,7 +143,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     # Residuals over blocks of layers (Kimi K3): a norm and a vector before attention and MLP each.
     norms = {"norms_per_layer": 6} if config.get("attn_res_block_size") else {}
     gate = {"attention_output_gate": "channel"} if config.get("mla_use_output_gate") else {}
-    return heads | norms | gate | as_fields(_feeding(blocks, dense_layers(config, layers=layers)))
+    return heads | norms | gate | as_fields(feeding(blocks, dense_layers(config, layers=layers)))
 
 
 def _minimax_m3(config: Config) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
     if any(block == Block() and value for block, value in zip(blocks, valued, strict=True)):
         why = "indexers that have values are not modelled"
         raise UnsupportedError(f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value")
-    fields = as_fields(_feeding(blocks, dense_layers(config, layers=layers)))
+    fields = as_fields(feeding(blocks, dense_layers(config, layers=layers)))
     width = config.get("moe_intermediate_size", config.get("intermediate_size"))
     fields |= {"moe_intermediate_size": width, "intermediate_size": config.get("dense_intermediate_size", 12288)}
     if Block() in [replace(block, feed_forward=None) for block in blocks]:
@@ -197,7 +195,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     dense = dense_layers(config, layers=layers)
     if not {"mlp_layer_types", "moe_layer_freq"} & config.keys():
         dense = [layer == 0 for layer in range(layers)]
-    fields = as_fields(_feeding([narrow if each else wide for each in windowed], dense))
+    fields = as_fields(feeding([narrow if each else wide for each in windowed], dense))
     window = whole(config, "sliding_window_size", 0)
     return fields | {"sliding_window": window + 1 if window else config.get("sliding_window", 129)}
 
@@ -216,7 +214,7 @@ def _step(config: Config) -> dict[str, Any]:
     narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
     lists = {"mlp_layer_types", "moe_layer_freq", "moe_layers_enum", "first_k_dense_replace"} & config.keys()
     dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
-    blocks = _feeding([narrow if each else _ATTENTION for each in windowed], dense)
+    blocks = feeding([narrow if each else _ATTENTION for each in windowed], dense)
     return _windows(config, blocks, 512) | as_fields(blocks)
 
 
@@ -306,6 +304,12 @@ _MINIMAX_M3 = PLAIN.but(
     derive=_minimax_m3,
     says_layers=True,
 )
+_GEMMA4 = GEMMA.but(
+    keys={**same("num_experts moe_intermediate_size attention_bias"), "num_experts_per_tok": "top_k_experts"},
+    fixed={"query_key_norm": "head"},
+    derive=_gemma4,
+    says_layers=True,
+)
 
 FAMILIES: dict[str, Family] = {
     "qwen3_next": _QWEN3_NEXT,
@@ -330,12 +334,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v32": _INDEXED,
     "glm_moe_dsa": _INDEXED,
-    "gemma4_text": GEMMA.but(
-        keys={**same("num_experts moe_intermediate_size attention_bias"), "num_experts_per_tok": "top_k_experts"},
-        fixed={"query_key_norm": "head"},
-        derive=_gemma4,
-        says_layers=True,
-    ),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
     "kimi_linear": LATENT.but(
         keys={
             "num_experts": "num_experts num_local_experts",
@@ -353,6 +353,7 @@ FAMILIES: dict[str, Family] = {
     "minimax_m3": _MINIMAX_M3,
     "minimax_m3_vl_text": _MINIMAX_M3,
     "mimo": QWEN2.but(keys=same("num_nextn_predict_layers")),
+    "mimo_v2": _MIMO_V2,
     "mimo_v2_flash": _MIMO_V2,
     "step3p5": _STEP,
     "step3p7": _STEP,

@@ -38,7 +38,8 @@ def layer_count(config: Config) -> int:
 
 def whole(config: Config, key: str, default: int | None = None, *, most: int = 1 << 26) -> int:
     """The whole number of a key. Raises InputError where it is none or the file lacks it and there is no default."""
-    value = config.get(key, default)
+    if (value := config.get(key, default)) is None:
+        raise InputError(f"{key} must be given", field=f"model.{key}")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise InputError(f"{key} must be a whole number up to {most:,}, got {str(value)[:80]}", field=f"model.{key}")
     return value
@@ -71,6 +72,17 @@ def numbered(config: Config, key: str) -> set[int]:
         raise InputError(f"{key} must be a list of layers' numbers", field=f"model.{key}") from None
 
 
+def feeding(blocks: list[Block], dense: list[bool]) -> list[Block]:
+    """The blocks with a dense MLP where one stands in a model with experts."""
+    return [replace(block, feed_forward="dense") if plain else block for block, plain in zip(blocks, dense, strict=True)]
+
+
+def sparse_steps(config: Config, *, layers: int) -> list[bool]:
+    """Whether each layer is dense: those that `mlp_only_layers` names, and all but every `decoder_sparse_step`-th."""
+    step, dense = max(whole(config, "decoder_sparse_step", 1), 1), numbered(config, "mlp_only_layers")
+    return [layer in dense or (layer + 1) % step != 0 for layer in range(layers)]
+
+
 def dense_layers(config: Config, *, layers: int) -> list[bool]:
     """Whether each layer of a model with experts has a dense MLP: by a list of its own, or the first ones are dense."""
     lists = (("mlp_layer_types", {"dense": True, "sparse": False}), ("moe_layer_freq", {0: True, 1: False}))
@@ -82,9 +94,3 @@ def dense_layers(config: Config, *, layers: int) -> list[bool]:
         return [layer not in sparse for layer in range(layers)]
     first = whole(config, "first_k_dense_replace", 0)
     return [layer < first for layer in range(layers)]
-
-
-def dense_blocks(config: Config) -> list[Block]:
-    """Layers that differ by dense MLPs alone."""
-    layers = layer_count(config)
-    return [Block(feed_forward="dense" if dense else None) for dense in dense_layers(config, layers=layers)]

@@ -56,7 +56,7 @@ def _language_model(config: Config) -> tuple[Config, str]:
     """The language model's part of a file that wraps one, and what else the file holds in words; of others itself and ''."""
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        return config, ""
+        return config, ", ".join(_towers({name: config[name] for name in ("vision_config", "audio_config") if name in config}))
     inner = dict(config[key])
     for shared in ("name", "_name_or_path", "tie_word_embeddings"):  # where the class of the whole reads them
         if config.get(shared) is not None:
@@ -65,12 +65,17 @@ def _language_model(config: Config) -> tuple[Config, str]:
         inner["model_type"] = named
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    towers = (
-        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
-        for name, tower in config.items()
-        if name != key and name.endswith("_config") and isinstance(tower, Mapping) and _depth(tower)
-    )
+    towers = _towers({name: tower for name, tower in config.items() if name != key and name.endswith("_config")})
     return inner, ", ".join((*towers, f"all else of {config.get('model_type') or 'the file'} but its {key}"))
+
+
+def _towers(parts: Mapping[str, Any]) -> list[str]:
+    """`vision_config (siglip_vision_model, 27 layers of 1152)` of each part that has layers."""
+    return [
+        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
+        for name, tower in parts.items()
+        if isinstance(tower, Mapping) and _depth(tower)
+    ]
 
 
 def _depth(tower: Mapping[str, Any]) -> str:

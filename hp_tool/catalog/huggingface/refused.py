@@ -18,7 +18,7 @@ REFUSED: dict[str, str] = {
         _RECURRENT: "zamba zamba2 recurrent_gemma rwkv xlstm lfm2 lfm2_moe convbert fnet",
         _LIGHTNING: "minimax bailing_hybrid",
         _SIDE_BY_SIDE: "falcon_h1",
-        _COMPRESSED: "deepseek_v4 deepseek_ref",
+        _COMPRESSED: "deepseek_v4 deepseek_ref glm5_next_text",
         _CROSS: "mllama_text_model gemma3n_text",
         _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl qwen2_5_vl qwen3_vl "
         "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip vit git fuyu moshi musicgen",
