@@ -1,6 +1,7 @@
 """Whether a transformer of a model's fields exists."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.fields import checked
@@ -13,6 +14,8 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba": ("mamba_inner_size", "mamba_dt_rank", "ssm_state_size"),
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
+MOST_KINDS = 128
+"""Kinds of layers in one model: several times as many as any has, and few enough to cost each."""
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
@@ -54,6 +57,8 @@ def _check_pattern(spec: ModelSpec) -> None:
     length = sum(checked(block, field=f"model.blocks.{index}").count for index, block in enumerate(blocks))
     if not length or layers % length:
         raise _wrong("blocks", f"blocks have {length} layers in all, which do not divide num_hidden_layers {layers}")
+    if (kinds := len({replace(block, count=1) for block in blocks})) > MOST_KINDS:
+        raise _wrong("blocks", f"blocks are of {kinds} kinds, of which a model may have {MOST_KINDS}; write equal ones alike")
     if spec.architecture != "decoder":
         raise _wrong("blocks", f"blocks are layers of a decoder, not of an {spec.architecture}; leave them out")
     for name in ("first_k_dense_replace", "sliding_window_layers"):

@@ -31,6 +31,7 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         ({"blocks": []}, "blocks", "0 layers in all"),
         ({"blocks": [{"count": 2}], "first_k_dense_replace": 1}, "first_k_dense_replace", "leave it out"),
         ({"blocks": [{}], "sliding_window": 8, "sliding_window_layers": 2}, "sliding_window_layers", "leave it out"),
+        ({"blocks": [{"head_dim": n} for n in range(1, 301)], "num_hidden_layers": 300}, "blocks", "300 kinds"),
         ({"blocks": [{}], "architecture": "encoder"}, "blocks", "layers of a decoder"),
         ({"blocks": [{}, {"windowed": True}]}, "sliding_window", "blocks that are windowed need sliding_window"),
         ({"blocks": [{}, {"shares_index": True}]}, "index_topk", "blocks that are shares_index need index_topk"),
