@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from hp_tool.budgets import parse_sizing
+from hp_tool.catalog import model_from_mapping
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
 from hp_tool.domain.query import OwnFile, Query
@@ -52,6 +53,7 @@ def launcher(content: dict[str, Any], folder: Path) -> None:
 
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    "models.md": lambda content, folder: model_from_mapping(content["model"]),
     "sizing.md": lambda content, folder: parse_sizing(content),
     "clusters.md": launcher,
     "slurm.md": lambda content, folder: SlurmOptions.parse(content, origin="docs/slurm.md"),

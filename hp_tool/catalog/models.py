@@ -11,8 +11,8 @@ from typing import Any
 from hp_tool import documents
 from hp_tool.catalog import library, records
 from hp_tool.catalog.huggingface.read import is_config, read_config
+from hp_tool.catalog.model_checks import checked_model
 from hp_tool.cost.parameters import active_parameters, total_parameters
-from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
@@ -134,37 +134,3 @@ def _holds_config(path: Path) -> bool:
         return (path / "config.json").is_file()
     except OSError:  # too long for a path, so it is none
         return False
-
-
-def checked_model(spec: ModelSpec) -> ModelSpec:
-    """The spec itself. Raises InputError, which names the field, its value and the fix, if no transformer has this shape."""
-    checked(spec, field="model")
-    heads, experts, window_layers = spec.num_attention_heads, spec.num_experts, spec.sliding_window_layers
-    if spec.head_dim is None and spec.kv_lora_rank is None and spec.hidden_size % heads:
-        width = f"hidden_size {spec.hidden_size}"
-        raise _wrong(
-            "num_attention_heads", f"{width} is not a multiple of num_attention_heads {heads}; fix one, or give head_dim"
-        )
-    if heads % spec.kv_heads:
-        raise _wrong("num_key_value_heads", f"num_key_value_heads {spec.kv_heads} does not divide num_attention_heads {heads}")
-    if (experts is None) != (spec.num_experts_per_tok is None):
-        raise _wrong("num_experts_per_tok", "num_experts and num_experts_per_tok belong together; give both")
-    per_token = spec.num_experts_per_tok or 1
-    if experts is not None and per_token > experts:
-        raise _wrong("num_experts_per_tok", f"num_experts_per_tok {per_token} is more than num_experts {experts}")
-    if window_layers is not None and (spec.sliding_window is None or window_layers > spec.num_hidden_layers):
-        needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
-        raise _wrong("sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}")
-    if spec.n_group is None and spec.topk_group is None:
-        return spec
-    groups = spec.n_group or 1
-    if not experts or experts % groups:
-        raise _wrong("n_group", f"n_group {groups} does not divide num_experts {experts or 0}")
-    kept, each = spec.topk_group or groups, experts // groups
-    if kept > groups or kept * each < per_token:
-        raise _wrong("topk_group", f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token")
-    return spec
-
-
-def _wrong(field: str, message: str) -> InputError:
-    return InputError(message, field=f"model.{field}")

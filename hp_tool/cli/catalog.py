@@ -163,6 +163,8 @@ def _fields(spec: Spec, kind: Kind) -> dict[str, object]:
     if isinstance(spec, ModelSpec):
         usual = {field.name: field.default for field in dataclasses.fields(spec) if field.name not in _ALWAYS_SHOWN}
         shown = {key: value for key, value in shown.items() if key not in usual or value != usual[key]}
+        if spec.blocks is not None:
+            shown["blocks"] = "; ".join(map(str, spec.blocks))
         total, active = _counts(spec).values()
         shown["parameters"] = f"{total:,}"
         if spec.num_experts:

@@ -4,8 +4,9 @@ from hp_tool.cost.arrays import Floats, Ints, anywhere, gcd, maximum, minimum
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.matrices import attention_matrices, kv_heads, query_heads
+from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
-from hp_tool.cost.parameters import attention_matrices, kv_heads, query_heads, shapes
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops, weight_matmuls
 from hp_tool.domain.model import ModelSpec

@@ -14,7 +14,8 @@ from hp_tool.cost.candidates import FULL_BLOCK, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import as_layer_time, layer_bytes, layer_time
-from hp_tool.cost.parameters import attention_matrices, entries, kv_heads, mlp_matrices, query_heads
+from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, query_heads
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec

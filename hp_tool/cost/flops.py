@@ -8,7 +8,9 @@ from functools import cached_property
 from hp_tool.cost.block import windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
-from hp_tool.cost.parameters import active_expert_matrices, attention_matrices, entries, head_matrices, mlp_matrices
+from hp_tool.cost.matrices import attention_matrices, mlp_matrices
+from hp_tool.cost.matrix import entries
+from hp_tool.cost.parameters import active_expert_matrices, head_matrices
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload

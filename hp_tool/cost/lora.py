@@ -12,8 +12,9 @@ from hp_tool.cost.arrays import Floats, maximum
 from hp_tool.cost.block import BlockBytes, BlockTime, Shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.matrices import rank_matrices
+from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.precision import ELEMENT_BYTES, FROZEN_BYTES, wide_precision
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.frameworks import wrapped

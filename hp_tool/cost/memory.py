@@ -8,9 +8,10 @@ from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadBytes, head_bytes, waiting_logit_bytes
+from hp_tool.cost.matrices import mlp_matrices, rank_matrices
+from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
-from hp_tool.cost.parameters import Matrix, mlp_matrices, rank_matrices
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage
 from hp_tool.cost.recomputation import chunk_activations, recomputed_working
 from hp_tool.cost.schedules.bubble import chunks_in_flight, waiting_in_flight

@@ -2,7 +2,8 @@
 
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.parameters import mlp_matrices, shapes
+from hp_tool.cost.matrices import mlp_matrices
+from hp_tool.cost.matrix import shapes
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec

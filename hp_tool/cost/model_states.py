@@ -10,6 +10,8 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum,
 from hp_tool.cost.candidates import ZBV, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
+from hp_tool.cost.matrices import rank_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.network import Axis, Group, dense_group, expert_group, group_ring, ring_lap_seconds
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
@@ -22,14 +24,12 @@ from hp_tool.cost.optimizer import (
 from hp_tool.cost.parameters import (
     attention_parameters,
     embedding_parameters,
-    entries,
     expert_parameters,
     final_norm_weights,
     layer_parameters,
     moe_shared_parameters,
     norm_weights,
     output_parameters,
-    rank_matrices,
     special_parameters,
 )
 from hp_tool.cost.pipeline_stages import Pipeline, StageLayers

@@ -16,8 +16,9 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.candidates import ALLTOALL, DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.matrices import expert_matrices, shared_expert_matrices
+from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
-from hp_tool.cost.parameters import expert_matrices, shapes, shared_expert_matrices
 from hp_tool.cost.precision import FP8_BLOCK_SCALE_BYTES, cast_traffic, is_narrow, quantized_bytes
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.parallel import TokenDispatcher

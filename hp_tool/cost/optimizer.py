@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine, TrainingCase
+from hp_tool.cost.matrices import rank_matrices
+from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.network import group_ring
-from hp_tool.cost.parameters import Matrix, rank_matrices
 from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.cost.precision import frozen_bytes, quantized_bytes
 from hp_tool.cost.roofline import matmul_seconds

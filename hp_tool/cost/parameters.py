@@ -1,216 +1,37 @@
-"""The weight matrices of one layer on one rank, and parameter counts of layers, ends and whole models.
+"""Parameter counts of layers, ends and whole models, on one rank. Letters: docs/cost-model.md."""
 
-FLOPs, matmul time, LoRA, Muon and serving read the same table of matrices. Modules have Megatron Core's names. Column-parallel
-matrices are divided by rows (outputs), row-parallel ones by columns (inputs); replicated ones are whole on every rank. Letters:
-docs/cost-model.md.
-"""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
-
-from hp_tool.cost.arrays import Floats, Ints, maximum
-from hp_tool.cost.candidates import Candidates
-from hp_tool.domain.model import LayerKind, ModelSpec
-
-Division = Literal["column", "row", "replicated"]
-Shape = tuple[Floats, Floats]
-"""(outputs n, inputs k) of y = W x on one rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """W of y = W x on one rank; sizes have shape (n,), or are plain numbers of one candidate."""
-
-    module: str
-    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 for dense MLPs, routed and shared experts."""
-    outputs: tuple[Floats, ...]
-    """Rows on this rank, by fused part: queries, keys, values; gate and up."""
-    inputs: Floats
-    """Columns on this rank."""
-    source: str
-    """The tensor that W multiplies. Matrices of one source share its copy for the backward pass."""
-    division: Division
-    ranks: Ints = 1
-    """Ranks that share a divided matrix."""
-    count: Floats = 1.0
-    """Matrices of this shape on the rank: local experts."""
-    routed: bool = False
-    """Whether it belongs to a routed expert."""
-
-    @property
-    def rows(self) -> Floats:
-        """Outputs on this rank."""
-        return sum(self.outputs[1:], self.outputs[0])
-
-    @property
-    def shape(self) -> Shape:
-        """(outputs, inputs) on this rank."""
-        return self.rows, self.inputs
-
-    @property
-    def entries(self) -> Floats:
-        """Entries of all `count` matrices on this rank."""
-        return self.count * self.rows * self.inputs
-
-
-def layer_matrices(
-    model: ModelSpec, kind: LayerKind, *, tensor: Ints = 1, expert: Ints = 1, expert_tensor: Ints = 1
-) -> list[Matrix]:
-    """All matrices of a layer of this kind, under tensor, expert and expert-tensor parallelism of these sizes."""
-    attention = attention_matrices(model, tensor=tensor)
-    if kind.mlp == "dense":
-        return [*attention, *mlp_matrices(model, tensor=tensor)]
-    routed = expert_matrices(model, expert=expert, expert_tensor=expert_tensor)
-    return [*attention, router_matrix(model), *routed, *shared_expert_matrices(model, tensor=tensor)]
-
-
-def rank_matrices(model: ModelSpec, candidates: Candidates, *, moe: bool) -> list[Matrix]:
-    """All matrices of a layer with or without experts, on one rank of each candidate."""
-    c = candidates
-    return layer_matrices(
-        model,
-        model.layer_kind(moe=moe),
-        tensor=c.tensor_parallel_size,
-        expert=c.expert_parallel_size,
-        expert_tensor=c.expert_tensor_parallel_size,
-    )
-
-
-def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Attention's projections, divided by heads.
-
-    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1).
-    """
-    h, heads = float(model.hidden_size), query_heads(model, tensor)
-    output = Matrix(
-        module="linear_proj", outputs=(h,), inputs=heads * model.v_head_size, source="core", division="row", ranks=tensor
-    )
-    if model.kv_lora_rank is None:
-        key = model.head_size * kv_heads(model, tensor)
-        fused = (heads * model.head_size, key, key)
-        return [_column("linear_qkv", fused, h, source="attention_input", ranks=tensor), output]
-    rank, rope = float(model.kv_lora_rank), float(model.qk_rope_head_dim or 0)
-    queries = (heads * model.qk_head_size,)
-    if model.q_lora_rank is None:
-        to_queries = [_column("linear_q_proj", queries, h, source="attention_input", ranks=tensor)]
-    else:
-        latent = float(model.q_lora_rank)
-        to_queries = [
-            _replicated("linear_q_down_proj", latent, h, source="attention_input"),
-            _column("linear_q_up_proj", queries, latent, source="q_latent", ranks=tensor),
-        ]
-    keys_values = (heads * (model.qk_nope_size + model.v_head_size),)
-    return [
-        *to_queries,
-        _replicated("linear_kv_down_proj", rank + rope, h, source="attention_input"),
-        _column("linear_kv_up_proj", keys_values, rank, source="kv_latent", ranks=tensor),
-        output,
-    ]
-
-
-def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a dense MLP: two, or three if it is gated."""
-    return _mlp(model, float(model.ffn_size), tensor)
-
-
-def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a layer's shared experts, which divide like a dense MLP; empty without shared experts."""
-    return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
-
-
-def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """The matrices of a layer's routed experts, num_experts / expert of them on a rank."""
-    local = float(model.num_experts or 0) / expert
-    return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
-
-
-def router_matrix(model: ModelSpec) -> Matrix:
-    """The router, with one output per expert."""
-    return _replicated("router", float(model.num_experts or 0), float(model.hidden_size), source="mlp_input")
-
-
-def entries(matrices: Iterable[Matrix]) -> Floats:
-    """Entries of these matrices on one rank: their parameters without biases."""
-    return sum((matrix.entries for matrix in matrices), 0.0)
-
-
-def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
-    """(outputs, inputs) of each matrix on one rank."""
-    return [matrix.shape for matrix in matrices]
-
-
-def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
-    """Shapes with the matrices of one source fused into one, as inference engines run them."""
-    fused: dict[str, Shape] = {}
-    for matrix in matrices:
-        rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))
-        fused[matrix.source] = (rows + matrix.rows, inputs)
-    return list(fused.values())
-
-
-def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Query heads on one rank."""
-    return model.num_attention_heads / tensor
-
-
-def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
-    """Key/value heads on one rank; with fewer heads than ranks each rank keeps one whole head (Megatron Core).
-
-    Latent attention expands its latent to one key and value per query head.
-    """
-    return query_heads(model, tensor) if model.attention == "latent" else maximum(model.kv_heads / tensor, 1.0)
-
-
-def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Numbers that a KV cache holds per token and layer on one rank.
-
-    Keys and values of the local heads, or the latent with its rotary key, which every rank keeps whole.
-    """
-    if model.kv_lora_rank is not None:
-        return float(model.kv_lora_rank + (model.qk_rope_head_dim or 0)) + 0.0 * tensor
-    return 2.0 * model.head_size * kv_heads(model, tensor)
-
-
-def _mlp(model: ModelSpec, width: float, ranks: Ints, *, count: Floats = 1.0, routed: bool = False) -> list[Matrix]:
-    h, local = float(model.hidden_size), width / ranks
-    read, activation = ("routed_input", "routed_activation") if routed else ("mlp_input", "activation")
-    outputs = (local,) * model.mlp_inputs
-    return [
-        Matrix(
-            module="linear_fc1", outputs=outputs, inputs=h, source=read,
-            division="column", ranks=ranks, count=count, routed=routed,
-        ),
-        Matrix(
-            module="linear_fc2", outputs=(h,), inputs=local, source=activation,
-            division="row", ranks=ranks, count=count, routed=routed,
-        ),
-    ]  # fmt: skip
-
-
-def _column(module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints) -> Matrix:
-    return Matrix(module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks)
-
-
-def _replicated(module: str, outputs: float, inputs: float, *, source: str) -> Matrix:
-    return Matrix(module=module, outputs=(outputs,), inputs=inputs, source=source, division="replicated")
-
-
-# Parameters: of layers and ends on one rank, and of whole models.
+from hp_tool.cost.arrays import Floats, Ints
+from hp_tool.cost.matrices import (
+    expert_matrices,
+    has_indexer,
+    kv_heads,
+    latent_matrices,
+    mixer_matrices,
+    mlp_matrices,
+    query_heads,
+    router_matrix,
+    shared_expert_matrices,
+)
+from hp_tool.cost.matrix import entries
+from hp_tool.cost.recurrent import recurrent_vectors
+from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Parameters of an attention block on one rank; cross attention has the same.
+    """Parameters of what mixes tokens in a layer on one rank; cross attention has attention's.
 
     Counted are projections, their biases (row-parallel ones whole), the block's norm and the latents' norms, and if the model
     has them norms of queries and keys (norms of all heads are split with the heads) and sinks.
     """
     t = tensor_parallel_size
+    if model.mixer != "attention":
+        own = recurrent_vectors(model, t) + norm_weights(model) if model.is_recurrent else 0.0
+        return entries(mixer_matrices(model, tensor=t)) + own
     biases: Floats = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
-        d = model.head_size
-        biases = model.num_attention_heads * d / t + 2.0 * d * kv_heads(model, t)
+        biases = model.num_attention_heads * model.head_size / t
+        biases = biases + (model.head_size + model.v_head_size) * kv_heads(model, t)
     if model.has_attention_output_bias:
         biases = biases + model.hidden_size
     if model.query_key_norm is not None:
@@ -219,7 +40,9 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
         biases = biases + model.num_attention_heads / t
     if model.kv_lora_rank is not None:
         latent_norms = float(model.kv_lora_rank + (model.q_lora_rank or 0))
-    return entries(attention_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
+    if has_indexer(model):  # a norm with a bias of its key, or norms of queries and keys
+        latent_norms += 2.0 * (model.index_head_dim or 0)
+    return entries(mixer_matrices(model, tensor=t)) + biases + norm_weights(model) + latent_norms
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
@@ -233,6 +56,8 @@ def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Parameters of a dense MLP on one rank and of the layer's norms except attention's."""
     t = tensor_parallel_size
+    if model.feed_forward == "none":
+        return 0.0
     biases: Floats = 0.0
     if model.has_mlp_bias:
         biases = model.mlp_inputs * float(model.ffn_size) / t + model.hidden_size
@@ -256,11 +81,13 @@ def expert_parameters(model: ModelSpec) -> float:
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Parameters of one MoE layer on one rank without its routed experts.
 
-    Attention, router and shared experts' gate (whole), shared experts, norms.
+    Attention, router, latent projections and shared experts' gate (whole), shared experts, norms.
     """
     t = tensor_parallel_size
-    router = model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
+    router = entries(latent_matrices(model)) + model.hidden_size * ((model.num_experts or 0) + model.shared_expert_gate)
     router += (model.num_experts or 0) * model.router_bias
+    if model.moe_latent_norm:
+        router += model.moe_latent_size or 0
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + entries(shared_expert_matrices(model, tensor=t)) + router + _norms_beside_attention(model)
 
@@ -268,7 +95,7 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
 def active_expert_matrices(model: ModelSpec) -> float:
     """Entries that a token passes in one MoE block: top-k and shared experts, and the router."""
     routed = entries(expert_matrices(model)) * (model.num_experts_per_tok or 0) / (model.num_experts or 1)
-    return float(routed + entries([*shared_expert_matrices(model), router_matrix(model)]))
+    return float(routed + entries([*shared_expert_matrices(model), *latent_matrices(model), router_matrix(model)]))
 
 
 def norm_weights(model: ModelSpec) -> float:
@@ -341,13 +168,18 @@ def head_matrices(model: ModelSpec) -> float:
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model; learned positions count max_position_embeddings, else sequence_length rows."""
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
-    sparse = model.moe_layers
-    layers = float(special_parameters(model)) + (model.total_layers - sparse) * float(layer_parameters(model))
-    layers += sparse * (float(moe_shared_parameters(model)) + expert_parameters(model))
+    layers = float(special_parameters(model))
+    for _, kind in model.kinds:
+        sparse = kind.moe_layers
+        layers += (kind.total_layers - sparse) * float(layer_parameters(kind))
+        layers += sparse * (float(moe_shared_parameters(kind)) + expert_parameters(kind))
     return layers + float(embedding_parameters(model, sequence_length=sequence_length)) + output + final_norm_weights(model)
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
     """Parameters of the whole model without the routed experts that a token is not sent to."""
-    idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts if model.num_experts else 0.0
-    return total_parameters(model, sequence_length=sequence_length) - model.moe_layers * idle * expert_parameters(model)
+    total = total_parameters(model, sequence_length=sequence_length)
+    if not model.num_experts:
+        return total
+    idle = 1.0 - (model.num_experts_per_tok or 0) / model.num_experts
+    return total - sum(kind.moe_layers for _, kind in model.kinds) * idle * expert_parameters(model)

@@ -21,18 +21,10 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.matrices import attention_matrices, kv_heads, mlp_matrices, query_heads, shared_expert_matrices
+from hp_tool.cost.matrix import Matrix, entries, shapes
 from hp_tool.cost.moe import routed_tokens
-from hp_tool.cost.parameters import (
-    Matrix,
-    active_expert_matrices,
-    attention_matrices,
-    entries,
-    kv_heads,
-    mlp_matrices,
-    query_heads,
-    shapes,
-    shared_expert_matrices,
-)
+from hp_tool.cost.parameters import active_expert_matrices
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
 from hp_tool.domain.model import ModelSpec
 

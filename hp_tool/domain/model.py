@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Interval
 
+from hp_tool.domain.blocks import RECURRENT, Block, FeedForward, Mixer
 from hp_tool.domain.fields import Strict
 
 Architecture = Literal["decoder", "encoder", "encoder_decoder"]
@@ -16,6 +17,7 @@ Normalization = Literal["layernorm", "rmsnorm"]
 PositionEmbedding = Literal["learned", "rotary", "relative", "none"]
 Vectors = Literal["none", "weight", "weight_bias"]
 QueryKeyNorm = Literal["head", "all_heads"]
+OutputGate = Literal["channel", "head"]
 
 Layers = Annotated[int, Interval(ge=1, le=10_000)]
 Size = Annotated[int, Interval(ge=1, le=1 << 26)]
@@ -117,7 +119,7 @@ class ModelSpec(Strict):
     expert_bias: bool = False
     """Biases on the routed experts' matrices (gpt-oss)."""
     router_bias: bool = False
-    """A trained bias for each expert on the router."""
+    """A trained number for each expert on the router: a bias (gpt-oss) or a scale (Gemma 4)."""
     num_experts: Size | None = None
     """Routed experts per MoE layer; None: a dense model."""
     num_experts_per_tok: Size | None = None
@@ -134,6 +136,10 @@ class ModelSpec(Strict):
     """Group-limited routing (DeepSeek): groups of neighbouring experts; None: one, so no limit."""
     topk_group: Size | None = None
     """Groups from which a token's experts may come; None: all."""
+    moe_latent_size: Size | None = None
+    """Width in which tokens travel to the routed experts and back (Nemotron 3 Super); None: hidden_size."""
+    moe_latent_norm: bool = False
+    """A norm of the routed experts' output in that width (Kimi K3)."""
     first_k_dense_replace: ZeroOrMore = 0
     """Leading layers that keep a dense MLP in a MoE model."""
     kv_lora_rank: Size | None = None
@@ -145,7 +151,19 @@ class ModelSpec(Strict):
     qk_rope_head_dim: Size | None = None
     """MLA: part of a head with rotary embedding."""
     v_head_dim: Size | None = None
-    """MLA: width of a value head."""
+    """Width of a value head; None: of a key head (MLA: its part without rotary embedding)."""
+    values_are_keys: bool = False
+    """Whether values are keys before their rotary embedding, without a matrix of their own (Gemma 4)."""
+    attention_output_gate: OutputGate | None = None
+    """A gate of attention's output, from its input: a number for each channel (Qwen3-Next) or head (Step 3.7); None: none."""
+    index_n_heads: Size | None = None
+    """Sparse attention (DeepSeek-V3.2): heads of the indexer, which chooses the keys that a query sees; None: it sees all."""
+    index_head_dim: Size | None = None
+    """Width of the indexer's heads, and of the key that it caches."""
+    index_topk: Size | None = None
+    """Keys that a query sees; where whole blocks of keys are chosen (MiniMax M3), those of all chosen blocks."""
+    shares_index: bool = False
+    """Whether layers see the keys that an indexer before them chose, without one of their own; `blocks` says which."""
     num_nextn_predict_layers: Annotated[int, Interval(ge=0, le=10_000)] = 0
     """Extra multi-token-prediction layers."""
     num_decoder_layers: Layers | None = None
@@ -159,6 +177,40 @@ class ModelSpec(Strict):
     """BERT's pooler and next-sentence classifier; None: an encoder has them."""
     type_vocab_size: ZeroOrMore | None = None
     """Rows of a token-type embedding; None: an encoder's 2, first and second sentence (arXiv 1810.04805)."""
+    mixer: Mixer = "attention"
+    """What mixes tokens in a layer, unless `blocks` says it."""
+    feed_forward: FeedForward | None = None
+    """What follows it, unless `blocks` says it; None: experts where the model has them, else a dense MLP."""
+    blocks: tuple[Block, ...] | None = None
+    """Layers that differ, in order: a pattern that fills num_hidden_layers; None: all are alike but for
+    `first_k_dense_replace` and `sliding_window_layers`."""
+    linear_num_key_heads: Size | None = None
+    """Delta rules: heads of queries and keys."""
+    linear_num_value_heads: Size | None = None
+    """Delta rules: heads of values, each with a state of key width times value width; None: linear_num_key_heads."""
+    linear_key_head_dim: Size | None = None
+    linear_value_head_dim: Size | None = None
+    """None: linear_key_head_dim."""
+    linear_conv_kernel_dim: Size = 4
+    """Tokens that the short convolution sees."""
+    linear_full_rank_gate: bool = False
+    """Whether kimi_delta's output gate is one matrix, not two through the width of a head."""
+    mamba_num_heads: Size | None = None
+    """Mamba 2: heads; with `mamba_head_dim` its inner width."""
+    mamba_head_dim: Size | None = None
+    mamba_inner_size: Size | None = None
+    """Mamba: inner width."""
+    mamba_dt_rank: Size | None = None
+    """Mamba: rank of the time steps."""
+    ssm_state_size: Size | None = None
+    """Numbers of a state for each inner channel."""
+    mamba_n_groups: Size = 1
+    """Mamba 2: groups of heads that share input and output matrices of the state."""
+    mamba_conv_kernel: Size = 4
+    """Tokens that the short convolution sees."""
+    mamba_conv_bias: bool = True
+    mamba_norms: bool = False
+    """Mamba: norms of the time steps and of the state's inputs and outputs (Jamba)."""
     left_out: str | None = None
     """What the file describes beside this language model, such as a vision tower; estimates name it and count none of it."""
 
@@ -183,6 +235,45 @@ class ModelSpec(Strict):
         """Layers in all: of an encoder-decoder model both sides'."""
         both = self.architecture == "encoder_decoder"
         return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """(layers, a model of these layers alone) for each kind of layer in `blocks`, in order of first appearance; of a model
+        without `blocks` all layers and itself. The layers of one such model differ by `first_k_dense_replace` at most.
+        """
+        if self.blocks is None:
+            return ((self.num_hidden_layers, self),)
+        counts: dict[Block, int] = {}
+        for block in self.blocks:
+            alike = replace(block, count=1)
+            counts[alike] = counts.get(alike, 0) + block.count
+        patterns = self.num_hidden_layers // sum(counts.values())
+        return tuple((patterns * count, self._alone(block, patterns * count)) for block, count in counts.items())
+
+    def _alone(self, block: Block, count: int) -> ModelSpec:
+        """A model of `count` such layers alone."""
+        own = {each.name: value for each in fields(block) if (value := getattr(block, each.name)) is not None}
+        feed_forward = own.pop("feed_forward", "experts" if self.num_experts else "dense")
+        windowed, indexed = own.pop("windowed"), own.pop("indexed")
+        if feed_forward != "experts":
+            own |= {"num_experts": None, "num_experts_per_tok": None, "num_shared_experts": 0}
+        if not windowed:
+            own["sliding_window"] = None
+        if not indexed:
+            own["index_topk"] = own["index_n_heads"] = own["index_head_dim"] = None
+        own |= {"feed_forward": feed_forward, "num_hidden_layers": count, "blocks": None, "first_k_dense_replace": 0}
+        del own["count"]
+        return replace(self, **own)
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all layers are attention and MLP: `sliding_window_layers` and `first_k_dense_replace` tell them apart."""
+        return self.blocks is None and self.mixer == "attention" and self.feed_forward != "none"
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether its layers, all alike, keep a state instead of keys and values."""
+        return self.mixer in RECURRENT
 
     @cached_property
     def attention(self) -> AttentionKind:
@@ -210,9 +301,9 @@ class ModelSpec(Strict):
     @cached_property
     def v_head_size(self) -> int:
         """Width of a value head; MLA's default is the part of a key head without rotary embedding, as DeepSeek has it."""
-        if self.attention == "grouped":
-            return self.head_size
-        return self.v_head_dim if self.v_head_dim is not None else self.qk_nope_size
+        if self.v_head_dim is not None:
+            return self.v_head_dim
+        return self.head_size if self.attention == "grouped" else self.qk_nope_size
 
     @cached_property
     def mlp_inputs(self) -> int:

@@ -34,6 +34,10 @@ _USUAL_MODEL: dict[str, tuple[Any, ...]] = {
     "type_vocab_size": (None, 0),
     "expert_bias": (False,),
     "router_bias": (False,),
+    "index_topk": (None,),
+    "moe_latent_size": (None,),
+    "values_are_keys": (False,),
+    "attention_output_gate": (None,),
 }
 """What a model's details may be in a run."""
 _USUAL_TRAINING: dict[str, tuple[Any, ...]] = {
@@ -80,6 +84,8 @@ def _unusual(spec: Any, usual: Mapping[str, Sequence[Any]], *, of: str, where: s
 def unprofiled_model(model: ModelSpec, *, sequence_length: int, of: str) -> Unsupported:
     """(field, words) of what a model has and no run builds. `of`: the query's field that says how long sequences are."""
     yield from _unusual(model, _USUAL_MODEL, of="model")
+    if not model.is_uniform:
+        yield "model.blocks", "layers that are not all attention and MLP (blocks)"
     learned, rows = model.positions == "learned", model.max_position_embeddings or 0
     if model.kv_lora_rank is not None and model.positions != "rotary":
         yield "model.position_embedding", "latent attention without rotary positions"

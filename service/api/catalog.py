@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 from fastapi import Depends, Query, status
@@ -109,7 +109,7 @@ class CountedModel(ModelSpec):
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
         """The model with what follows from its fields."""
-        known: dict[str, Any] = asdict(spec) | catalog.parameter_counts(spec)
+        known: dict[str, Any] = {each.name: getattr(spec, each.name) for each in fields(spec)} | catalog.parameter_counts(spec)
         return cls(**known)
 
 

@@ -294,6 +294,8 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         if spec.num_experts:
             counts["active_parameters"] = active_parameters(spec, sequence_length=LEARNED_POSITIONS)
         values = {name: formats.billions(number) for name, number in counts.items()} | values
+        if spec.blocks is not None:
+            values["blocks"] = "; ".join(map(str, spec.blocks))
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
     control = {"models": "model", "gpus": "gpu"}.get(section)
     href = _href(section, spec.name)

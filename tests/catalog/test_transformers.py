@@ -48,6 +48,45 @@ DBRX = {
     "d_model": 96, "n_heads": 6, "n_layers": 3, "max_seq_len": 72, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 160, "moe_num_experts": 8, "moe_top_k": 2, "hidden_size": 96},
 }  # fmt: skip
+DELTA = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+}  # fmt: skip
+SHARED = {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104}
+STATE = {
+    "num_hidden_layers": 4, "mamba_n_heads": 8, "mamba_d_head": 24, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_d_conv": 3,
+}  # fmt: skip
+ALONE = {"state_size": 12, "conv_kernel": 3}
+INDEXER = {"index_head_dim": 28, "index_n_heads": 5, "index_topk": 16}
+NEMOTRON = {
+    "layers_block_type": ["mamba", "moe", "attention", "mlp"], "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 20,
+    "ssm_state_size": 12, "n_groups": 2, "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 56,
+    "moe_shared_expert_intermediate_size": 104, "num_experts_per_tok": 2,
+}  # fmt: skip
+GEMMA4 = {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
+GEMMA4 |= {"layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]}
+KIMI = {
+    **LATENT, "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 2, "moe_intermediate_size": 56,
+    "num_hidden_layers": 4, "num_key_value_heads": 6, "linear_attn_config": {
+        "full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 10, "num_heads": 5, "short_conv_kernel_size": 3,
+    },
+}  # fmt: skip
+M3 = {
+    **LOCAL, "head_dim": 32, "dense_intermediate_size": 200, "shared_intermediate_size": 104, "moe_layer_freq": [0, 1, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 3, "sparse_index_dim": 28, "sparse_topk_blocks": 2,
+        "sparse_block_size": 8,
+    },
+}  # fmt: skip
+MIMO = {
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 56,
+}
+MAVERICK = {**LOCAL, "head_dim": 16, "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 200}
 
 DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -113,18 +152,58 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {**LOCAL, "head_dim": 32}),
     ("qwen2_moe", {**EXPERTS, "moe_intermediate_size": 56, "shared_expert_intermediate_size": 104, "mlp_only_layers": [0]}),
     ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
+    ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 56, "decoder_sparse_step": 2}),
+    ("qwen2_moe", {**SHARED, "num_hidden_layers": 4, "mlp_only_layers": [0, 2]}),
     ("gpt_oss", {**LOCAL, "head_dim": 32}),
     ("deepseek_v2", ROUTED),
     ("deepseek_v3", ROUTED),
     ("dots1", {**ROUTED, "head_dim": 32}),
     ("glm4_moe", {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True}),
     ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 2}),
+    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_interval": 2}),
+    ("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 56, "moe_layer_end_index": 1}),
     ("olmoe", EXPERTS),
     ("flex_olmo", EXPERTS),
     ("phimoe", {**LOCAL, "lm_head_bias": True, "attention_bias": True}),
     ("granitemoe", LOCAL),
     ("granitemoeshared", {**LOCAL, "shared_intermediate_size": 104}),
     ("dbrx", DBRX),
+    ("glm4_moe_lite", {**ROUTED, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    ("glm4_moe_lite", {**ROUTED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("deepseek_v32", {**ROUTED, **INDEXER}),
+    ("glm_moe_dsa", {**ROUTED, **INDEXER}),
+    ("glm_moe_dsa", {**ROUTED, **INDEXER, "indexer_types": ["full", "shared", "shared"]}),
+    ("qwen3_next", {**DELTA, **SHARED, "head_dim": 32}),
+    ("qwen3_next", {**DELTA, **SHARED, "head_dim": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    ("qwen3_5_text", {**DELTA, "head_dim": 32}),
+    ("qwen3_5_text", {**DELTA, "layer_types": ["full_attention"] + 3 * ["linear_attention"], "tie_word_embeddings": True}),
+    ("qwen3_5_moe_text", {**DELTA, **SHARED, "head_dim": 32}),
+    ("nemotron_h", NEMOTRON),
+    ("nemotron_h", {**NEMOTRON, "moe_latent_size": 48, "use_conv_bias": False, "attention_bias": True}),
+    ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"], "mlp_bias": True}),
+    ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1}),
+    ("gemma4_unified_text", {**GEMMA4, "num_global_key_value_heads": 1}),
+    ("gemma4_text", {**GEMMA4, "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+    ("gemma4_text", {**GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 56}),
+    ("kimi_linear", KIMI),
+    ("kimi_linear", {**KIMI, "q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    ("minimax_m3_vl_text", M3),
+    ("mimo_v2_flash", MIMO),
+    ("mimo_v2_flash", {**MIMO, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    ("llama4_text", MAVERICK),
+    ("mamba", ALONE),
+    ("mamba", {**ALONE, "expand": 3, "use_conv_bias": False, "time_step_rank": 7}),
+    ("falcon_mamba", ALONE),
+    ("mamba2", {**ALONE, "num_heads": 8, "head_dim": 24, "n_groups": 2}),
+    ("bamba", {**STATE, "attn_layer_indices": [1]}),
+    ("bamba", {**STATE, "attn_layer_indices": [3], "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False}),
+    ("jamba", {**EXPERTS, "num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 12}),
+    ("jamba", {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 7}),
+    ("granitemoehybrid", {**STATE, **LOCAL, "layer_types": 2 * ["mamba"] + ["attention", "mamba"],
+                          "shared_intermediate_size": 104}),
+    ("granitemoehybrid", {**STATE, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 104,
+                          "layer_types": ["attention"] + 3 * ["mamba"]}),
+    ("olmo_hybrid", DELTA),
 ]  # fmt: skip
 ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("bert", {"architectures": ["BertForMaskedLM"]}),
@@ -224,7 +303,16 @@ def test_every_type_that_is_read_is_counted() -> None:
     """Types without a configuration class of their own in transformers aside."""
     counted = {model_type for _, model_type, _ in CASES}
     counted |= {inner for inner, _ in INNER.values()}
-    assert set(FAMILIES) - counted == {"gpt-sw3", "kimi_k2"}
+    assert set(FAMILIES) - counted == {
+        "gpt-sw3",
+        "kimi_k2",
+        "mimo",
+        "mimo_v2",
+        "minimax_m3",
+        "nemotron-nas",
+        "step3p7",
+        "step3p7_text",
+    }
     assert not counted & set(REFUSED)
     assert len(counted) >= 80
 
@@ -243,6 +331,23 @@ INNER = {
     "qwen3_vl_moe": ("qwen3_vl_moe_text", {**EXPERTS, "moe_intermediate_size": 56, "head_dim": 32}),
     "gemma3": ("gemma3_text", {"head_dim": 32}),
     "llama4": ("llama4_text", {**LOCAL, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size": 160}),
+    "qwen3_5": ("qwen3_5_text", {**DELTA, "head_dim": 32}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **SHARED, "head_dim": 32}),
+    "minimax_m3_vl": ("minimax_m3_vl_text", M3),
+    "step3p7": (
+        "step3p5",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 56,
+            "share_expert_dim": 104,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_sliding_attention_heads": 8,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "sliding_window": 16,
+        },
+    ),
 }
 """Types that wrap a language model, and that model's own."""
 

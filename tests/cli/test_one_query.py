@@ -186,10 +186,10 @@ def test_a_config_json_is_shown_with_its_parameters(entry_point: Run, tmp_path: 
     path.write_text(json.dumps(config))
     shown = {" ".join(line.split()) for line in entry_point("models", str(path)).stdout.splitlines()}
     assert {"parameters 14,315,784,192", "active parameters 2,689,173,504", "shared_expert_gate True"} <= shown
-    path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    path.write_text(json.dumps({"model_type": "rwkv", "hidden_size": 64}))
     refused = entry_point("models", str(path))
     assert refused.returncode == 2
-    assert "'mamba' cannot be read: its layers are recurrent" in refused.stderr
+    assert "'rwkv' cannot be read: its layers are recurrent" in refused.stderr
 
 
 def test_recipes_are_listed_shown_and_asked_for(entry_point: Run) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.parameters import entries, rank_matrices
+from hp_tool.cost.matrices import rank_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError

@@ -13,8 +13,9 @@ from hp_tool.catalog import cluster, model
 from hp_tool.cost.block import Shapes, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.layer import layer_time
+from hp_tool.cost.matrices import layer_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.optimizer import bytes_per_parameter, stage_bytes
-from hp_tool.cost.parameters import entries, layer_matrices
 from hp_tool.cost.precision import cast_traffic, quantized_bytes
 from hp_tool.domain.hardware import ClusterQuery, Precision
 from hp_tool.domain.parallel import ParallelConfig

@@ -5,14 +5,9 @@ import pytest
 
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import engine_profiles
-from hp_tool.cost.parameters import (
-    attention_matrices,
-    cached_width,
-    entries,
-    layer_matrices,
-    shapes_by_source,
-    total_parameters,
-)
+from hp_tool.cost.matrices import attention_matrices, cached_width, layer_matrices
+from hp_tool.cost.matrix import entries, shapes_by_source
+from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.memory import weight_bytes
 from hp_tool.domain.hardware import ClusterQuery

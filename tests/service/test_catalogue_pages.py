@@ -30,7 +30,10 @@ def guarded(store: SqlStore) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize(("section", "name"), [("models", "llama-3-70b"), ("gpus", "h100-sxm-80gb"), ("clusters", "dgx-h100")])
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("models", "deepseek-v3"), ("models", "gemma-4-31b"), ("gpus", "h100-sxm-80gb"), ("clusters", "dgx-h100")],
+)
 def test_browsing(http: TestClient, section: str, name: str) -> None:
     page, twin = http.get(f"/{section}"), http.get(f"/{section}.json").json()
     row = next(row for row in twin["rows"] if row["name"] == name)

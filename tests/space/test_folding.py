@@ -17,7 +17,8 @@ import pytest
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import engine_efficiency
 from hp_tool.cost.candidates import DISPATCHERS, Candidates
-from hp_tool.cost.parameters import entries, expert_matrices
+from hp_tool.cost.matrices import expert_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.domain.hardware import ClusterQuery

@@ -4,10 +4,21 @@ from typing import Any
 
 from hp_tool.catalog.huggingface.decoders import D_MODEL, LATENT, LLAMA, LLAMA_BLOCK, PLAIN, QKV_BIAS, QWEN3, TIED, UNTIED
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same
+from hp_tool.catalog.huggingface.layers import (
+    as_fields,
+    dense_layers,
+    each_layer,
+    feeding,
+    layer_count,
+    numbered,
+    sparse_steps,
+    whole,
+)
+from hp_tool.domain.blocks import Block
 
 _DENSE_BETWEEN = "dense layers between MoE layers are not modelled"
-_LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
-_ROUTED = {
+LOCAL = {"num_experts": "num_local_experts num_experts", "num_experts_per_tok": "num_experts_per_tok"}
+ROUTED = {
     "num_experts": "n_routed_experts num_local_experts",
     "num_experts_per_tok": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
@@ -15,15 +26,23 @@ _ROUTED = {
 }
 
 
-def _leading_dense(config: Config) -> dict[str, Any]:
-    refuse(config, "decoder_sparse_step", unless=1, why=_DENSE_BETWEEN)
-    dense = config.get("mlp_only_layers", [])
-    refuse(config, "mlp_only_layers", unless=list(range(len(dense))), why="only leading layers may be dense")
-    return {"first_k_dense_replace": len(dense)}
+def _steps(config: Config) -> dict[str, Any]:
+    layers = layer_count(config)
+    return _dense(config, sparse_steps(config, layers=layers))
+
+
+def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
+    """Layers that differ by dense MLPs alone."""
+    fields = as_fields(feeding([Block()] * len(dense), dense))
+    if "blocks" in fields:
+        refuse(
+            config, "use_sliding_window", unless=False, why="windows beside dense layers between MoE layers are not modelled"
+        )
+    return fields
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
-    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_leading_dense(config)}
+    return {"num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0, **_steps(config)}
 
 
 def _granite_shared(config: Config) -> dict[str, Any]:
@@ -32,11 +51,10 @@ def _granite_shared(config: Config) -> dict[str, Any]:
 
 
 def _ernie(config: Config) -> dict[str, Any]:
-    layers = config.get("num_hidden_layers", 0)
-    refuse(config, "moe_layer_interval", unless=1, why=_DENSE_BETWEEN)
-    if config.get("moe_layer_end_index", -1) != -1:
-        refuse(config, "moe_layer_end_index", unless=layers - 1, why="dense layers behind MoE layers are not modelled")
-    return {"first_k_dense_replace": config.get("moe_layer_start_index", 1)}
+    layers, step = layer_count(config), max(whole(config, "moe_layer_interval", 1), 1)
+    first, last = whole(config, "moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    last = layers - 1 if last == -1 else whole(config, "moe_layer_end_index")
+    return _dense(config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)])
 
 
 def _dbrx(config: Config) -> dict[str, Any]:
@@ -49,16 +67,30 @@ def _dbrx(config: Config) -> dict[str, Any]:
     }
 
 
-_DEEPSEEK = LATENT.but(keys={**_ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
-_QWEN3 = QWEN3.but(keys={**_LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_leading_dense)
-_GRANITE = LLAMA.but(keys=_LOCAL, fixed={"mlp_bias": False})
-_OLMOE = LLAMA.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
+def _llama4(config: Config) -> dict[str, Any]:
+    """Maverick: experts in every second layer, and a dense MLP of its own width in the others."""
+    layers, step = layer_count(config), max(whole(config, "interleave_moe_layer_step", 1), 1)
+    sparse = numbered(config, "moe_layers") if "moe_layers" in config else set(range(step - 1, layers, step))
+    if len(sparse) >= layers:
+        return {}
+    windows = {"full_attention": False, "chunked_attention": True}
+    usual = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    chunked = each_layer(config, "layer_types", windows, layers=layers) or usual
+    blocks = [Block(windowed=each, feed_forward=None if layer in sparse else "dense") for layer, each in enumerate(chunked)]
+    width = config.get("intermediate_size_mlp", 16384)
+    return {"intermediate_size": width, "sliding_window": config.get("attention_chunk_size", 8192), **as_fields(blocks)}
+
+
+DEEPSEEK = LATENT.but(keys={**ROUTED, **same("num_nextn_predict_layers")}, required={"moe_layer_freq": (1, _DENSE_BETWEEN)})
+_QWEN3 = QWEN3.but(keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps)
+_GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
+_OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})
 
 FAMILIES: dict[str, Family] = {
-    "mixtral": PLAIN.but(keys=_LOCAL),
-    "minimax_m2": PLAIN.but(keys=_LOCAL, fixed={"query_key_norm": "all_heads"}),
+    "mixtral": PLAIN.but(keys=LOCAL),
+    "minimax_m2": PLAIN.but(keys=LOCAL, fixed={"query_key_norm": "all_heads"}),
     "qwen2_moe": LLAMA.but(
-        keys={**_LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
+        keys={**LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size"), "attention_bias": "qkv_bias"},
         defaults={"attention_bias": True},
         fixed={**QKV_BIAS, "shared_expert_gate": True},
         derive=_qwen2,
@@ -66,24 +98,25 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
     "llama4_text": PLAIN.but(
-        keys={**_LOCAL, "moe_intermediate_size": "intermediate_size"},
-        required={"interleave_moe_layer_step": (1, _DENSE_BETWEEN)},
+        keys={**LOCAL, "moe_intermediate_size": "intermediate_size"},
         fixed={"num_shared_experts": 1},
         defaults={"num_experts": 16, "num_experts_per_tok": 1},
+        derive=_llama4,
         full_attention_every=4,
     ),
     "gpt_oss": Family(
-        keys={**_LOCAL, **same("attention_bias")},
+        keys={**LOCAL, **same("attention_bias")},
         fixed={**LLAMA_BLOCK, "mlp_bias": True, "expert_bias": True, "router_bias": True, "attention_sinks": True},
         defaults={**UNTIED, "attention_bias": True},
         full_attention_every=2,
     ),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
-    "dots1": QWEN3.but(keys=_ROUTED, defaults={"head_dim": None}),
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK.but(derive=lambda config: _dense(config, dense_layers(config, layers=layer_count(config)))),
+    "dots1": QWEN3.but(keys=ROUTED, defaults={"head_dim": None}),
     "glm4_moe": LLAMA.but(
-        keys={**_ROUTED, **same("num_nextn_predict_layers")},
+        keys={**ROUTED, **same("num_nextn_predict_layers")},
         fixed=QKV_BIAS,
         defaults=UNTIED,
         derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
@@ -103,7 +136,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": _OLMOE,
     "flex_olmo": _OLMOE,
     "phimoe": LLAMA.but(
-        keys={**_LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
+        keys={**LOCAL, "output_bias": "lm_head_bias"}, fixed={"normalization": "layernorm", "mlp_bias": False}
     ),
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE.but(derive=_granite_shared),

@@ -26,6 +26,8 @@ class Family:
     """Config key -> the only value that ModelSpec can hold, and why no other; the file may leave the key out."""
     derive: Callable[[Config], dict[str, Any]] = lambda config: {}
     """What follows from several keys; raises UnsupportedError for layouts that ModelSpec cannot hold."""
+    says_layers: bool = False
+    """Whether `derive` says of each layer what it is, windows included."""
     full_attention_every: int | None = None
     """Every how many layers one sees all keys, where a sliding window is given and the file names no layer_types."""
 

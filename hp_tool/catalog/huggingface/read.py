@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hp_tool.catalog.huggingface import decoders, encoders, experts
+from hp_tool.catalog.huggingface import decoders, encoders, experts, hybrids, state_spaces
 from hp_tool.catalog.huggingface.family import Config, Family, refuse, same, sliding_window
+from hp_tool.catalog.huggingface.refused import REFUSED
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
 
-FAMILIES: dict[str, Family] = {**decoders.FAMILIES, **experts.FAMILIES, **encoders.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **decoders.FAMILIES, **experts.FAMILIES, **hybrids.FAMILIES, **state_spaces.FAMILIES, **encoders.FAMILIES,
+}  # fmt: skip
 _SAME = same(
     "num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size "
     "max_position_embeddings tie_word_embeddings"
@@ -37,7 +40,8 @@ def read_config(config: Config) -> ModelSpec:
     fields = {ours: written[key] for ours, theirs in names.items() for key in reversed(theirs.split()) if key in written}
     name = written.get("name") or str(written.get("_name_or_path", "")).rstrip("/").rsplit("/", 1)[-1] or model_type
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
-    if isinstance(layers := known.get("num_hidden_layers"), int):
+    layers = known.get("num_hidden_layers")
+    if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
         windows = sliding_window(written, layers=layers, full_attention_every=family.full_attention_every)
         known = windows | known
     if left_out:
@@ -52,19 +56,26 @@ def _language_model(config: Config) -> tuple[Config, str]:
     """The language model's part of a file that wraps one, and what else the file holds in words; of others itself and ''."""
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        return config, ""
+        return config, ", ".join(_towers({name: config[name] for name in ("vision_config", "audio_config") if name in config}))
     inner = dict(config[key])
     for shared in ("name", "_name_or_path", "tie_word_embeddings"):  # where the class of the whole reads them
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
+    if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:
+        inner["model_type"] = named
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    towers = (
-        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
-        for name, tower in config.items()
-        if name != key and name.endswith("_config") and isinstance(tower, Mapping) and _depth(tower)
-    )
+    towers = _towers({name: tower for name, tower in config.items() if name != key and name.endswith("_config")})
     return inner, ", ".join((*towers, f"all else of {config.get('model_type') or 'the file'} but its {key}"))
+
+
+def _towers(parts: Mapping[str, Any]) -> list[str]:
+    """`vision_config (siglip_vision_model, 27 layers of 1152)` of each part that has layers."""
+    return [
+        f"{name} ({', '.join(filter(None, (tower.get('model_type'), _depth(tower))))})"
+        for name, tower in parts.items()
+        if isinstance(tower, Mapping) and _depth(tower)
+    ]
 
 
 def _depth(tower: Mapping[str, Any]) -> str:
@@ -91,32 +102,3 @@ def _model_type(config: Config) -> str:
             field="model.model_type",
         )
     return str(model_type)
-
-
-_RECURRENT = "its layers are recurrent, state-space or convolutional in part"
-_TOWERS = "it joins a language model with vision or audio towers, and the file has no text_config to read"
-_CROSS = "layers of cross-attention to images stand between its own, or inputs by layer"
-_SPARSE = "its attention sees blocks, buckets or random keys"
-_POSITIONS = "its relative positions have matrices of their own in attention"
-_EXPERTS = "dense and MoE layers alternate, or experts differ from layer to layer"
-_SHARED = "layers share their weights"
-_NORMS = "it has norms inside attention or MLP that are not modelled"
-
-REFUSED: dict[str, str] = {
-    model_type: reason
-    for reason, types in {
-        _RECURRENT: "mamba mamba2 falcon_mamba bamba jamba zamba zamba2 nemotron_h granitemoehybrid falcon_h1 recurrent_gemma "
-        "rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text kimi_linear minimax olmo_hybrid "
-        "bailing_hybrid convbert fnet",
-        _CROSS: "mllama_text_model gemma3n_text gemma4_text",
-        _TOWERS: "gemma3 gemma3n gemma4 mistral3 llama4 mllama llava llava_next paligemma qwen2_vl qwen2_5_vl qwen3_vl "
-        "qwen3_vl_moe qwen2_audio internvl idefics3 smolvlm phi4_multimodal whisper clip siglip vit git fuyu moshi musicgen",
-        _SPARSE: "longformer led big_bird bigbird_pegasus longt5 reformer deepseek_v32 glm_moe_dsa nystromformer yoso mra",
-        _POSITIONS: "deberta deberta-v2 xlnet mpnet funnel roformer esm",
-        _EXPERTS: "switch_transformers nllb-moe jetmoe",
-        _SHARED: "albert",
-        _NORMS: "bitnet apertus diffllama",
-        "it is two models joined; give one of them": "encoder-decoder",
-    }.items()
-    for model_type in types.split()
-}

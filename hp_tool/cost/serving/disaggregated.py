@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
-from hp_tool.cost.parameters import cached_width
+from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
 from hp_tool.cost.serving.forward import forward_seconds

@@ -14,8 +14,9 @@ from statistics import NormalDist
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
+from hp_tool.cost.matrices import expert_matrices, router_matrix, shared_expert_matrices
+from hp_tool.cost.matrix import entries, shapes
 from hp_tool.cost.moe import used_share
-from hp_tool.cost.parameters import entries, expert_matrices, router_matrix, shapes, shared_expert_matrices
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.matrices import attention_matrices, mlp_matrices
+from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
-from hp_tool.cost.parameters import attention_matrices, mlp_matrices, shapes, shapes_by_source
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import SENDING_SHARE, exchange, experts_seconds
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, all_reduce_seconds, attention_seconds, matmuls_seconds

@@ -6,7 +6,8 @@ from typing import cast
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.parameters import attention_matrices, cached_width, entries, mlp_matrices, shared_expert_matrices
+from hp_tool.cost.matrices import attention_matrices, cached_width, mlp_matrices, shared_expert_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
 

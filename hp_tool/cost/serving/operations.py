@@ -8,8 +8,9 @@ separate pools).
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.matrix import Shape
 from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
-from hp_tool.cost.parameters import Shape, cached_width
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase

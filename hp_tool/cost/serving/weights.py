@@ -3,7 +3,7 @@
 from typing import Literal
 
 from hp_tool.cost.arrays import Floats, Ints
-from hp_tool.cost.parameters import query_heads
+from hp_tool.cost.matrices import query_heads
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import engine_efficiency
-from hp_tool.cost.parameters import attention_matrices, entries, expert_matrices
+from hp_tool.cost.matrices import attention_matrices, expert_matrices
+from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import busiest_share, hit_slots, imbalance, travelling_copies
 from hp_tool.cost.serving.forward import forward_seconds

@@ -1,0 +1,78 @@
+"""A weight matrix on one rank.
+
+Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs), row-parallel ones by columns
+(inputs); replicated ones are whole on every rank.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from hp_tool.cost.arrays import Floats, Ints
+
+Division = Literal["column", "row", "replicated"]
+Shape = tuple[Floats, Floats]
+"""(outputs n, inputs k) of y = W x on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """W of y = W x on one rank; sizes have shape (n,), or are plain numbers of one candidate."""
+
+    module: str
+    """linear_qkv, linear_proj, router, ...; linear_fc1 and linear_fc2 for dense MLPs, routed and shared experts."""
+    outputs: tuple[Floats, ...]
+    """Rows on this rank, by fused part: queries, keys, values; gate and up."""
+    inputs: Floats
+    """Columns on this rank."""
+    source: str
+    """The tensor that W multiplies. Matrices of one source share its copy for the backward pass."""
+    division: Division
+    ranks: Ints = 1
+    """Ranks that share a divided matrix."""
+    count: Floats = 1.0
+    """Matrices of this shape on the rank: local experts."""
+    routed: bool = False
+    """Whether it belongs to a routed expert."""
+
+    @property
+    def rows(self) -> Floats:
+        """Outputs on this rank."""
+        return sum(self.outputs[1:], self.outputs[0])
+
+    @property
+    def shape(self) -> Shape:
+        """(outputs, inputs) on this rank."""
+        return self.rows, self.inputs
+
+    @property
+    def entries(self) -> Floats:
+        """Entries of all `count` matrices on this rank."""
+        return self.count * self.rows * self.inputs
+
+
+def column(module: str, outputs: tuple[Floats, ...], inputs: Floats, *, source: str, ranks: Ints) -> Matrix:
+    return Matrix(module=module, outputs=outputs, inputs=inputs, source=source, division="column", ranks=ranks)
+
+
+def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Matrix:
+    return Matrix(module=module, outputs=(outputs,), inputs=inputs, source=source, division="replicated")
+
+
+def entries(matrices: Iterable[Matrix]) -> Floats:
+    """Entries of these matrices on one rank: their parameters without biases."""
+    return sum((matrix.entries for matrix in matrices), 0.0)
+
+
+def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
+    """(outputs, inputs) of each matrix on one rank."""
+    return [matrix.shape for matrix in matrices]
+
+
+def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
+    """Shapes with the matrices of one source fused into one, as inference engines run them."""
+    fused: dict[str, Shape] = {}
+    for matrix in matrices:
+        rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))
+        fused[matrix.source] = (rows + matrix.rows, inputs)
+    return list(fused.values())

@@ -1,0 +1,110 @@
+"""Delta rules and state spaces: their matrices, vectors and states on one rank."""
+
+import functools
+
+from hp_tool.cost.arrays import Floats, Ints, maximum
+from hp_tool.cost.matrix import Matrix, column, replicated
+from hp_tool.domain.model import ModelSpec
+
+
+def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
+    """Projections of delta rules (arXiv 2412.06464, 2510.26692) and state spaces (arXiv 2312.00752, 2405.21060)."""
+    h, t = float(model.hidden_size), tensor
+    inner = recurrent_width(model) / t
+    output = Matrix(module="out_proj", outputs=(h,), inputs=inner, source="core", division="row", ranks=t)
+    read = functools.partial(column, inputs=h, source="attention_input", ranks=t)
+    if model.mixer == "mamba":
+        rank, state = float(model.mamba_dt_rank or 0), float(model.ssm_state_size or 0)
+        steps = Matrix(module="x_proj", outputs=(rank + 2.0 * state,), inputs=inner, source="conv", division="row", ranks=t)
+        return [read("in_proj", (inner, inner)), steps, column("dt_proj", (inner,), rank, source="dt", ranks=t), output]
+    if model.mixer == "mamba2":
+        groups, heads = state_groups(model, t), (model.mamba_num_heads or 0) / t
+        width = groups * float(model.ssm_state_size or 0)
+        return [read("in_proj", (inner, inner, width, width, heads)), output]
+    keys, heads = key_heads(model) * float(model.linear_key_head_dim or 0) / t, value_heads(model) / t
+    if model.mixer == "gated_delta":
+        return [read("in_proj", (keys, keys, inner, inner, heads, heads)), output]
+    head = float(model.linear_key_head_dim or 0)  # the width through which gates of low rank go
+    gates = [
+        replicated("f_a_proj", head, h, source="attention_input"),
+        column("f_b_proj", (keys,), head, source="f", ranks=t),
+    ]
+    if model.linear_full_rank_gate:
+        gates.append(read("g_proj", (inner,)))
+    else:
+        gates.append(replicated("g_a_proj", head, h, source="attention_input"))
+        gates.append(column("g_b_proj", (inner,), head, source="g", ranks=t))
+    return [read("in_proj", (keys, keys, inner, heads)), *gates, output]
+
+
+def recurrent_width(model: ModelSpec) -> float:
+    """Inner channels of a recurrent mixer: the width of what its output projection reads."""
+    match model.mixer:
+        case "mamba":
+            return float(model.mamba_inner_size or 0)
+        case "mamba2":
+            return float((model.mamba_num_heads or 0) * (model.mamba_head_dim or 0))
+        case _:
+            return float(value_heads(model) * (model.linear_value_head_dim or model.linear_key_head_dim or 0))
+
+
+def key_heads(model: ModelSpec) -> int:
+    """Heads of queries and keys of a delta rule."""
+    return model.linear_num_key_heads or 0
+
+
+def value_heads(model: ModelSpec) -> int:
+    """Heads of values of a delta rule."""
+    return model.linear_num_value_heads or key_heads(model)
+
+
+def state_groups(model: ModelSpec, tensor: Ints) -> Floats:
+    """Groups of Mamba 2's input and output matrices on one rank; with fewer groups than ranks each keeps one."""
+    return maximum(model.mamba_n_groups / tensor, 1.0)
+
+
+def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
+    """Channels on one rank that a recurrent mixer's short convolution sees."""
+    inner = recurrent_width(model) / tensor
+    match model.mixer:
+        case "mamba":
+            return inner
+        case "mamba2":
+            return inner + 2.0 * state_groups(model, tensor) * float(model.ssm_state_size or 0)
+        case _:
+            return inner + 2.0 * key_heads(model) * float(model.linear_key_head_dim or 0) / tensor
+
+
+def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
+    """Numbers of a sequence's recurrent state and convolution in one layer on one rank; 0 for attention."""
+    if not model.is_recurrent:
+        return 0.0 * tensor
+    if model.mixer in ("mamba", "mamba2"):
+        kernel, width = model.mamba_conv_kernel, float(model.ssm_state_size or 0)
+    else:
+        kernel, width = model.linear_conv_kernel_dim, float(model.linear_key_head_dim or 0)
+    return width * recurrent_width(model) / tensor + (kernel - 1.0) * convolved_width(model, tensor)
+
+
+def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
+    """Convolutions, decays and norms of a recurrent mixer on one rank."""
+    inner = recurrent_width(model) / t
+    channels = convolved_width(model, t)
+    match model.mixer:
+        case "mamba":  # A for each channel and number of its state, D and the steps' bias for each channel
+            state = float(model.ssm_state_size or 0)
+            kernel, own = model.mamba_conv_kernel, inner * (state + 2.0)
+            own = own + (float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0)
+        case "mamba2":  # A, D and the steps' bias for each head, the gated norm
+            kernel, own = model.mamba_conv_kernel, 3.0 * (model.mamba_num_heads or 0) / t + inner
+        case "gated_delta":  # A and the steps' bias for each head, the gated norm of a head
+            kernel, own = model.linear_conv_kernel_dim, 2.0 * value_heads(model) / t + float(_value_head(model))
+        case _:  # A for each head, the steps' bias for each channel of a key, the gated norm of a head
+            keys = key_heads(model) * float(model.linear_key_head_dim or 0) / t
+            kernel, own = model.linear_conv_kernel_dim, key_heads(model) / t + keys + float(_value_head(model))
+    biases = channels if model.mixer in ("mamba", "mamba2") and model.mamba_conv_bias else 0.0
+    return kernel * channels + biases + own
+
+
+def _value_head(model: ModelSpec) -> int:
+    return model.linear_value_head_dim or model.linear_key_head_dim or 0
