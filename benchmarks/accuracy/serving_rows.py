@@ -23,23 +23,29 @@ class PoolRun(Served):
     """Of prefill and of decoding; None: not told."""
 
 
-UNTOLD = {"trtllm": "1.1"}
-"""Releases that stand for a version that is not told: the one of the month in which the row's run was made, October 2025."""
+UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
+"""Versions that stand for one that is not told, of runs of October and November 2025: those nearest to that month."""
+NAMED = {"gpt-oss-dev": "1.1"}
+"""Versions that a table names by a branch."""
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
-    runs = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
-    return [
-        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in runs
-    ]
+    """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED have them."""
+    rows = [row for name in ("inference_measured_2.csv", "inference_measured_3.csv") for row in read(folder, name)]
+    return [_settled(serving_run(row)) for row in rows if row["mode"] == "agg"]
+
+
+def _settled(run: ServingRun) -> ServingRun:
+    version = NAMED.get(run.version, run.version) or UNTOLD.get(run.engine, "")
+    return dataclasses.replace(run, version=version, **(_launch(run) if not run.version else {}))
 
 
 def _launch(run: ServingRun) -> dict[str, float]:
     """What the public script that started these runs sets (InferenceMAX, October 2025, 70b_fp8_b200_trt): with prompts and
     answers of 1,024 tokens, on fewer than 8 GPUs, batch_wait_timeout_iters 20.
     """
-    waits = (run.engine, run.input_length, run.output_length) == ("trtllm", 1024, 1024) and run.config.tensor_parallel_size < 8
+    short = run.input_length < 1024 and run.output_length < 1024 and not run.equal_lengths
+    waits = run.engine == "trtllm" and run.gpu.startswith("b200") and short and run.config.tensor_parallel_size < 8
     return {"batch_wait_iterations": 20.0} if waits else {}
 
 

@@ -21,10 +21,11 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
+from hp_tool.domain.clients import CLIENTS
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.serving.problem import arrivals, serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
 ALIASES = {
@@ -34,6 +35,8 @@ ALIASES = {
 PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 SHIPPED = {"openai/gpt-oss-120b": "mxfp4"}
 """Formats of checkpoints, whatever a table calls them."""
+INFERENCEMAX = {(1024, 1024), (1024, 8192), (8192, 1024)}
+"""Prompt and answer of the dated rows that InferenceMAX's client sent: it draws lengths from 0.8 of these to all of them."""
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
@@ -64,12 +67,15 @@ class ServingRun(Served):
     """None: the engine's choice."""
     batch_wait_iterations: float = 0.0
     """As EngineEfficiency's, where it was set for the run."""
+    equal_lengths: bool = True
+    """Whether all requests had the same lengths; False: those are means of lengths that differ, by InferenceMAX's client."""
     queued_throughput: float | None = None
     """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
     @property
     def num_gpus(self) -> int:
-        return self.config.tensor_parallel_size * self.config.pipeline_parallel_size
+        config = self.config
+        return config.tensor_parallel_size * config.pipeline_parallel_size * config.attention_data_parallel_size
 
     @property
     def latency_s(self) -> float:
@@ -105,12 +111,19 @@ def runs(folder: Path) -> list[ServingRun]:
 
 def serving_run(row: Row) -> ServingRun:
     """One row of either file of served models."""
-    t, p, e = int(row["tp"]), int(row["pp"]), max(int(row["moe_ep"] or 1), 1)
+    t, p, d = int(row["tp"]), int(row["pp"]), max(int(row["attention_dp"] or 1), 1)
+    lengths = int(row["isl"]), int(row["osl"])
+    drawn = lengths in INFERENCEMAX and bool(row.get("measured"))
+    shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
         gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
-        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"] or row["batch"]),
-        config=ServingConfig(tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=e),
+        input_length=round(shorter * lengths[0]), output_length=round(shorter * lengths[1]), equal_lengths=not drawn,
+        concurrency=int(row["concurrency"] or row["batch"]),
+        config=ServingConfig(
+            tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
+            attention_data_parallel_size=d, data_parallel_size=d,
+        ),
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
     )  # fmt: skip
 
@@ -130,7 +143,8 @@ class Batch:
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
         waited = dataclasses.replace(engine, batch_wait_iterations=self.runs[0].batch_wait_iterations)
-        case = dataclasses.replace(self.case, engine=waited)
+        client = "genai-bench" if self.runs[0].equal_lengths else "inferencemax"
+        case = dataclasses.replace(self.case, engine=waited, **arrivals(client, engine=engine))
         if self.runs[0].queued_throughput is not None:
             return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
         return serving_costs(case=case, candidates=configured)
@@ -161,7 +175,8 @@ def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batc
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
         alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
-        grouped[(*alike, run.queued_throughput is None, run.batch_wait_iterations)].append(run)
+        settings = run.queued_throughput is None, run.batch_wait_iterations, run.equal_lengths
+        grouped[(*alike, *settings)].append(run)
     batched = []
     for members in grouped.values():
         first = members[0]

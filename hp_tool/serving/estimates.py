@@ -295,7 +295,7 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
 
 def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
     """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
-    costs, output, wave = rows.costs, rows.problem.output_length, rows.problem.wave_share
+    costs, output, wave = rows.costs, rows.problem.output_length, 0.0 if rows.problem.offline else rows.problem.wave_share
     wave_s = costs.wave_s[part]
     return Quantiles(
         ttft_s=ttft_quantile(ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave),

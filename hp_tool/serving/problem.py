@@ -18,6 +18,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
 from hp_tool.cost.serving.weights import formats
+from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
@@ -71,11 +72,6 @@ class ServingProblem(ServingCase):
     targets: Targets
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; its answers carry them."""
-
-    @property
-    def wave_share(self) -> float:
-        """Share of requests that start together: a closed load's first wave; offline loads have none."""
-        return 0.0 if self.offline else self.engine.wave_share
 
     def costed(self, candidates: ServingCandidates, *, rates: FloatArray | None = None) -> CostedRows:
         """Legal candidates with their latency, throughput and memory, at their own concurrency or each at one of `rates`."""
@@ -230,6 +226,8 @@ def serving_case(
 ) -> ServingCase:
     """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
     layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
+    client = workload.load.client if workload.load is not None else None
+    shorter = CLIENTS[client].mean_length if client is not None else 1.0
     return ServingCase(
         model=model,
         cluster=cluster,
@@ -240,14 +238,27 @@ def serving_case(
         expert_precision=experts[1],
         expert_bytes=experts[0],
         kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
-        input_length=workload.input_length,
-        output_length=workload.output_length,
+        input_length=round(shorter * workload.input_length),
+        output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+        **arrivals(client, engine=engine),
         speculative=workload.speculative,
         experts=expert_efficiency(engine=engine.engine),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
     )
+
+
+def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
+    """{prefill_group, wave_share} of a closed load that this client sends; None: as `LoadSpec.client`."""
+    # Without a server requests come from the engine's own loop, which sends equal ones.
+    known = CLIENTS[client] if client is not None else None
+    equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
+    each = known.requests_each if known is not None else REQUESTS_EACH
+    return {
+        "prefill_group": engine.prefill_group if equal else 1.0,
+        "wave_share": engine.wave_share if equal and (known is None or each is None) else 1.0 / (each or REQUESTS_EACH),
+    }
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:

@@ -101,8 +101,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
-    endless = engine.prefill_group == math.inf
-    group = np.maximum(running / output, 1.0) if endless else np.minimum(engine.prefill_group, running)
+    endless = case.prefill_group == math.inf
+    group = np.maximum(running / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
@@ -127,7 +127,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
-    before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
+    before = np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
     # Chunks that decoding rides along with take a decoding iteration's time too.
     passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
     wait, arrivals = engine.batch_wait_iterations, running * yields / output

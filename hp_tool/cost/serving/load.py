@@ -47,7 +47,7 @@ class Quantiles:
 
 def steady(case: ServingCase) -> ServingCase:
     """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
-    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
+    return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
@@ -160,10 +160,8 @@ def costs_at_rate(
 
 def without_front_end(case: ServingCase) -> ServingCase:
     """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
-    engine = replace(
-        case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0, wave_share=0.0, prefill_group=math.inf
-    )
-    return replace(case, engine=engine)
+    engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)
+    return replace(case, engine=engine, wave_share=0.0, prefill_group=math.inf)
 
 
 def offline_costs(
