@@ -28,9 +28,8 @@ from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
 COMMAND = "python -m benchmarks.accuracy.fit_experts"
 
 PRIORS = {
-    "grouped_slowdown": Prior(1.2, 0.3, 0.5, 4.0),
-    "widened_slowdown": Prior(1.2, 0.3, 0.5, 4.0),
-    "layer_overhead_s": Prior(1.2e-5, 1e-5, 0.0, 1e-4),
+    "grouped_slowdown": Prior(1.0, 0.15, 0.5, 4.0),
+    "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none unless its rows say so.
     "prompt_layer_overhead_s": Prior(0.0, 2e-5, 0.0, 2e-3),
     "popularity_variance": Prior(1.0, 1.0, 0.0, 10.0),

@@ -88,9 +88,9 @@ class EngineEfficiency(Strict):
     """Share of what the front end makes a request wait that falls before its first token, beyond the front end's own work on
     that: tokens and new requests queue up in order of arrival."""
     prefill_group: float
-    """Requests whose prompts a request waits for in a steady load, its own included."""
+    """Requests whose prompts a request waits for in a closed load of equal lengths, its own included: they come together."""
     wave_share: float
-    """Share of the running requests that start together, as a closed load's first wave does."""
+    """Share of the running requests that start together, in the measured runs of equal lengths."""
     batch_wait_iterations: float = 0.0
     """Passes that a prompt waits for others to join it before any of them is computed (batch_wait_timeout_iters)."""
     max_num_seqs: int
@@ -135,12 +135,9 @@ class ExpertEfficiency(Strict):
     """What layers with experts add to isolated kernels, beyond an engine's other constants; by default their launches alone."""
 
     grouped_slowdown: float = 1.0
-    """Grouped matmuls and the copies around them against their roofline."""
-    widened_slowdown: float = 1.0
-    """The same, further, where the matmul widens its weights to the precision of the arithmetic."""
-    layer_overhead_s: float = 1.2e-5
-    """Fixed cost per layer with experts and forward pass beside its roofline: sorting the tokens by expert, the second grouped
-    matmul, sorting them back. By default three launches."""
+    """Routed experts in the engine against the same timed alone."""
+    layer_overhead_s: float = 0.0
+    """Fixed cost per layer with experts and forward pass beside timed experts: what the engine launches around them."""
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
     popularity_variance: float = 0.0
