@@ -117,17 +117,23 @@ class EngineEfficiency(Strict):
     pair_log_sd: float | None = None
     """The same of the ratio of two layouts' throughputs under one load; None: as if they erred independently."""
     unfamiliar_factor: float = 2.0
-    """How many times as far predictions are off for models and dies that are not among these:"""
+    """How many times as far TPOT and throughput are off for models, dies and precisions that are not among these:"""
+    unfamiliar_ttft_factor: float = 2.0
+    """The same of TTFT."""
     fitted_models: tuple[str, ...] = ()
     fitted_silicon: tuple[str, ...] = ()
+    fitted_precisions: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """Constants that these runs hardly tell: less than half of what was unsure before them is known after."""
     fitted_on: str
     """Rows and command that gave the fitted constants."""
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
 
-    def covers(self, *, model: str, silicon: str | None) -> bool:
-        """Whether runs of this model, and runs on this die, are among those fitted on."""
-        return model in self.fitted_models and silicon in self.fitted_silicon
+    def covers(self, *, model: str, silicon: str | None, precision: str) -> bool:
+        """Whether runs of this model, on this die and in this precision are among those fitted on."""
+        known = model in self.fitted_models and silicon in self.fitted_silicon
+        return known and precision in self.fitted_precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,18 +175,20 @@ def intervals(ttft: float, tpot: float, throughput: float, problem: ServingProbl
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures are those of other versions' groups.
     scatter = problem.experts if mixture else engine
-    familiar = mixture or engine.covers(model=problem.model.name, silicon=problem.cluster.gpu.silicon)
+    familiar = mixture or engine.covers(
+        model=problem.model.name, silicon=problem.cluster.gpu.silicon, precision=problem.precision
+    )
     borrowed = not ((mixture or engine.measured) and gpu.measured)
-    width = _Z90 * widened(1.0 if familiar else engine.unfamiliar_factor, UNMEASURED if borrowed else 1.0)
 
-    def interval(value: float, log_sd: float) -> tuple[float, float]:
-        return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
+    def interval(value: float, log_sd: float, unfamiliar: float) -> tuple[float, float]:
+        width = _Z90 * widened(1.0 if familiar else unfamiliar, UNMEASURED if borrowed else 1.0) * log_sd
+        return value * math.exp(-width), value * math.exp(width)
 
     return ServingIntervals(
         confidence=CONFIDENCE,
-        ttft_s=interval(ttft, scatter.ttft_log_sd),
-        tpot_s=interval(tpot, scatter.tpot_log_sd),
-        output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd),
+        ttft_s=interval(ttft, scatter.ttft_log_sd, engine.unfamiliar_ttft_factor),
+        tpot_s=interval(tpot, scatter.tpot_log_sd, engine.unfamiliar_factor),
+        output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd, engine.unfamiliar_factor),
         source=scatter.fitted_on,
     )
 

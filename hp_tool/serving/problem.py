@@ -55,6 +55,8 @@ class Loads:
 class ServingProblem(ServingCase):
     """A query's case, its load and its limits."""
 
+    precision: str
+    """Of the weights, as the query names it."""
     concurrency: int | None
     """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
     request_rate_per_second: float | None
@@ -143,10 +145,13 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
-    engine = engine_efficiency(engine=workload.engine, version=workload.engine_version)
+    engine = engine_efficiency(
+        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
+    )
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
+        precision=workload.precision,
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
         unknown=None if offline else unknown_loads(workload),
