@@ -20,7 +20,7 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_engines import by_gpu, by_model, by_version, left_out, settings
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, by_constants, cached_series, predict
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, gpu_efficiency, version_key
@@ -65,12 +65,8 @@ def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool)
 
 def shipped(runs: Sequence[ServingRun]) -> list[Predicted]:
     """Every run, predicted by the constants the catalogue ships for its version or the nearest one."""
-    grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
-    for run in runs:
-        grouped[(run.engine, run.version)].append(run)
     predicted = []
-    for (name, version), members in grouped.items():
-        profile = engine_efficiency(engine=name, version=version)
+    for profile, members in by_constants(runs):
         predicted += predict(batches(members, profile), profile)
     return predicted
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.catalog.efficiency import engine_efficiency, gpu_efficiency
 from hp_tool.cost.parameters import active_parameters
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
@@ -168,6 +168,17 @@ def _least_latency(run: ServingRun) -> float:
     read = stored * active + run.concurrency * run.input_length * cache
     decode = (run.output_length - 1) * read / (roof.bandwidth_fraction * device.memory_bandwidth_bytes_per_second)
     return (prefill + decode) / run.num_gpus
+
+
+def by_constants(runs: Sequence[ServingRun]) -> list[tuple[EngineEfficiency, list[ServingRun]]]:
+    """The runs by the constants that the catalogue has for their engine, version and die."""
+    grouped: dict[tuple[str, str, str | None], list[ServingRun]] = defaultdict(list)
+    for run in runs:
+        grouped[(run.engine, run.version, gpu(run.gpu).silicon)].append(run)
+    return [
+        (engine_efficiency(engine=name, version=version or None, silicon=silicon), members)
+        for (name, version, silicon), members in grouped.items()
+    ]
 
 
 def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batch]:
