@@ -32,6 +32,8 @@ PRIORS = {
     "layer_overhead_s": Prior(5e-6, 1e-5, 0.0, 1e-4),
     # An engine's own work on prompts is in its constants of dense models: a mixture adds none unless its rows say so.
     "prompt_layer_overhead_s": Prior(0.0, 2e-5, 0.0, 2e-3),
+    "eager_layer_s": Prior(5e-4, 5e-4, 0.0, 5e-3),
+    "first_token_s": Prior(0.0, 3e-2, 0.0, 0.5),
     "popularity_variance": Prior(1.0, 1.0, 0.0, 10.0),
     "load_variance": Prior(0.25, 0.15, 0.0, 10.0),  # routers are trained to load experts alike; EP 4 and 8 hardly tell
 }

@@ -176,14 +176,20 @@ ELEMENTWISE = 0.85
 """Share of the bandwidth taken for kernels that only move memory."""
 GROUPED_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp4": 0.5 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
+PROMPTS_FROM = 1024
+"""Tokens from which a pass holds prompts."""
 OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
 """Kernels that go through their own rank's copies of tokens alone; the others permute all ranks', which an exchange does."""
 
 
 def fit_grouped(rows: list[Row], die: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Routed experts by engine and by the format of their weights, tokens spread evenly: one rank's, or all of a layer's."""
-    even = [row for row in rows if row["distribution"] == "balanced"]
-    whole = [row for row in even if row["moe_ep_size"] == "1" or row["kernel_source"] in OWN_COPIES]
+    """Routed experts by engine and by the format of their weights, one rank's or all of a layer's. Of few tokens those spread
+    evenly, which tells the experts hit; of many, which hit all, on one rank those that a power law spreads: no router is even.
+    """
+    few = [row for row in rows if row["distribution"] == "balanced" and float(row["num_tokens"]) < PROMPTS_FROM]
+    many = [row for row in rows if row["distribution"] != "balanced" and float(row["num_tokens"]) >= PROMPTS_FROM]
+    whole = [row for row in few if row["moe_ep_size"] == "1" or row["kernel_source"] in OWN_COPIES]
+    whole += [row for row in many if row["moe_ep_size"] == "1"]
     fits: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for engine in ("trtllm", "vllm"):
         for kind, name in GROUPED.items():

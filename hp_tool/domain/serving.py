@@ -146,6 +146,11 @@ class ExpertEfficiency(Strict):
     """Fixed cost per layer with experts and forward pass beside timed experts: what the engine launches around them."""
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
+    eager_layer_s: float = 0.0
+    """Host time to launch the kernels of one layer with experts one by one, beyond a dense one's: EngineEfficiency's floor of a
+    pass with prompts is higher by it."""
+    first_token_s: float = 0.0
+    """Seconds before a first token in which device and front end are free, beyond the engine's."""
     popularity_variance: float = 0.0
     """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
     load_variance: float = 0.0

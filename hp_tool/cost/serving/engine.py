@@ -112,7 +112,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     prompts = chunk / computed
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
-    launches = engine.eager_layer_s * case.model.num_hidden_layers
+    launches = launching(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     # Chunks beyond the iterations of a request's life find nothing to ride along with.
@@ -140,7 +140,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     waiting = served - busy
     own_share = _before_first_token(engine, output)
     early = waiting * (own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share))
-    apart = engine.first_token_s + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
+    apart = first_token_alone(case) + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
     # Whoever is on the way takes no place: those who find none wait as much less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
@@ -203,6 +203,17 @@ def prompt_overhead(case: ServingCase) -> float:
     """Seconds of the engine's own work around one prompt, over all layers."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
+
+
+def launching(case: ServingCase) -> float:
+    """Seconds that a pass with prompts takes at least: its kernels are launched one by one."""
+    return case.engine.eager_layer_s * case.model.num_hidden_layers + case.experts.eager_layer_s * case.model.moe_layers
+
+
+def first_token_alone(case: ServingCase) -> float:
+    """Seconds before a first token in which neither device nor front end works on it; none where both wait for nobody."""
+    mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
+    return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
