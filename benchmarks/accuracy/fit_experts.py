@@ -1,7 +1,7 @@
 """Fit what layers with experts add to isolated kernels while serving: `python -m benchmarks.accuracy.fit_experts --data DIR`.
 
 Writes hp_tool/catalog/data/efficiency/experts.yaml, one profile for all engines, from the served mixtures of
-inference_measured_2.csv and _3, on top of the engines' constants, which come from dense models (`fit_engines`, which runs first).
+inference_measured_2.csv and _3, on top of the engines' constants, which come from dense models (`fit_engines` runs first).
 Priors keep every constant physical. Deviations are those of whole groups (engine, version, model) left out of a fit.
 """
 
@@ -49,7 +49,7 @@ Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
 def mixtures(folder: Path) -> list[ServingRun]:
-    """Served mixtures on one replica, without runs that must have drafted tokens, and without those whose layout is in doubt."""
+    """Served mixtures on one replica, without runs that must have drafted tokens or whose layout is in doubt."""
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
     return plain([run for run in runs if (run.engine, run.version) != STRANGE])
 

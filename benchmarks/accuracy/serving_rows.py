@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, runs, serving_run
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, lengths, runs, serving_run
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
@@ -23,15 +23,18 @@ class PoolRun(Served):
     """Of prefill and of decoding; None: not told."""
 
 
+LATER = ("inference_measured_2.csv", "inference_measured_3.csv")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
 """Versions that stand for one that is not told, of runs of October and November 2025: those nearest to that month."""
+DYNAMO = {"0.8.1.post1": "1.2.0rc6"}
+"""Versions of TensorRT-LLM by those of the Dynamo that ran it."""
 NAMED = {"gpt-oss-dev": "1.1"}
 """Versions that a table names by a branch."""
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
     """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED have them."""
-    rows = [row for name in ("inference_measured_2.csv", "inference_measured_3.csv") for row in read(folder, name)]
+    rows = [row for name in LATER for row in read(folder, name)]
     return [_settled(serving_run(row)) for row in rows if row["mode"] == "agg"]
 
 
@@ -56,10 +59,10 @@ def dense_runs(folder: Path) -> list[ServingRun]:
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:
-    """Rows of inference_measured_2.csv with pools of their own, each run once: where two listings have the same latencies, the
-    one that tells the number of replicas.
+    """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two listings have the same
+    latencies, the one that tells the number of replicas.
     """
-    rows = [row for row in read(folder, "inference_measured_2.csv") if row["mode"] == "disagg"]
+    rows = [row for name in LATER for row in read(folder, name) if row["mode"] == "disagg"]
     rows.sort(key=lambda row: not row["decode_num_workers"])
     once = {(row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row for row in reversed(rows)}
     return [_pool_run(row) for row in reversed(once.values())]
@@ -72,10 +75,11 @@ def queued_runs(folder: Path) -> list[ServingRun]:
 
 def _pool_run(row: Row) -> PoolRun:
     workers = row["prefill_num_workers"], row["decode_num_workers"]
+    told = lengths(row)
     return PoolRun(
-        engine=row["engine"], version=row["engine_version"], model=catalogue_model(row["model"]).name,
-        gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
-        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"]),
+        engine=row["engine"], version=DYNAMO.get(row["engine_version"], row["engine_version"]),
+        model=catalogue_model(row["model"]).name, gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
+        input_length=told.input_length, output_length=told.output_length, concurrency=int(row["concurrency"]),
         prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
         replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,

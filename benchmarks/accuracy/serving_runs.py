@@ -7,6 +7,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,16 +110,30 @@ def runs(folder: Path) -> list[ServingRun]:
     return [serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
 
 
-def serving_run(row: Row) -> ServingRun:
-    """One row of either file of served models."""
-    t, p, d = int(row["tp"]), int(row["pp"]), max(int(row["attention_dp"] or 1), 1)
-    lengths = int(row["isl"]), int(row["osl"])
-    drawn = lengths in INFERENCEMAX and bool(row.get("measured"))
+class Lengths(NamedTuple):
+    """Tokens of a prompt and of an answer, and whether all have these: else they are means."""
+
+    input_length: int
+    output_length: int
+    equal: bool
+
+
+def lengths(row: Row) -> Lengths:
+    """What a row's requests were."""
+    named = int(row["isl"]), int(row["osl"])
+    drawn = named in INFERENCEMAX and bool(row.get("measured"))
     shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
+    return Lengths(round(shorter * named[0]), round(shorter * named[1]), not drawn)
+
+
+def serving_run(row: Row) -> ServingRun:
+    """One row of a file of served models."""
+    t, p, d = int(row["tp"]), int(row["pp"]), max(int(row.get("attention_dp") or 1), 1)
+    told = lengths(row)
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
         gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
-        input_length=round(shorter * lengths[0]), output_length=round(shorter * lengths[1]), equal_lengths=not drawn,
+        input_length=told.input_length, output_length=told.output_length, equal_lengths=told.equal,
         concurrency=int(row["concurrency"] or row["batch"]),
         config=ServingConfig(
             tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=max(int(row["moe_ep"] or 1), 1),

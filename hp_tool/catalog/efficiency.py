@@ -18,7 +18,7 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_atten
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -28,7 +28,7 @@ STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
 under the framework that stands in, and a device holds up to 1.3 times as much."""
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency)
+P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency, PoolEfficiency)
 
 
 def efficiency(
@@ -260,6 +260,12 @@ def _nearest(versions: list[EngineEfficiency], version: str | None) -> EngineEff
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
     """What layers with experts add in an engine, the same for all; for `megatron-core`, which is isolated kernels, nothing."""
     return ISOLATED if engine == "megatron-core" else _build(ExpertEfficiency, FOLDER / "experts.yaml")
+
+
+@functools.cache
+def pool_efficiency() -> PoolEfficiency:
+    """What separate pools for prefill and decoding add."""
+    return _build(PoolEfficiency, FOLDER / "pools.yaml")
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""What sends the requests of a closed load: benchmark clients by what their documentation says they do when nothing else is set.
+"""What sends the requests of a closed load: benchmark clients by what their documentation says they do if nothing else is set.
 
-Requests of one length that start together end together and come together again; lengths that differ drift apart. Of a run with n
-requests for each in flight the first n-th starts at once.
+Requests of one length that start together end together and come together again; lengths that differ drift apart. Of a run with
+n requests for each in flight the first n-th starts at once.
 """
 
 from dataclasses import dataclass

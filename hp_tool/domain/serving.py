@@ -166,6 +166,19 @@ ISOLATED = ExpertEfficiency()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEfficiency(Strict):
+    """What separate pools add, whatever their engine."""
+
+    handover_s: float
+    """Seconds that a request takes from one pool to the other beside its bytes: routers, connections, the scheduler's turn."""
+    ttft_log_sd: float
+    """Standard deviations of log(measured / predicted) on pools left out, as EngineEfficiency's."""
+    tpot_log_sd: float
+    throughput_log_sd: float
+    fitted_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMemory:
     """Bytes on one device of the fullest stage; the parts sum to total_bytes."""
 
@@ -388,6 +401,7 @@ class PoolEstimate:
     """Requests that a decoding replica serves at once."""
     max_decode_batch: float
     """The most it has room for."""
+    intervals: ServingIntervals
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
 

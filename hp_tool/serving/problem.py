@@ -145,9 +145,7 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
-    engine = engine_efficiency(
-        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
-    )
+    engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
