@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student
 
 from benchmarks.accuracy import fitting
 from benchmarks.accuracy.data import command_line, write_constants
@@ -22,7 +21,7 @@ from benchmarks.accuracy.serving_rows import later_runs
 from benchmarks.accuracy.serving_runs import FIGURES, Batch, Predicted, ServingRun, batches, by_constants, log_ratios, predict
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
 
 COMMAND = "python -m benchmarks.accuracy.fit_experts"
@@ -123,13 +122,15 @@ def left_out(
 
 
 def with_scatter(constants: ExpertEfficiency, unseen: Sequence[Sequence[Predicted]]) -> ExpertEfficiency:
-    """The constants with the root mean square of log ratios of groups left out, each group weighing alike, wider by as much as
-    Student's distribution of so few groups is wider than the normal one (at 90 %).
-    """
-    few = float(student.ppf(0.95, len(unseen))) / NORMAL_QUANTILE
+    """The constants with the deviations whose 90 % interval holds 90 % of the groups left out, each group weighing alike."""
 
     def scatter(what: str) -> float:
-        return few * float(np.sqrt(np.mean([np.mean(log_ratios(group, what) ** 2) for group in unseen])))
+        logs = [np.abs(log_ratios(group, what)) for group in unseen]
+        off = np.concatenate(logs)
+        weights = np.concatenate([np.full(len(each), 1.0 / len(each) / len(logs)) for each in logs])
+        order = np.argsort(off)
+        place = int(np.searchsorted(np.cumsum(weights[order]), CONFIDENCE))
+        return float(off[order][min(place, len(off) - 1)]) / NORMAL_QUANTILE
 
     return dataclasses.replace(constants, **{f"{what}_log_sd": float(f"{scatter(what):.3g}") for what in FIGURES})
 

@@ -140,8 +140,10 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
                          for test in (operator.lt, operator.gt))  # fmt: skip
         if before or after:
             profile = before[-1] if before else after[0]
-            # What is no constant of the release stays as it was run: memory for the cache, limits of a batch.
-            as_run = dataclasses.replace(profile, **settings(name, version))
+            # What is no constant of the release stays as it was run: memory for the cache, limits of a batch, the client.
+            own = constants_of(members[0])
+            habits = {"prefill_group": own.prefill_group, "wave_share": own.wave_share}
+            as_run = dataclasses.replace(profile, **settings(name, version), **habits)
             results[f"{name} {version} by {profile.version}"] = predict(batches(members, as_run), as_run)
     return results
 

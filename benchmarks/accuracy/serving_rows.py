@@ -75,11 +75,11 @@ def queued_runs(folder: Path) -> list[ServingRun]:
 
 def _pool_run(row: Row) -> PoolRun:
     workers = row["prefill_num_workers"], row["decode_num_workers"]
-    told = lengths(row)
+    tokens = lengths(row)
     return PoolRun(
         engine=row["engine"], version=DYNAMO.get(row["engine_version"], row["engine_version"]),
         model=catalogue_model(row["model"]).name, gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
-        input_length=told.input_length, output_length=told.output_length, concurrency=int(row["concurrency"]),
+        input_length=tokens.input_length, output_length=tokens.output_length, concurrency=int(row["concurrency"]),
         prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
         replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,

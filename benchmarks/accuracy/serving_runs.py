@@ -129,11 +129,11 @@ def lengths(row: Row) -> Lengths:
 def serving_run(row: Row) -> ServingRun:
     """One row of a file of served models."""
     t, p, d = int(row["tp"]), int(row["pp"]), max(int(row.get("attention_dp") or 1), 1)
-    told = lengths(row)
+    tokens = lengths(row)
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
         gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
-        input_length=told.input_length, output_length=told.output_length, equal_lengths=told.equal,
+        input_length=tokens.input_length, output_length=tokens.output_length, equal_lengths=tokens.equal,
         concurrency=int(row["concurrency"] or row["batch"]),
         config=ServingConfig(
             tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
