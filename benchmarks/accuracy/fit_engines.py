@@ -78,7 +78,7 @@ and admit a request when its prompt fits; TensorRT-LLM promises a request its wh
 """
 BY_VERSION: dict[tuple[str, str], dict[str, Any]] = {
     # As most runs of trtllm-bench were: 95 % of what is free; a C++ runtime without PyTorch's reserve.
-    ("trtllm", "0.17"): {"memory_fraction": 0.95, "memory_fraction_of": "free", "reserve_bytes": 1e9},
+    ("trtllm", "0.17"): {"fp8_scales": "tensor", "memory_fraction": 0.95, "memory_fraction_of": "free", "reserve_bytes": 1e9},
     # The default of KvCacheConfig.free_gpu_memory_fraction; the runs of 1.0.0rc3 had less.
     ("trtllm", "1.1"): {"memory_fraction_of": "free"},
 }

@@ -170,11 +170,13 @@ def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
     return shapes, shortest, cards
 
 
-GROUPED = {"bfloat16": "bf16", "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+GROUPED = {"bfloat16": "bf16", "fp8_block": "fp8", "fp8": "fp8_tensor", "w4a16_mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 """Formats of experts' weights by the names in ops/moe.csv: checkpoints of mixtures in fp8 have a scale for each block."""
 ELEMENTWISE = 0.85
 """Share of the bandwidth taken for kernels that only move memory."""
-GROUPED_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp4": 0.5 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+GROUPED_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_tensor": 1.0, "mxfp4": 0.5 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+MULTIPLIED: dict[str, Precision] = {"mxfp4": "bf16", "fp8_tensor": "fp8"}
+"""Precision of the arithmetic, where the format's name is not its own."""
 SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
 PROMPTS_FROM = 1024
 """Tokens from which a pass holds prompts."""
@@ -208,7 +210,7 @@ def _grouped(rows: list[Row], name: str, title: str) -> dict[str, float]:
     (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
     copies, weights, bandwidth = tokens * top_k / ranks, 3.0 * hidden * width, memory_bandwidth(cards)
     hit = np.minimum(np.maximum(copies, 1.0), experts / ranks)
-    flops = 2.0 * weights / peak(cards, "bf16" if name == "mxfp4" else name)  # type: ignore[arg-type]
+    flops = 2.0 * weights / peak(cards, MULTIPLIED.get(name, name))  # type: ignore[arg-type]
     # Copies are gathered, activated and summed in 16 bits, as experts_seconds counts them.
     moved = copies * (6.0 * hidden + 8.0 * width) / bandwidth / ELEMENTWISE
     read = GROUPED_BYTES[name] * weights * hit / bandwidth

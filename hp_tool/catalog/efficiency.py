@@ -245,7 +245,7 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
 
 SETTINGS_OF_A_RELEASE = (
     "max_num_seqs", "max_num_batched_tokens", "memory_fraction", "memory_fraction_of", "reserve_bytes",
-    "kv_reserved_output_fraction", "fp8_cache_with",
+    "kv_reserved_output_fraction", "fp8_cache_with", "fp8_scales",
 )  # fmt: skip
 """Fields of a profile that no run gave: they stay where constants are borrowed."""
 

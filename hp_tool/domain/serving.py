@@ -109,6 +109,9 @@ class EngineEfficiency(Strict):
     fp8_cache_with: tuple[str, ...]
     """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise. TensorRT-LLM does as
     the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo)."""
+    fp8_scales: Literal["block", "tensor"] = "block"
+    """Of experts in 8 bits: a scale for each block of weights, as their makers publish them, or, in releases before there were
+    kernels for those, one for each matrix."""
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
     normal's 90 %."""

@@ -179,7 +179,8 @@ def grouped_roof(case: ServingCase) -> GroupedRoofline:
     engines, precision = case.profile.gpu.grouped_matmul or {}, case.expert_precision
     timed = engines.get(case.engine.engine) or engines.get(STAND_INS, {})
     widened = case.expert_bytes < ELEMENT_BYTES[precision]
-    for name in ("mxfp4" if widened else precision, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
+    scales = "fp8_tensor" if precision == "fp8" and case.engine.fp8_scales == "tensor" else precision
+    for name in ("mxfp4" if widened else scales, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
         if name in timed:
             return timed[name]
     roof = thin_roof(case, precision)
