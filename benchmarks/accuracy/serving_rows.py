@@ -69,8 +69,11 @@ def pool_runs(folder: Path) -> list[PoolRun]:
 
 
 def queued_runs(folder: Path) -> list[ServingRun]:
-    """Every row of inference_trtllm_throughput.csv: all requests queued at once on one replica, throughput alone measured."""
-    return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
+    """Every row of inference_trtllm_throughput.csv and _2: all requests queued at once on one replica, throughput alone
+    measured.
+    """
+    names = ("inference_trtllm_throughput.csv", "inference_trtllm_throughput_2.csv")
+    return [_queued_run(row) for name in names for row in read(folder, name)]
 
 
 def _pool_run(row: Row) -> PoolRun:
@@ -97,7 +100,7 @@ def _pool(row: Row, side: str) -> ServingConfig:
 def _queued_run(row: Row) -> ServingRun:
     return ServingRun(
         engine=row["engine"], version=row["version"], model=row["model"], gpu=gpu(row["gpu"]).name,
-        precision=row["weights"], kv_cache_precision=row["kv_cache"],
+        precision=row["weights"], kv_cache_precision=row.get("kv_cache"),
         input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), concurrency=int(row["num_requests"]),
         config=ServingConfig(tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])),
         ttft_s=math.nan, tpot_s=math.nan, queued_throughput=float(row["output_tokens_s_gpu"]),

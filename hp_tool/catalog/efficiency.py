@@ -275,9 +275,12 @@ def engine_profiles() -> tuple[EngineEfficiency, ...]:
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Orders `0.5.6.post2` after `0.5.1.post1` and `1.0.0rc3` before `1.2.0rc6`: runs of digits compare as numbers."""
+    """Orders `0.5.6.post2` after `0.5.1.post1`, `1.0.0rc3` before `1.2.0rc6` and before `1.0`, which is `1.0.0`: runs of digits
+    compare as numbers.
+    """
     parts: list[tuple[int, str]] = []
     for part in version.replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
+    parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)

@@ -102,7 +102,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     context = length + 0.5 * output
     # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
     endless = case.prefill_group == math.inf
-    group = np.maximum(running / output, 1.0) if endless else np.minimum(case.prefill_group, running)
+    group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
