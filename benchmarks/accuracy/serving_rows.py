@@ -40,15 +40,20 @@ def later_runs(folder: Path) -> list[ServingRun]:
 
 def _settled(run: ServingRun) -> ServingRun:
     version = NAMED.get(run.version, run.version) or UNTOLD.get(run.engine, "")
-    return dataclasses.replace(run, version=version, **(_launch(run) if not run.version else {}))
+    return dataclasses.replace(run, version=version, **_launch(run))
 
 
 def _launch(run: ServingRun) -> dict[str, float]:
-    """What the public script that started these runs sets (InferenceMAX, October 2025, 70b_fp8_b200_trt): with prompts and
-    answers of 1,024 tokens, on fewer than 8 GPUs, batch_wait_timeout_iters 20.
+    """What public scripts set that started these runs of TensorRT-LLM (InferenceMAX): batch_wait_timeout_iters 20 with prompts
+    and answers of 1,024 tokens on fewer than 8 B200 (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config
+    with attention in parallel over data.
     """
-    short = run.input_length < 1024 and run.output_length < 1024 and not run.equal_lengths
-    waits = run.engine == "trtllm" and run.gpu.startswith("b200") and short and run.config.tensor_parallel_size < 8
+    if run.engine != "trtllm" or run.equal_lengths:
+        return {}
+    if run.config.attention_data_parallel_size > 1:
+        return {"batch_wait_iterations": 60.0}
+    short = run.input_length < 1024 and run.output_length < 1024
+    waits = run.gpu.startswith("b200") and short and run.config.tensor_parallel_size < 8
     return {"batch_wait_iterations": 20.0} if waits else {}
 
 

@@ -123,5 +123,7 @@ class Pass:
     """Sequences that decode one token."""
     prefill_requests: FloatArray
     """Prompts processed; half a prompt's chunk is 0.5."""
+    routed: FloatArray | None = None
+    """Rows that reach the experts, mean over a stage's attention groups; None: `tokens`, the same in all of them."""
     drafted: int = 0
     """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens` includes them."""
