@@ -231,6 +231,7 @@ def serving_case(
     layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
     client = workload.load.client if workload.load is not None else None
     shorter = CLIENTS[client].mean_length if client is not None else 1.0
+    come = arrivals(client, engine=engine)
     return ServingCase(
         model=model,
         cluster=cluster,
@@ -244,7 +245,8 @@ def serving_case(
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
-        **arrivals(client, engine=engine),
+        prefill_group=come["prefill_group"],
+        wave_share=come["wave_share"],
         speculative=workload.speculative,
         experts=expert_efficiency(engine=engine.engine),
         expert_imbalance=workload.expert_imbalance,
