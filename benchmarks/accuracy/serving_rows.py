@@ -52,7 +52,7 @@ def _launch(run: ServingRun) -> dict[str, float]:
         return {}
     if run.config.attention_data_parallel_size > 1:
         return {"batch_wait_iterations": 60.0}
-    short = run.input_length < 1024 and run.output_length < 1024
+    short = run.input_length < 1024 and run.output_length < 1024 and not run.version
     waits = run.gpu.startswith("b200") and short and run.config.tensor_parallel_size < 8
     return {"batch_wait_iterations": 20.0} if waits else {}
 
