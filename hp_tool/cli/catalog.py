@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hp_tool.domain.hardware import GpuSpec, NodeType
     from hp_tool.domain.model import ModelSpec
     from hp_tool.domain.recipe import Recipe
-    from hp_tool.trainers import RegisteredTrainer
+    from hp_tool.trainers.command import RegisteredTrainer
 
     Spec = ModelSpec | GpuSpec | NodeType | Recipe | RegisteredTrainer
 
@@ -73,7 +73,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the registered training commands that a search's `trainer` may name, or show one with its command."""
-    from hp_tool.trainers import registered_trainer, registered_trainers
+    from hp_tool.trainers.command import registered_trainer, registered_trainers
 
     if name is None:
         known = registered_trainers()

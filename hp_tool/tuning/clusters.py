@@ -16,7 +16,8 @@ from hp_tool.errors import HpToolError, InputError, LauncherError, StoreError, U
 from hp_tool.extras import require
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus
-from hp_tool.trainers import TrainerLauncher, trainer_of
+from hp_tool.trainers.command import trainer_of
+from hp_tool.trainers.runs import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem
 
 LOCAL = "local"

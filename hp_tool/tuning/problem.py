@@ -29,7 +29,7 @@ from hp_tool.learning.series import Series, series_of
 from hp_tool.queries.schema import lay
 from hp_tool.search.problem import SearchProblem
 from hp_tool.search.table import candidate_table
-from hp_tool.trainers import check_trainer, check_varied, program_name, tells, trainer_of, varying, writes
+from hp_tool.trainers.command import check_trainer, check_varied, program_name, tells, trainer_of, varying, writes
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.best import Best, best_of

@@ -17,7 +17,7 @@ from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.records import RegistrationKind
 from hp_tool.errors import HpToolError, NotFoundError
 from hp_tool.queries.registered import checked_registration, read_spec
-from hp_tool.trainers import RegisteredTrainer, registered_trainers
+from hp_tool.trainers.command import RegisteredTrainer, registered_trainers
 from hp_tool.training.recipes import recipe as one_recipe
 from hp_tool.training.recipes import recipes as all_recipes
 from service.api import openapi

@@ -1,4 +1,4 @@
-"""Searches: submit, list, inspect, act on, and what their stored results say; the pages of the dashboard use it too."""
+"""Searches: submit, list, inspect and act on; the pages of the dashboard use it too."""
 
 import contextlib
 import re
@@ -18,19 +18,17 @@ from hp_tool.domain.measurement import MeasurementStatus
 from hp_tool.domain.plan import PlanAnswer
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import EventRecord, Head, JsonObject, Label, RunState, SearchRecord, SearchState
-from hp_tool.domain.result import Estimate, Recommendation
-from hp_tool.domain.serving import InferenceEstimate, RunConfig, ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, StoreError
 from hp_tool.queries import schema
 from hp_tool.queries.edition import edition
 from hp_tool.queries.registered import Find, as_asked
-from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning import resolve_search
 from hp_tool.tuning.plan import bill
 from service.api import openapi
 from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import FindDep, PagingDep, SettingsDep, StoreDep, TrialPagingDep, versioned
+from service.api.search_results import calibrated_predictions, search_answer
 from service.api.views import STREAM_END, EventView, PageView, SearchView, TrialsView, TrialView, WebhookView
 from service.api.watch import Watch
 from service.keys import Keyring
@@ -342,60 +340,3 @@ def apply_action(store: Store, *, search_id: str, action: Action, idempotency_ke
                 return earlier
             newest = max(record.edition or 0, edition())
             return store.create_search(query=query, request=query, idempotency_key=key, edition=newest)
-
-
-def search_answer(record: SearchRecord) -> dict[str, Any]:
-    """The answer of an ended search: its result, or why it has none."""
-    if record.result is not None:
-        return record.result
-    error = record.error or {"code": str(record.state), "message": f"the search was {record.state}", "field": None}
-    return {
-        "id": record.query.get("id"),
-        "status": "error",
-        "error": error,
-        "search": {"id": record.id, "state": str(record.state), "stopped_because": record.stopped_because},
-    }
-
-
-def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
-    """The first row of a search's result; None while there is none."""
-    rows = (record.result or {}).get("recommendations")
-    if not rows:
-        return None
-    kind = ServingRecommendation if "max_num_seqs" in rows[0]["parallel"] else Recommendation
-    row: Recommendation | ServingRecommendation = schema.adapter(kind).validate_python(rows[0])
-    return row
-
-
-def known_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
-    """Return the rows of a search's result whose estimates, by calibration and own runs, are stated in full."""
-    rows = (record.result or {}).get("recommendations", ())
-    kinds = (ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation for row in rows)
-    parsed = [schema.adapter(kind).validate_python(row) for kind, row in zip(kinds, rows, strict=True)]
-    return [row for row in parsed if row.calibrated_estimate is not None and row.calibrated_estimate.memory is not None]
-
-
-def known_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """Return what a search knows of its configurations, by calibration and own runs; only of those stated in full."""
-    return {row.parallel: known for row in known_rows(record) if (known := row.calibrated_estimate) is not None}
-
-
-def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, Any]]:
-    """Predictions by configuration after calibration, as the result of a search states them."""
-    return {
-        decode_configuration(row["parallel"]): _prediction(row["calibrated_estimate"])
-        for row in (record.result or {}).get("recommendations", ())
-        if row.get("calibrated_estimate")
-    }
-
-
-def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an estimate that a run is compared with."""
-    memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
-    return {
-        "step_s": (estimate.get("time") or {}).get("step_s") or estimate.get("request_latency_s"),
-        "step_s_interval": intervals.get("step_s"),
-        "tokens_per_second_per_gpu": estimate.get("tokens_per_second_per_gpu")
-        or estimate.get("output_tokens_per_second_per_gpu"),
-        "memory_bytes": memory.get("total_bytes"),
-    }

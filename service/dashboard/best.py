@@ -18,7 +18,7 @@ from hp_tool.queries import schema
 from hp_tool.render import answer as words
 from hp_tool.search.serving import TARGETS
 from hp_tool.training.evaluate import resolve_configuration
-from service.api.searches import recommended
+from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
 

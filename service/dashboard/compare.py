@@ -22,7 +22,7 @@ from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.searches import known_estimates
+from service.api.search_results import known_estimates
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack

@@ -11,7 +11,7 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.queries import schema
-from service.api.searches import known_rows
+from service.api.search_results import known_rows
 from service.dashboard import formats
 
 ALONE = "the cost model alone"

@@ -19,7 +19,7 @@ from hp_tool.search.serving import TARGETS, bounded
 from hp_tool.serving.problem import resolve_serving
 from hp_tool.store.columns import decode_configuration
 from hp_tool.tuning.serving_table import serving_candidates
-from service.api.searches import calibrated_predictions
+from service.api.search_results import calibrated_predictions
 from service.dashboard import formats
 from service.dashboard.page import Tone
 

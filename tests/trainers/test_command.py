@@ -23,7 +23,8 @@ from hp_tool.domain.query import SearchSettings, TrainerCommand
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.launchers.jobs import request_json
 from hp_tool.queries.schema import parse_query
-from hp_tool.trainers import NAMES, TrainerLauncher, check_trainer, check_varied, program, program_name, trainer_of
+from hp_tool.trainers.command import NAMES, check_trainer, check_varied, program, program_name, trainer_of
+from hp_tool.trainers.runs import TrainerLauncher
 from hp_tool.training.problem import TrainingProblem, resolve_training
 from hp_tool.training.ranking.rank import CostedSpace
 from hp_tool.tuning.problem import build_problem

@@ -12,7 +12,7 @@ from hp_tool.domain.measurement import Hardware, Measurement
 from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.formats.logs import READERS, read_log
-from hp_tool.trainers import measurement
+from hp_tool.trainers.runs import measurement
 from hp_tool.units import MIB
 
 HARDWARE = Hardware(gpu="h100-sxm-80gb", num_gpus=8)

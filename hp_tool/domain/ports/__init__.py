@@ -1,0 +1,6 @@
+"""The ports through which the search reaches the outside: a cluster engine and a store."""
+
+from hp_tool.domain.ports.launcher import Launcher as Launcher
+from hp_tool.domain.ports.launcher import Queueing as Queueing
+from hp_tool.domain.ports.launcher import Timekeeping as Timekeeping
+from hp_tool.domain.ports.store import Store as Store
