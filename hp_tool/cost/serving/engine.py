@@ -111,14 +111,17 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
     prompts = chunk / computed
     wait, arrivals = engine.batch_wait_iterations, running * yields / output
-    together = _groups_with_prompts(c, arrivals * (1.0 + wait), group)
+    # Speculation shortens a life by passes, but better guesses must not make prompts cheaper: arrivals by tokens, not passes.
+    together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
     launches = launching(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     # Chunks beyond the iterations of a request's life find nothing to ride along with.
-    riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0) if engine.schedule == "mixed" else none
+    riding = (
+        np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0) if engine.schedule == "mixed" else none
+    )
     extra = none
     if np.any(riding < 1.0):
         extra = _iteration(
@@ -131,6 +134,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     around = prompt_overhead(case)
     alone = (extra / prompts + around) / stages  # what one prompt costs its own group
     prompt = alone / together  # what one prompt of each group costs everyone: groups step together
+    if output == 1.0:
+        alone = prompt  # all of a request's life is before its first token
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
     before = np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
