@@ -1,5 +1,6 @@
 """Pages of the documentation site that come from code (an mkdocs hook): commands, routes, Python, every formula of the cost
-model, the README, CONTRIBUTING and CHANGELOG, and openapi.json. Links out of docs/ lead to those pages, or lose their target.
+model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and openapi.json. Links out of docs/ lead to those pages, or lose
+their target.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
     pages |= {"reference/commands.md": commands(), "reference/http.md": routes(json.loads(api))}
     pages |= {"reference/python.md": python(), "openapi.json": api}
+    pages |= {f"notebooks/{path.stem}.md": notebook(path) for path in sorted((ROOT / "examples").glob("*.ipynb"))}
     for package in PACKAGES:
         for module in modules(package):
             dotted = _dotted(module)
@@ -102,6 +104,20 @@ def _page_for(path: Path, files: Files) -> str | None:
     else:
         name = TOP.get(path.name, "") if path.parent == ROOT else ""
     return name if files.get_file_from_path(name) else None
+
+
+def notebook(path: Path) -> str:
+    """The cells of a notebook and what they printed, as a page."""
+
+    def shown(cell: Mapping[str, Any]) -> str:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            return source
+        printed = "".join(line for output in cell["outputs"] for line in output["text"])
+        return f"```python\n{source}\n```" + (f"\n\n```text\n{printed.rstrip()}\n```" if printed else "")
+
+    cells = [shown(cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    return "\n\n".join([*cells, f"This page is the notebook `examples/{path.name}`."]) + "\n"
 
 
 def commands() -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.notebooks import NOTEBOOKS, executed, text
+
 ASKS_A_SERVER = {"report_from_training"}
 """Run where there is one: tests/service/test_async_client.py."""
 EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.stem not in ASKS_A_SERVER)
@@ -21,6 +23,15 @@ def figures(name: str) -> Any:
 def test_an_example_prints_its_figures(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_prints_what_it_shows(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == text(executed(path)), "run: python -m tests.notebooks"
+
+
+def test_there_is_a_notebook_for_each_question() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["choose", "serve", "tune"]
 
 
 def test_headlines_of_sequence_parallelism_and_selective_recomputation() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +13,13 @@ from typer.core import TyperCommand
 
 from hp_tool.cli import queries
 from hp_tool.errors import InputError
+from hp_tool.extras import require
 
 if TYPE_CHECKING:
     from hp_tool.exchange import Assessment
+
+
+_SEARCH_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FormatsCommand(TyperCommand):
@@ -33,7 +39,8 @@ def export(
     result: Annotated[
         str,
         typer.Argument(
-            metavar="RESULT", help="Output of recommend, estimate or tune with --json, or a query; - reads standard input."
+            metavar="RESULT",
+            help="Output of recommend, estimate or tune with --json, a query, or a search's id; - reads standard input.",
         ),
     ],
     format: Annotated[str | None, typer.Option("--format", help="{writable}.")] = None,
@@ -50,7 +57,7 @@ def export(
 
     if (tool is None) == (format is None):
         raise InputError("say --format FORMAT, or --for FORMAT to rank again for it", field="--format")
-    content = queries.read_mapping(result)
+    content = _search_result(result) or queries.read_mapping(result)
     if tool is None:
         chosen = exported(result=content, format=format or "", rank=rank, read=schema.parse_own_query)
     else:
@@ -62,6 +69,20 @@ def export(
         typer.echo(schema.to_json(short if tool is None else chosen))
         return
     typer.echo(chosen.text, nl=False)
+
+
+def _search_result(name: str) -> dict[str, Any] | None:
+    """The result of the search that has this id in the local database; None for what is no id, or a file of this name."""
+    if not _SEARCH_ID.fullmatch(name) or Path(name).exists():
+        return None
+    require("search", by="`hp-tool export` of a search")
+    from hp_tool.store import database_url, open_store
+
+    with closing(open_store(database_url())) as store:
+        record = store.get_search(search_id=name)
+    if record.result is None:
+        raise InputError(f"search {name} is {record.state} and has no result to export", field="result")
+    return {**record.result, "query": record.query}  # which results of earlier versions lack
 
 
 def import_(

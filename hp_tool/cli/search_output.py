@@ -39,7 +39,7 @@ from hp_tool.render.columns import (
     scaled,
     tokens_column,
 )
-from hp_tool.render.words import arithmetic, brief
+from hp_tool.render.words import arithmetic, brief, stopped_words
 from hp_tool.tuning.result import TuneResult
 from hp_tool.units import counted, duration
 
@@ -107,13 +107,13 @@ class SearchProgress:
                 chosen = f", {payload['candidates']:,} configurations to choose from" if "candidates" in payload else ""
                 self._print(f"search {payload['search_id']}: at most {self._budget} runs{chosen}")
             case "run_started" | "proposed":
-                self._start(f"run {payload['number']}: {_label(payload)}, {_predicted(payload)}")
+                self._start(f"run {payload['number'] + 1}: {_label(payload)}, {_predicted(payload)}")
             case "run_finished":
-                self._finish(f"run {payload['number']}: {_label(payload)}: {_outcome(payload)}")
+                self._finish(f"run {payload['number'] + 1}: {_label(payload)}: {_outcome(payload)}")
             case "run" if payload["state"] == "finished":  # a server's event
-                self._finish(f"run {payload['number']}: {_outcome(payload)}")
+                self._finish(f"run {payload['number'] + 1}: {_outcome(payload)}")
             case "run_abandoned":
-                self._print(f"run {payload['number']}: given up: {payload['cause']}")
+                self._print(f"run {payload['number'] + 1}: given up: {payload['cause']}")
             case "pending":
                 self._progress.update(self._task, description=f"waiting for devices: {pending_words(payload)}")
             case "preflight":
@@ -221,7 +221,7 @@ def _planned(run: PlannedRun) -> str:
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
-    """Step times predicted before, predicted after calibration and measured, side by side."""
+    """Step times by the cost model, by all that is known after the runs, and as measured, side by side."""
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
     if not shown:
         return
@@ -240,14 +240,14 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     columns = [
         rank_column(shown),
         *configuration_columns([row.parallel for row in shown]),
-        Column(head="before", unit=unit, cells=scaled(before, size), drop=6),
-        Column(head="after", unit=unit, cells=scaled(after, size)),
+        Column(head="model", unit=unit, cells=scaled(before, size), drop=6),
+        Column(head="known", unit=unit, cells=scaled(after, size)),
         interval_column(calibrated, unit=unit, size=size),
         Column(head="measured", unit=unit, cells=tuple(map("".join, zip(implied, scaled(measured, size), strict=True)))),
         tokens_column(rates, meaning="tokens/s/GPU measured"),
         *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]
-    title = "step time: predicted before, after calibration, and measured"
+    title = "step time: by the cost model alone, known by calibration and runs, and measured"
     print_columns(console, columns, title=title, bold_first=shown[0].rank == 1)
     print_unchecked(console, [row.estimate for row in shown])
 
@@ -256,13 +256,16 @@ def _account(result: TuneResult) -> list[str]:
     """What the search cost and why it ended, in lines."""
     search = result.search
     grid = ""
+    spent = device_time(search.gpu_seconds)
+    if search.budget_gpu_seconds is not None:
+        spent = f"{spent} of at most {device_time(search.budget_gpu_seconds)}"
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
         grid = f"; all {result.space.feasible:,} feasible ones would have taken {device_time(search.grid_gpu_seconds)}"
         grid += f" ({share:.0%} of it was spent)"
     lines = [
-        f"search {search.id} {search.state}: {search.profile_runs} profile runs, {device_time(search.gpu_seconds)}"
-        f"{grid}; stopped because: {search.stopped_because}"
+        f"search {search.id} {search.state}: {counted(search.profile_runs, 'profile run')}, {spent}{grid}; "
+        f"{stopped_words(search.stopped_because)}"
     ]
     if search.queue_s >= WORTH_TELLING_S:
         lines.append(f"its jobs waited {duration(search.queue_s)} for devices, which is not counted")
@@ -272,4 +275,7 @@ def _account(result: TuneResult) -> list[str]:
         lines.append(f"expected further gain of another run: {search.expected_gain_fraction:.1%}")
     if search.state == "paused":
         lines.append(f"continue with: hp-tool tune --resume {search.id}")
+    elif result.recommendations:
+        tool = "megatron-lm" if isinstance(result.recommendations[0], Recommendation) else "vllm"
+        lines.append(f"next: hp-tool report {search.id} (a page), hp-tool export {search.id} --format {tool} (its flags)")
     return lines

@@ -61,9 +61,9 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
         f"{estimate.intervals.confidence:.0%} confidence; {estimate.running_requests:,.0f} requests running ({limit}), at most "
         f"{estimate.max_concurrency:,}; never preempted up to {estimate.max_concurrency_without_preemption:,}"
     )
+    flying = "1 request" if estimate.concurrency == 1 else f"{estimate.concurrency:,.4g} requests"
     console.print(
-        f"{estimate.concurrency:,.4g} requests in flight, {estimate.request_rate_per_second:,.3g} a second, of "
-        f"{estimate.users:,} people with one at a time"
+        f"{flying} in flight, {estimate.request_rate_per_second:,.3g} a second, of {estimate.users:,} people with one at a time"
     )
     if estimate.goodput is not None:
         goodput = estimate.goodput

@@ -109,8 +109,9 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
     if estimate.memory is None or estimate.time is None:
         return
     memory, time, intervals = estimate.memory, estimate.time, estimate.intervals
-    fullest = f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)} of {gib(memory.capacity_bytes)}"
-    console.print(f"{fullest} usable")
+    short = memory.total_bytes - memory.capacity_bytes
+    room = f" of {gib(memory.capacity_bytes)}" if short <= 0 else f", {gib(short)} more than the {gib(memory.capacity_bytes)}"
+    console.print(f"memory on stage {memory.worst_stage}, the fullest: {gib(memory.total_bytes)}{room} usable")
     _print_fit(console, estimate)
     print_memory_parts(console, memory.parts_bytes)
     console.print(f"step time: {duration(time.step_s)}")
@@ -167,7 +168,9 @@ def print_unchecked(console: Console, estimates: Iterable[Estimate]) -> None:
         console.print(f"these use training.offload: {offload}", highlight=False)
     names = dict.fromkeys(name for estimate in estimates for name in unchecked(estimate))
     if names:
-        console.print(f"* {unchecked_words(names)}", highlight=False)
+        checked = next((place for place, one in enumerate(estimates, start=1) if not unchecked(one)), 1)
+        first = f"; the best without is number {checked} here" if checked > 1 else ""
+        console.print(f"* {unchecked_words(names)}{first}", highlight=False)
     for sentence in dict.fromkeys(str(each.provenance["recompute"]) for each in estimates if "recompute" in each.provenance):
         console.print(sentence, highlight=False)
 

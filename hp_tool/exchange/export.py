@@ -1,6 +1,6 @@
 """Results as other tools' configurations, and the ranking of what a tool can run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from hp_tool import training
 from hp_tool.configuration import Configuration
 from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.knobs import FREE
-from hp_tool.domain.parallel import OF_THE_FRAMEWORK
+from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
@@ -137,14 +137,15 @@ def export_for(
     own = next(iter(training.recommend(query=query, top=1).recommendations), None)
     workload, left_out = _workload_for(tool, query.training)
     same = workload.framework == query.training.framework
-    free = query.parallel if same else replace(query.parallel, **dict.fromkeys(OF_THE_FRAMEWORK))
     ranked = replace(query, training=workload, objective=None)
-    ranked = replace(ranked, parallel=replace(free, **runs(format, ranked)))
+    parallel, beyond = _within(query.parallel, runs(format, ranked), without=() if same else OF_THE_FRAMEWORK)
+    ranked, left_out = replace(ranked, parallel=parallel), (*left_out, *beyond)
     answer = training.recommend(query=ranked, top=MAX_TRIED)
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
+        chosen = Configuration.of(row, query=ranked)
         try:
-            text, expressed = _expressed(Configuration.of(row, query=ranked), partial(write, format=format))
+            text, expressed = _expressed(chosen, partial(write, format=format))
         except UnsupportedError as error:
             refusal = refusal or error
             continue
@@ -159,12 +160,13 @@ def export_for(
             best_step_s=best,
             cost_fraction=None if best is None else step_s / best - 1.0,
             left_out=left_out,
-            notes=tool.notes(text),
+            notes=(*_left_to_the_script(chosen, expressed), *tool.notes(text)),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     own_workload = None if own is None else Configuration.of(own, query=query).query.training
     offloads = own_workload is not None and own_workload.offload not in (None, "none")
     else_ = "; the query's own best offloads to the host" if offloads else ""
+    else_ += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
     raise refusal or InputError(
         f"nothing that {format} runs fits this query (rejected: {why}){else_}", field="for", code="infeasible"
     )
@@ -184,6 +186,29 @@ def _workload_for(tool: Format[Any], workload: TrainingWorkload) -> tuple[Traini
     if adapted.cross_entropy is None and tool.loss is not None:
         adapted = replace(adapted, cross_entropy=tool.loss)
     return adapted, tuple(left_out)
+
+
+def _within(
+    parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
+) -> tuple[ParallelQuery, tuple[str, ...]]:
+    """Return the query's axes as far as a tool can be told about them, and the keys whose values it cannot be told.
+
+    `axes` are the tool's own values by name, `without` the names of those that mean nothing under its framework.
+    """
+    values: dict[str, Any] = dict.fromkeys(without)
+    left_out = [name for name in without if getattr(parallel, name) is not None]
+    for name, can in axes.items():
+        own, known = axis_values(getattr(parallel, name)), [_whole(each) for each in axis_values(can)]
+        both = tuple(each for each in own if _whole(each) in known)
+        values[name] = both or can
+        if own and not both:
+            left_out.append(name)
+    return replace(parallel, **values), tuple(f"parallel.{name}" for name in dict.fromkeys(left_out))
+
+
+def _whole(value: Any) -> Any:
+    """Return a value of an axis; whole layers that are recomputed have one name."""
+    return "full" if value == "per_layer" else value
 
 
 def _writer(name: str, *, field: str = "format") -> Format[Any]:

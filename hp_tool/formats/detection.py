@@ -26,7 +26,6 @@ _UNREAD = (
     Sign(of="keys", rank=96, holds=key_within("auto_map", "architectures"), refused="a model's config.json"),
     Sign(of="keys", rank=98, holds=key_within("nodes_and_edges"), refused="a workflow"),
     Sign(of="script", rank=10, holds=words(r"\bopenrlhf\b"), refused="OpenRLHF"),
-    Sign(of="script", rank=14, holds=words(r"(?m)^[^#\n]*\b(megatron|swift)\s+(sft|pt|rlhf)\b"), refused="ms-swift"),
     Sign(of="script", rank=15, holds=words(r"\bcolossalai\s+run\b"), refused="ColossalAI"),
     Sign(of="script", rank=16, holds=words(r"--rollout-function-path|--actor-num-gpus-per-node"), refused="slime"),
     Sign(

@@ -83,6 +83,11 @@ def _launch(command: Command) -> Launch | None:
     names = [PurePosixPath(text).name for text in texts]
     if names[0] in _OTHERS:
         return None
+    if names[0] == "trl" and len(words) > 1:  # Accelerate's launcher and a script of TRL's in one command
+        counts, program = _counts(words), f"trl.scripts.{texts[1]}"
+        return Launch(program=program, words=tuple(words[2:]), launchers=("accelerate",), counts=counts, line=command.line)
+    if names[0] in ("swift", "megatron") and texts[1:2] and texts[1] in ("sft", "pt", "rlhf"):
+        return Launch(program=" ".join(texts[:2]), words=tuple(words[2:]), launchers=(), counts={}, line=command.line)
     start = _program(texts, names)
     if start is None:
         return None

@@ -85,7 +85,8 @@ def beside(script: Script, name: str) -> str | None:
 
 def file_of(files: Mapping[str, str], name: str) -> str | None:
     """Return the text of a file, by the name that a configuration gives it or the last part of that; None: not at hand."""
-    return files.get(name, files.get(PurePosixPath(name).name))
+    path = PurePosixPath(name)
+    return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
 
 def mapping_of(text: str) -> dict[str, Any] | None:

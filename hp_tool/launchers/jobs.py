@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -152,9 +153,11 @@ def output(folder: Path, *, name: str | None = None) -> str:
     return readback.log_tail(folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES)
 
 
-def plan_json(plan: LaunchPlan) -> str:
-    """A plan as JSON, with the text of its files."""
-    return readback.typed(LaunchPlan).dump_json(plan, indent=2).decode()
+def plan_text(plan: LaunchPlan) -> str:
+    """A plan for people: its command, with what its environment adds, its limit, and the names of its files."""
+    added = [f"{name}={shlex.quote(value)} \\" for name, value in sorted(plan.environment.items())]
+    limit = f"# at most {plan.timeout_s:.0f} s, in a folder with {' and '.join(sorted(plan.files))}"
+    return "\n".join([*added, shlex.join(plan.command), limit])
 
 
 def most_log_bytes() -> int:

@@ -81,7 +81,7 @@ class LocalLauncher:
         return torchrun.job_plan(request, job_name=job_name)
 
     def describe(self, plan: LaunchPlan) -> str:
-        return jobs.plan_json(plan)
+        return jobs.plan_text(plan)
 
     def submit(self, plan: LaunchPlan) -> str:
         folder = self._folder(plan.job_name)

@@ -64,7 +64,7 @@ class RayLauncher(streamed.StreamedLauncher):
         return torchrun.cluster_plan(request, job_name=job_name, options=self._options)
 
     def describe(self, plan: LaunchPlan) -> str:
-        return jobs.plan_json(plan)
+        return jobs.plan_text(plan)
 
     def submit(self, plan: LaunchPlan) -> str:
         handle = self._handle(plan.job_name)

@@ -55,10 +55,10 @@ def _served(answer: ServingAnswer) -> str:
     return ", ".join(parts)
 
 
-def _gain(gain: Gain, what: str) -> str:
-    """`1.31 times the first run's speed (1.20 to 1.43)`; with `predicted` in the brackets where one of the two did not run."""
-    predicted = ", predicted" if gain.source == "predicted" else ""
-    return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({gain.interval[0]:.2f} to {gain.interval[1]:.2f}{predicted})"
+def _gain(gain: Gain, what: str, *, source: bool = True) -> str:
+    """`1.31 times the first run's speed (1.20 to 1.43, measured)`; predicted where one of the two did not run."""
+    (low, high), known = gain.interval, f", {gain.source}" if source else ""
+    return f"{gain.factor:.2f} times {WHOSE[gain.against]} {what} ({low:.2f} to {high:.2f}{known})"
 
 
 def not_better(answer: Answer | ServingAnswer) -> str | None:
@@ -92,14 +92,14 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
         return None
     by_figures = {(gain.factor, gain.interval): gain for gain in reversed(measured)}  # one layout may be two of them
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
-    beside = f"It has {' and '.join(_gain(gain, 'speed') for gain in others)}. " if others else ""
+    beside = f"It has {' and '.join(_gain(gain, 'speed', source=False) for gain in others)}. " if others else ""
     slowest = next((gain for gain in measured if gain.against == "slowest run"), None)
     if slowest is not None and slowest not in by_figures.values():
         whose = by_figures[slowest.factor, slowest.interval].against
         beside += f"The slowest that ran was {'your baseline' if whose == 'search.baseline' else 'the first'}. "
-    noise = f"runs of one layout scatter by {measured[0].noise_fraction:.0%}"
-    source = "as the repeats here did" if measured[0].noise_from == "repeats" else "which is assumed, as no run was repeated"
-    return f"{beside}Speeds are ratios of measured steps; {noise}, {source}."
+    noise = f"{measured[0].noise_fraction:.0%} between runs of one layout"
+    source = "what is usual, and the repeats here" if measured[0].noise_from == "repeats" else "assumed, as none was repeated"
+    return f"{beside}Speeds are ratios of measured steps, of several runs their mean; they allow for {noise} ({source})."
 
 
 def _number(value: float) -> str:
@@ -157,8 +157,8 @@ def warning(answer: Answer | ServingAnswer) -> str | None:
     low, high = interval
     advice = "run it again before you rely on it" if answer.measured.num_runs == 1 else "its own runs count more"
     return (
-        f"Its measured {duration(answer.measured.step_s)} lies outside {duration(low)} to {duration(high)}, where the "
-        f"calibration by all runs puts it: {advice}."
+        f"Not settled: the calibration alone would put it at {duration(low)} to {duration(high)}, and it was measured at "
+        f"{duration(answer.measured.step_s)}; {advice}."
     )
 
 

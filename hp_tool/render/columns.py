@@ -53,9 +53,26 @@ def choice_columns(rows: Sequence[Recommendation]) -> list[Column]:
     wins = [None if row.expected_token_s is None else row.expected_token_s / first - 1.0 for row in rows]
     risks = [row.out_of_memory_probability for row in rows]
     return [
-        Column(head="group", cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows), drop=9),
-        Column(head="to 1", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins), drop=9),
-        Column(head="risk", unit="%", cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks), drop=9),
+        Column(
+            head="group",
+            meaning="layouts that the model cannot tell apart",
+            cells=tuple(ABSENT if row.group is None else str(row.group) for row in rows),
+            drop=9,
+        ),
+        Column(
+            head="to 1",
+            unit="%",
+            meaning="expected time over rank 1's",
+            cells=tuple(ABSENT if one is None else f"{100.0 * one:+.1f}" for one in wins),
+            drop=9,
+        ),
+        Column(
+            head="risk",
+            unit="%",
+            meaning="chance of running out of memory",
+            cells=tuple(ABSENT if one is None else f"{100.0 * one:.1f}" for one in risks),
+            drop=9,
+        ),
     ]
 
 

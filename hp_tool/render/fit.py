@@ -41,27 +41,27 @@ def needs(estimate: Estimate) -> str:
     if estimate.intervals is None or estimate.memory is None:
         return ""
     low, high = estimate.intervals.memory_total_bytes
-    device = "" if estimate.memory.device_bytes is None else f" of the device's {gib(estimate.memory.device_bytes)}"
-    between = f"{low / GIB:.1f} to {gib(high)}{device} are allocated with {estimate.intervals.confidence:.0%} confidence"
+    device = "" if estimate.memory.device_bytes is None else f"; the device has {gib(estimate.memory.device_bytes)}"
+    between = f"{low / GIB:.1f} to {gib(high)} allocated with {estimate.intervals.confidence:.0%} confidence{device}"
     reserved = estimate.intervals.memory_reserved_bytes
     return f"{between}; {RESERVED}" + (f", up to {gib(reserved[1])} in all" if reserved else "")
 
 
 def narrower(estimate: Estimate) -> str:
-    """Return `name the release (training.framework_version: 26.08): 21 s to 32 s instead of 15 s to 44 s`; empty where nothing
-    unsaid widens the interval of the step time.
+    """Return `name the release (training.framework_version: 26.08), and the interval is 21 s to 32 s, not 15 s to 44 s`; empty
+    where nothing unsaid widens the interval of the step time.
     """
     if estimate.narrowest is None or estimate.intervals is None:
         return ""
     named = ((path, str(value).lower() if value is True else value) for path, value in estimate.narrowest.set.items())
     values = ", ".join(f"{NAMES.get(path, path)} ({path}: {value})" for path, value in named)
     ends = (" to ".join(map(duration, each)) for each in (estimate.narrowest.step_s, estimate.intervals.step_s))
-    return f"name {values}: {' instead of '.join(ends)}"
+    return f"name {values}, and the interval is {', not '.join(ends)}"
 
 
 def by_recipe(estimate: Estimate) -> str:
-    """Return `14.7 s with recipe megatron-bridge-26.08: CUDA graphs, bf16 gradients (1.02 times as long without)`; empty where
-    there is no such recipe.
+    """Return `14.7 s with training.recipe megatron-bridge-26.08, which has CUDA graphs, bf16 gradients (1.02 times as long
+    without)`; empty where there is no such recipe.
     """
     recipe = estimate.with_recipe
     if recipe is None:
@@ -71,8 +71,9 @@ def by_recipe(estimate: Estimate) -> str:
         if path in KNOBS and value not in (False, None):
             gain = recipe.gains.get(path, 1.0)
             words.append(KNOBS[path].format(_value(value)) + (f" ({gain:.2f} times as long without)" if gain > 1.005 else ""))
-    fits = "" if recipe.feasible else ", which does not fit"
-    return f"{duration(recipe.step_s)} with recipe {recipe.recipe}{fits}: {', '.join(words) or 'its other settings'}"
+    fits = "" if recipe.feasible else " (does not fit)"
+    which = f"which has {', '.join(words) or 'other settings'}"
+    return f"{duration(recipe.step_s)} with training.recipe {recipe.recipe}{fits}, {which}"
 
 
 def launched(estimate: Estimate) -> str:

@@ -9,6 +9,15 @@ from hp_tool.domain.serving import ServingConfig
 
 Config = ParallelConfig | ServingConfig
 
+STOPPED = {
+    "budget_runs": "the maximum of runs was reached",
+    "budget_gpu_seconds": "the maximum of GPU time was reached",
+    "no_expected_gain": "another run promises no gain",
+    "space_exhausted": "every candidate was run",
+    "nothing_feasible": "no configuration fits",
+}
+"""Why a search stopped; other reasons are words by themselves."""
+
 LABELS = {
     "tensor_parallel_size": "TP",
     "pipeline_parallel_size": "PP",
@@ -29,6 +38,11 @@ LABELS = {
     "pipeline_schedule": "schedule",
     "moe_token_dispatcher_type": "dispatcher",
 }
+
+
+def stopped_words(code: str) -> str:
+    """Return why a search stopped in words."""
+    return STOPPED.get(code, code.replace("_", " "))
 
 
 def unchecked_words(names: Iterable[str]) -> str:

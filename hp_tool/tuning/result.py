@@ -9,11 +9,12 @@ import numpy as np
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.domain.answer import Answer, ServingAnswer
 from hp_tool.domain.measurement import Measurement
-from hp_tool.domain.query import Query
+from hp_tool.domain.query import Query, SearchSettings
 from hp_tool.domain.records import RunRecord, SearchState
 from hp_tool.domain.result import Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
+from hp_tool.queries.schema import query_mapping
 from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import standing
 from hp_tool.search.problem import Question
@@ -36,7 +37,9 @@ class SearchSummary:
     profile_runs: int
     """Real runs that ended with a measurement, good or bad."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs."""
+    """Devices x wall seconds of all runs. The last one may pass the budget: only its expected time is held against that."""
+    budget_gpu_seconds: float | None = None
+    """What the search might spend; None without a limit."""
     grid_gpu_seconds: float | None
     """What running every feasible candidate would have cost, by the calibrated prediction; None where nothing succeeded."""
     stopped_because: str
@@ -71,6 +74,8 @@ class TuneResult:
     that value costs."""
     pareto: tuple[Recommendation, ...] = ()
     """What no other beats in both step time and memory of the fullest device, measured where it ran; fastest first."""
+    query: dict[str, Any] | None = None
+    """What was asked, so that a row can be exported; None in results of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Account:
     expected_gain_fraction: float | None = None
     error: HpToolError | None = None
 
-    def summary(self, *, grid_gpu_seconds: float | None) -> SearchSummary:
+    def summary(self, *, settings: SearchSettings, grid_gpu_seconds: float | None) -> SearchSummary:
         """What the search cost."""
         spent = spent_by(self.runs)
         return SearchSummary(
@@ -94,6 +99,7 @@ class Account:
             state=self.state,
             profile_runs=spent.profile_runs,
             gpu_seconds=spent.gpu_seconds,
+            budget_gpu_seconds=settings.budget_gpu_seconds,
             queue_s=spent.queue_s,
             grid_gpu_seconds=grid_gpu_seconds,
             stopped_because=self.stopped_because,
@@ -133,6 +139,7 @@ def make_result(ranked: Ranked, *, query: Query, table: CandidateTable, account:
     recommendations = ranked.describe(shown)
     return TuneResult(
         id=query.id,
+        query=query_mapping(query),
         status="error" if account.error else "ok",
         error=account.error.as_dict() if account.error else None,
         recommendations=recommendations,
@@ -142,7 +149,7 @@ def make_result(ranked: Ranked, *, query: Query, table: CandidateTable, account:
         rejections=ranked.rejections,
         nearest_misses=() if shown else ranked.describe(ranked.near[:NEAREST]),
         pareto=ranked.describe(ranked.front),
-        search=account.summary(grid_gpu_seconds=ranked.grid_gpu_seconds),
+        search=account.summary(settings=query.search, grid_gpu_seconds=ranked.grid_gpu_seconds),
     )
 
 
@@ -155,11 +162,12 @@ def nothing_feasible(
     )
     return TuneResult(
         id=query.id,
+        query=query_mapping(query),
         recommendations=(),
         space=SpaceSummary(legal=space.legal, feasible=0, seconds=seconds),
         rejections=space.rejections,
         nearest_misses=nearest_recommendations(space.candidates.take(nearest(space, problem=problem)), problem=problem),
-        search=account.summary(grid_gpu_seconds=None),
+        search=account.summary(settings=query.search, grid_gpu_seconds=None),
     )
 
 

@@ -18,6 +18,7 @@ from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.formats.registry import writable
 from hp_tool.queries import schema
+from hp_tool.render.words import stopped_words
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
 from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget
@@ -35,14 +36,6 @@ TONES: dict[SearchState, Tone] = {
     SearchState.SUCCEEDED: "good",
     SearchState.FAILED: "bad",
 }
-STOPPED = {
-    "budget_runs": "the maximum of runs was reached",
-    "budget_gpu_seconds": "the maximum of GPU time was reached",
-    "no_expected_gain": "another run promises no gain",
-    "space_exhausted": "every candidate was run",
-    "nothing_feasible": "no configuration fits",
-}
-"""In words; other reasons are words by themselves."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -213,7 +206,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def _why_stopped(code: str | None) -> str | None:
-    return code and STOPPED.get(code, code.replace("_", " "))
+    return code and stopped_words(code)
 
 
 def _ahead(record: SearchRecord, store: Store) -> int | None:

@@ -56,7 +56,7 @@ def test_today_s_recipe_is_stated_beside_and_can_be_written() -> None:
     assert stated.changes["training.gradient_precision"] == "bf16" and stated.gains["training.gradient_precision"] > 1.0
     named = answered(parse_query(schema.lay(query_mapping(query), stated.set)))
     assert named.time is not None and named.time.step_s == stated.step_s and named.with_recipe is None
-    assert by_recipe(bare).split(" with recipe ")[1].startswith(stated.recipe) and "bf16 gradients" in by_recipe(bare)
+    assert by_recipe(bare).split(" with training.recipe ")[1].startswith(stated.recipe) and "bf16 gradients" in by_recipe(bare)
 
 
 def test_the_release_that_is_named_names_its_recipe() -> None:

@@ -32,7 +32,7 @@ def test_progress_is_one_line_with_its_counts_on_every_screen(width: int) -> Non
     with console.capture() as captured:
         console.print(progress._progress.get_renderable())
     (line,) = captured.get().splitlines()
-    assert "2/8" in line and "0:00:0" in line and re.search(r"\d s run 3: TP 4 x PP 8", line)
+    assert "2/8" in line and "0:00:0" in line and re.search(r"\d s run 4: TP 4 x PP 8", line)
     progress.on_event("pending", {"reason": "Resources"})
     with console.capture() as captured:
         console.print(progress._progress.get_renderable())
@@ -47,5 +47,5 @@ def test_a_log_file_gets_a_line_for_every_start_and_end() -> None:
         progress.on_event("run_finished", RUN | {"status": "ok", "step_s": 0.8645})
     started, run, ended = file.getvalue().splitlines()
     assert started == "search 4f1c9a0e5b7d2c38: at most 8 runs, 1,234 configurations to choose from"
-    assert run == "run 3: TP 4 x PP 8 x DP 32, VPP 6, MBS 1, SP, selective, ZeRO 1, predicted 399.6 ms a step"
+    assert run == "run 4: TP 4 x PP 8 x DP 32, VPP 6, MBS 1, SP, selective, ZeRO 1, predicted 399.6 ms a step"
     assert ended.endswith("predicted 399.6 ms, measured 864.5 ms")

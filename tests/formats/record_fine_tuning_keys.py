@@ -1,7 +1,8 @@
-"""`python -m tests.formats.record_fine_tuning_keys FOLDER`: the settings that TRL, LLaMA-Factory and axolotl know, as data.
+"""`python -m tests.formats.record_fine_tuning_keys FOLDER`: the settings that TRL and its like know, as data.
 
-FOLDER has unpacked wheels (`pip download --no-deps trl==1.16.0 llamafactory==0.9.5 axolotl==0.21.0`), each in a folder of its
-package's name, and `transformers` for the Trainer's own. Nothing of them is imported: fields of their classes are read.
+FOLDER has unpacked wheels (`pip download --no-deps trl==1.16.0 llamafactory==0.9.5 axolotl==0.21.0 ms-swift==4.6.0`), each in a
+folder of its package's name, and `transformers` for the Trainer's own. Nothing of them is imported: fields of their classes are
+read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ SOURCES = {
     "trl": ("trl/trainer/base_config.py", "trl/trainer/sft_config.py", "trl/trainer/model_config.py", "trl/scripts/utils.py",
             "transformers/training_args.py"),
     "llama-factory": ("llamafactory/hparams/*.py", "transformers/training_args.py"),
-    "axolotl": ("axolotl/utils/schemas/**/*.py",),
+    "axolotl": ("axolotl/utils/schemas/**/*.py", "axolotl/integrations/*/args.py"),
+    "ms-swift": ("swift/arguments/**/*.py", "swift/trainers/arguments.py", "swift/megatron/arguments/*.py"),
 }  # fmt: skip
 """Files whose classes hold a tool's settings."""
 

@@ -80,9 +80,10 @@ def test_four_bits_are_quantised_on_every_rank(format: str, frozen: str | None, 
     ("lora", "frozen"),
     [({"rank": 8}, "nf4"), ({"rank": 64, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}, None)],
 )
-def test_trls_script_comes_back_to_the_same_prediction(lora: dict[str, Any], frozen: str | None) -> None:
-    asked = query("trl", lora=lora, frozen=frozen, data_parallel_shard_size=8)
-    read = imported(exported(asked, "trl"), "--gpu", "h100-sxm-80gb")
+@pytest.mark.parametrize("format", ["trl", "axolotl"])
+def test_what_is_read_comes_back_to_the_same_prediction(format: str, lora: dict[str, Any], frozen: str | None) -> None:
+    asked = query(format, lora=lora, frozen=frozen, data_parallel_shard_size=8)
+    read = imported(exported(asked, format), "--gpu", "h100-sxm-80gb")
     one, other = (json.loads(run("estimate", "-", "--json", content=each).stdout)["estimate"] for each in (asked, read))
     assert one["time"]["step_s"] == pytest.approx(other["time"]["step_s"], rel=1e-9)
     assert one["memory"]["total_bytes"] == pytest.approx(other["memory"]["total_bytes"], rel=1e-9)

@@ -87,6 +87,7 @@ def test_deepspeed_reads_it(tmp_path: Path) -> None:
 def test_accelerate_reads_it(tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
     from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import TorchContextParallelConfig
 
     path = tmp_path / "fsdp.yaml"
     layouts = (
@@ -102,6 +103,8 @@ def test_accelerate_reads_it(tmp_path: Path) -> None:
         config = config_args.ClusterConfig.from_yaml_file(str(path))
         assert config.num_processes == world and config.fsdp_config["fsdp_reshard_after_forward"] is True
         sizes = {name.removeprefix("parallelism_config_"): size for name, size in config.parallelism_config.items()}
+        assert ("cp_comm_strategy" in sizes) == (sizes["cp_size"] > 1)
+        TorchContextParallelConfig(cp_comm_strategy=sizes.pop("cp_comm_strategy", None))
         assert ParallelismConfig(**sizes).total_size == world
 
 
@@ -154,8 +157,9 @@ def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_p
     done = subprocess.run(["bash", "-c", export(result=experts, format="trtllm")], env=path, capture_output=True, check=True)
     assert yaml.safe_load(done.stdout) == {"enable_attention_dp": True, "kv_cache_config": {"dtype": "fp8"}}
     both = experts | {"parallel": {"tensor_parallel_size": 2, "attention_data_parallel_size": 4}}
-    with pytest.raises(UnsupportedError, match="every rank"):
+    with pytest.raises(UnsupportedError, match="every rank") as refused:
         export(result=both, format="trtllm")
+    assert refused.value.field == "parallel.attention_data_parallel_size"
 
 
 def test_a_draft_model_is_not_dropped_silently() -> None:

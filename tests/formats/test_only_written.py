@@ -274,6 +274,9 @@ def rows(query: dict[str, Any], *, format: str) -> list[tuple[str, Configuration
             written.append((write(configuration, format), configuration))
         except HpToolError as refused:
             assert isinstance(refused, UnsupportedError | InputError) and refused.field
+            if refused.field == "training.cuda_graphs" and refused.field in configuration.set:  # the ranking took what is free
+                without = configuration.without(refused.field)
+                written.append((write(without, format), without))
     return written
 
 

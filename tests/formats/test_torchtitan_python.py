@@ -88,9 +88,9 @@ def calls(value: Any) -> list[Call]:
     return [value, *calls([*value.words, *value.arguments.values()])] if isinstance(value, Call) else []
 
 
-@pytest.mark.parametrize(("model", "training", "parallel"), CASES)
-def test_each_word_written_is_one_of_torchtitans(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
-    functions = Functions(torchtitan_python.text(setup_of(query_of(model, training, parallel))))
+def hold_to_its_classes(text: str) -> None:
+    """Assert that each name, field and choice of a module that was written is one of torchtitan's."""
+    functions = Functions(text)
     for name, module in functions.modules.items():
         assert any(each.partition(".")[0] == name for each in RECORDED["modules"][module]), (module, name)
     written = calls(functions.value("run"))
@@ -101,6 +101,11 @@ def test_each_word_written_is_one_of_torchtitans(model: str, training: dict[str,
             assert not choices or value in choices, (call.name, key, value)
     spec = next(each for each in written if each.name == "model_registry")
     assert spec.words[0] in RECORDED["flavors"][functions.modules["model_registry"].rpartition(".")[2]]
+
+
+@pytest.mark.parametrize(("model", "training", "parallel"), CASES)
+def test_each_word_written_is_one_of_torchtitans(model: str, training: dict[str, Any], parallel: dict[str, Any]) -> None:
+    hold_to_its_classes(torchtitan_python.text(setup_of(query_of(model, training, parallel))))
 
 
 def test_every_field_of_its_classes_has_its_line() -> None:

@@ -17,7 +17,7 @@ from hp_tool.cli.main import main
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
-from hp_tool.formats.reading import Argument, Reading, as_settings, key_values, sort
+from hp_tool.formats.reading import Argument, Reading, Table, as_settings, key_values, sort
 from hp_tool.formats.registry import Format, register, unregister
 from hp_tool.formats.setup import SHAPE, TrainingSetup, refuse_unsaid
 from hp_tool.formats.signs import Sign, any_key
@@ -38,10 +38,11 @@ SIZES = {
     "zero": "zero_stage",
 }
 WORK = {"length": "sequence_length", "batch": "global_batch_size"}
-TABLE = {f"toy.{key}": Argument(name=f"toy.{key}", arity="1", fate="read", why=why) for key, why in (SIZES | WORK).items()} | {
-    "toy.model": Argument(name="toy.model", arity="1", fate="read", why="model"),
-    "toy.seed": Argument(name="toy.seed", arity="1", fate="ignored", why="costs nothing"),
-}
+TABLE = Table(
+    {f"toy.{key}": Argument(name=f"toy.{key}", arity="1", fate="read", why=why) for key, why in (SIZES | WORK).items()}
+)
+TABLE["toy.model"] = Argument(name="toy.model", arity="1", fate="read", why="model")
+TABLE["toy.seed"] = Argument(name="toy.seed", arity="1", fate="ignored", why="costs nothing")
 QUERY: dict[str, Any] = {
     "kind": "training",
     "model": "llama-3-8b",

@@ -31,8 +31,8 @@ ANSWER = Answer(
 
 def test_all_that_is_known_is_said_and_nothing_else():
     assert headline(ANSWER) == (
-        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's speed (1.20 to 1.43), saves "
-        "$12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of memory"
+        "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's speed (1.20 to 1.43, measured), "
+        "saves $12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of memory"
     )
     assert why(ANSWER) == (
         "Against the baseline, TP 4 → 2, PP 1 → 2: 1.40 s less tensor parallel communication, 250.0 ms more pipeline bubble."
@@ -73,12 +73,13 @@ def test_all_that_is_known_is_said_and_nothing_else():
 def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
     slowest = Gain(against="slowest run", factor=2.6, interval=(2.4, 2.8), **MEASURED)
     assert gains_words(replace(ANSWER, gains=(ANSWER.gain, slowest))) == (
-        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured steps; runs of one layout "
-        "scatter by 3%, which is assumed, as no run was repeated."
+        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured steps, of several "
+        "runs their mean; they allow for 3% between runs of one layout (assumed, as none was repeated)."
     )
     repeated = replace(ANSWER.gain, noise_from="repeats", noise_fraction=0.12)
     assert gains_words(replace(ANSWER, gain=repeated, gains=(repeated,))) == (
-        "Speeds are ratios of measured steps; runs of one layout scatter by 12%, as the repeats here did."
+        "Speeds are ratios of measured steps, of several runs their mean; they allow for 12% between runs of one layout (what "
+        "is usual, and the repeats here)."
     )
 
 
@@ -97,7 +98,7 @@ def test_a_prediction_is_held_against_what_was_measured():
 
 
 def test_a_measurement_outside_the_interval_warns():
-    assert warning(ANSWER) is not None and "5.18 s lies outside 3.60 s to 3.90 s" in warning(ANSWER)
+    assert warning(ANSWER) is not None and "would put it at 3.60 s to 3.90 s, and it was measured at 5.18 s" in warning(ANSWER)
     assert warning(replace(ANSWER, outside=False)) is None
 
 
@@ -116,8 +117,8 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
     )  # fmt: skip
     assert sentences(answer) == [
         "323.0 ms to the first token and 16.8 ms per output token, measured, 300 output tokens/s per GPU, 16 users, $0.5 per "
-        "million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60), saves $0.25 per million output "
-        "tokens.",
+        "million output tokens, 1.50 times your baseline's speed for a request (1.40 to 1.60, measured), saves $0.25 "
+        "per million output tokens.",
         "A whole request was measured 850.0 ms in one run; 1 other configuration may be as good.",
         "Against the baseline, TP 2 → 1, requests at once 8 → 16: 400.0 ms less queue, 100.0 ms more prefill.",
     ]

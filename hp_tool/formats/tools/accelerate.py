@@ -16,6 +16,7 @@ TOOL = "Accelerate 1.15 (FSDP 2)"
 SAID = {
     "sequence_length", "global_batch_size", "precision", "attention", "optimizer", "micro_batch_size", "recompute",
     "zero_stage", "tensor_parallel_size", "context_parallel_size", "sequence_parallel", "data_parallel_shard_size", "dropout",
+    "context_parallel_communication",
 }  # fmt: skip
 
 
@@ -61,8 +62,22 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
             "parallelism_config_dp_shard_size": shard,
             "parallelism_config_tp_size": c.tensor_parallel_size,
             "parallelism_config_cp_size": c.context_parallel_size,
+            **_exchange(setup),
         },
     }
+
+
+def _exchange(setup: TrainingSetup) -> dict[str, str]:
+    """Return how ranks of a split sequence exchange keys and values; nothing where none is split."""
+    if setup.parallel.context_parallel_size == 1:
+        return {}
+    kind = setup.strategy.context_parallel_communication
+    if kind not in accelerate.EXCHANGES:
+        raise UnsupportedError(
+            f"{TOOL} exchanges keys and values by {' or '.join(accelerate.EXCHANGES)}, not {kind}",
+            field="parallel.context_parallel_communication",
+        )
+    return {"parallelism_config_cp_comm_strategy": accelerate.EXCHANGES[kind]}
 
 
 def fsdp(setup: TrainingSetup) -> dict[str, Any]:

@@ -75,7 +75,9 @@ def read(source: Source, reading: Reading) -> None:
 
 
 _KEYS = any_key("train_batch_size", "zero_optimization", "train_micro_batch_size_per_gpu", "bf16", "fp16")
-_TRAINER = words(r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch")
+_TRAINER = words(
+    r"--per[-_]device[-_]train[-_]batch[-_]size|--model[-_]name[-_]or[-_]path|accelerate\s+launch|(?m:^[^#\n]*\btrl\s+sft\b)"
+)
 register(
     Format(
         name="deepspeed",

@@ -9,7 +9,7 @@ from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import TrainingSetup
 from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.source import Source, parsed
-from hp_tool.formats.trainer import arguments
+from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.trainer.scripts import deepspeed_file
 
 TOOL = "LLaMA-Factory 0.9.5"
@@ -67,6 +67,11 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse(f"stage {stage}: is not modelled; {', '.join(_STAGES)} are")
     if (kind := values.get("finetuning-type", "lora")) not in ("lora", "full"):
         reading.refuse(f"finetuning_type {kind}: is not modelled; lora and full are")
+    if (fsdp := values.get("fsdp", "")) not in ("", "null", "false"):
+        laid = {"distributed_type": "FSDP", "fsdp_config": accelerate.own_fsdp(fsdp, reading)}
+        accelerate.read(laid, text="", reading=reading, words=settings, spare=source.ignore)
+        reading.tool = "llama-factory"
+        return
     text = deepspeed_file(settings, source.files, reading)
     content = None if text is None else parsed(text)
     num_gpus = reading.num_gpus

@@ -137,7 +137,7 @@ def _text(source: Source, reading: Reading) -> str:
     reading.refused += [
         f"{word}: overrides on the command line are not read; write them into the file"
         for word in arguments
-        if re.match(r"--(model|training|parallelism|activation_checkpoint)\.", word)
+        if re.match(r"--(?!(job|metrics|profiling|checkpoint|lr_scheduler|comm|validation|experimental)\.)\w+\.", word)
     ]
     return text
 

@@ -233,8 +233,11 @@ register(
         write=text,
         options=lambda setup: key_values(config(setup)),
         framework="torch-fsdp",
-        axes={"context_parallel_communication": "all_gather", "expert_tensor_parallel_size": 1},
-        fsdp_axes={"zero_stage": (2, 3)},
+        fsdp_axes={
+            "zero_stage": (2, 3),
+            "context_parallel_communication": "all_gather",
+            "expert_tensor_parallel_size": 1,
+        },
         log="torchtitan",
         reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; nothing is executed",
         writes="a module with one function, for `--module` and `--config`, for the models torchtitan has flavors of",

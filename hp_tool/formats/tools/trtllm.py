@@ -21,7 +21,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",
-            field="attention_data_parallel_size",
+            field="parallel.attention_data_parallel_size",
         )
     if setup.leaves_headroom:
         raise UnsupportedError(

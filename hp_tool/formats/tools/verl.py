@@ -23,6 +23,7 @@ from hp_tool.formats.tools.megatron_lm.write import field_name, recomputation, s
 TOOL = "verl 0.6"
 _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
+_STRATEGIES = ("fsdp", "fsdp2", "megatron")
 STRATEGY = "actor-rollout-ref.actor.strategy"
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
@@ -170,7 +171,10 @@ def read(source: Source, reading: Reading) -> None:
     by_name = sort(_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore)
     settings = Settings({name.lstrip("+"): each for name, each in by_name.items() if not each.unknown})
     text_of, size, on = settings.text, settings.size, settings.on
-    megatron = text_of(f"{_ACTOR}.strategy", "fsdp") == "megatron"
+    strategy = text_of(f"{_ACTOR}.strategy", "fsdp")
+    if strategy not in _STRATEGIES:
+        reading.refuse(f"{_ACTOR}.strategy {strategy}: is not modelled; {', '.join(_STRATEGIES)} are")
+    megatron = strategy == "megatron"
     nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
     reading.num_gpus = source.num_gpus or nodes * per_node
     length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
@@ -250,6 +254,6 @@ register(
         flags=lambda setup: assignments(overrides(setup)),
         reads="its YAML file, or a script with overrides: the actor's update",
         writes="a script with overrides of the actor's update",
-        checked="not installed in the tests: its configuration files were read; read back by `import`",
+        checked="keys recorded from its configuration files; read back by `import`",
     )
 )

@@ -1,5 +1,6 @@
 """Accelerate's file, and the options of `accelerate launch` that say the same."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,10 @@ from hp_tool.formats.reading import Read, Reading, Setting, as_settings, sort, t
 from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
+EXCHANGES = {"p2p": "alltoall", "all_gather": "allgather"}
+"""How ranks of a split sequence exchange keys and values: torch rotates them by all-to-all, or gathers them (its default)."""
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+"""Strategies of FSDP 1, which files also give by their numbers, from 1."""
 _SECTIONS = {
     "fsdp_": "fsdp_config",
     "parallelism_config_": "parallelism_config",
@@ -37,16 +42,16 @@ def read(
     if (steps := leaves.pop("deepspeed-config.gradient-accumulation-steps", None)) is not None and steps.values != ("auto",):
         settings.append(replace(steps, name="gradient-accumulation-steps"))
     sort(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
-    arguments.read(None, words=settings, reading=reading, num_gpus=reading.num_gpus, spare=spare)
+    degrees = _degrees(leaves, reading) if kind == "FSDP" else {}
+    replicas = (reading.num_gpus or 0) // math.prod(size for size in degrees.values() if isinstance(size, int))
+    arguments.read(None, words=settings, reading=reading, num_gpus=replicas, spare=spare)
     training, parallel = reading.query["training"], reading.query["parallel"]
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
         training["framework"] = "torch-fsdp"
         parallel["recompute"] = "per_layer" if checkpointed or parallel["recompute"] == "full" else "none"
-        degrees = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
-        for field, key in degrees.items():
-            parallel[field] = whole_number(_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key)
+        parallel |= degrees
         if parallel["tensor_parallel_size"] > 1:  # the model's own plan shards matrices alone
             parallel["sequence_parallel"] = False
         shard = whole_number(_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"), "dp_shard_size")
@@ -55,8 +60,11 @@ def read(
         )
         if copies > 1:
             parallel["data_parallel_shard_size"] = shard
-    if _value(leaves, "deepspeed-config.offload-optimizer-device", "none") == "cpu":
+        _groups(leaves, parallel=parallel, reading=reading)
+    if (device := _value(leaves, "deepspeed-config.offload-optimizer-device", "none")) != "none":
         training["offload"] = "optimizer"
+        if device != "cpu":
+            reading.refuse(f"offload_optimizer_device {device}: is not modelled; cpu is")
     for name, field in (
         ("per-device-train-batch-size", "parallel.micro_batch_size"),
         ("gradient-accumulation-steps", "training.global_batch_size"),
@@ -69,6 +77,21 @@ def read(
         )
 
 
+def _degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
+    """Return by how many ranks matrices and sequences are split, and how the latter exchange keys and values."""
+    names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
+    sizes: dict[str, Any] = {
+        field: whole_number(_value(leaves, f"parallelism-config.parallelism-config-{key}", "1"), key)
+        for field, key in names.items()
+    }
+    if sizes["context_parallel_size"] > 1:
+        word = _value(leaves, "parallelism-config.parallelism-config-cp-comm-strategy", "allgather")
+        if word not in EXCHANGES.values():
+            reading.refuse(f"parallelism_config_cp_comm_strategy {word}: {' and '.join(EXCHANGES.values())} are read")
+        sizes["context_parallel_communication"] = next((ours for ours, its in EXCHANGES.items() if its == word), "p2p")
+    return sizes
+
+
 def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
     if kind == "DEEPSPEED":
         return _value(leaves, "deepspeed-config.zero-stage", "2")
@@ -77,8 +100,29 @@ def _zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
     if _value(leaves, "fsdp-config.fsdp-version", "1") == "2":
         resharded = _value(leaves, "fsdp-config.fsdp-reshard-after-forward", "true").upper() in ("TRUE", "FULL_SHARD")
         return "3" if resharded else "2"
-    stages = {"SHARD_GRAD_OP": "2", "2": "2", "NO_SHARD": "0", "3": "0"}
-    return stages.get(_value(leaves, "fsdp-config.fsdp-sharding-strategy", "FULL_SHARD").upper(), "3")
+    return {"SHARD_GRAD_OP": "2", "NO_SHARD": "0"}.get(_strategy(leaves), "3")
+
+
+def _strategy(leaves: Mapping[str, Setting]) -> str:
+    """Return the sharding strategy of FSDP 1, which newer files name in fsdp_reshard_after_forward."""
+    names = (_value(leaves, f"fsdp-config.fsdp-{name}", "").upper() for name in ("sharding-strategy", "reshard-after-forward"))
+    word = next((each for each in names if each not in ("", "TRUE", "FALSE")), _STRATEGIES[0])
+    return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
+
+
+def _groups(leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading) -> None:
+    """Note the groups that FSDP 1 shards over where it keeps a copy on each node."""
+    strategy = _strategy(leaves)
+    if _value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
+        return
+    if strategy != "HYBRID_SHARD":
+        reading.refuse(f"fsdp_sharding_strategy {strategy}: {', '.join(_STRATEGIES[:4])} are read")
+        return
+    nodes = whole_number(_value(leaves, "num-machines", "0"), "num_machines")
+    if reading.num_gpus is None or not nodes:
+        reading.lack("parallel.data_parallel_shard_size", "HYBRID_SHARD shards within a node; add", example="8")
+    elif nodes > 1:
+        parallel["data_parallel_shard_size"] = reading.num_gpus // nodes
 
 
 def own_fsdp(words: str, reading: Reading) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """DeepSpeed's JSON file and the arguments of Hugging Face's Trainer beside it, which fill what the file calls "auto"."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ AXES: dict[str, Any] = {
     "recompute": ("none", "full"),
 }
 """Axes of `parallel` as far as DeepSpeed under a Trainer can be told about them."""
+_OTHER_ADAMS = re.compile(r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam")
+"""Parts of names of optimizers whose states are not two of 32 bits for each weight."""
 _OFF = ("false", "no", "none", "0", "")
 LENGTHS = (
     "max-seq-length", "max-length", "model-max-length", "block-size", "cutoff-len", "max-seq-len", "seq-length", "max-len",
@@ -97,10 +100,11 @@ def read(
     """Fill `reading` with the query of a DeepSpeed file (None: there is none) and its trainer's arguments."""
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort(words, table=table("trainer"), reading=reading, spare=spare)
-    keys = sort(as_settings(content or {}, lines=text), table=table("deepspeed"), reading=of_file, spare=spare)
-    reading.read += [each for each in of_file.read if each.value != "auto"]
+    leaves = as_settings(content or {}, lines=text)
+    automatic = [each for each in leaves if each.values == ("auto",)]
+    keys = sort((each for each in leaves if each.values != ("auto",)), table=table("deepspeed"), reading=reading, spare=spare)
+    keys |= sort(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
-    reading.refused += [each for each in of_file.refused if "auto" not in each]
     run = _Run(keys, arguments, reading)
     (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
@@ -110,13 +114,22 @@ def read(
     }
     if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
-    if run.key("zero-optimization.offload-optimizer.device") or run.key("zero-optimization.cpu-offload") == "true":
+    device = run.key("zero-optimization.offload-optimizer.device")
+    if device or run.key("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
+    if device and (share := run.key("zero-optimization.offload-optimizer.ratio")) is not None:
+        training["offload_fraction"] = fraction(share, "zero_optimization.offload_optimizer.ratio")
+    if device not in (None, "cpu"):
+        reading.refuse(f"zero_optimization.offload_optimizer.device {device}: is not modelled; cpu is")
     if (length := _count(run.argument(*LENGTHS), "max-seq-length")) is not None:
         training["sequence_length"] = length
     _optimizer(training, run.key("optimizer.type") or run.argument("optim"), reading)
     _lora(training, arguments, reading)
-    if run.argument("loss-type") in ("chunked_nll", "nll"):  # one since TRL 1.16
+    narrow = (run.argument("torch-dtype", "dtype") or "").lower() in ("bfloat16", "float16")
+    if narrow and training["framework"] == "hf-trainer" and "task" not in training:
+        reading.refuse("dtype of 16 bits without DeepSpeed or FSDP: weights and states without a copy in 32 are not read")
+    in_chunks = run.argument("loss-type") in ("chunked_nll", "nll")  # one since TRL 1.16
+    if in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF:  # Liger's never forms all logits
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
@@ -167,7 +180,7 @@ def _optimizer(training: dict[str, Any], name: str | None, reading: Reading) -> 
         return
     word = name.lower()
     kind = next((kind for kind in ("adam", "sgd", "muon") if kind in word), None)
-    if kind is None or "8bit" in word or "onebit" in word:
+    if kind is None or _OTHER_ADAMS.search(word):
         reading.refused.append(f"optimizer {name}: is not modelled; adam, sgd and muon are")
     elif kind != "adam":
         training["optimizer"] = kind

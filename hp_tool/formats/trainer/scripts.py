@@ -4,12 +4,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from hp_tool.formats.reading import Reading, Setting, settings_of, table
 from hp_tool.formats.renamed import recipe
-from hp_tool.formats.shell import Script
+from hp_tool.formats.shell import Script, Word
 from hp_tool.formats.source import Source, beside, file_of, parsed
 from hp_tool.formats.trainer import accelerate, arguments
 
+_OTHER_TASKS = re.compile(r"(?:^|[._])(dpo|kto|orpo|cpo|grpo|ppo|rloo|reward|gkd|bco|prm|rlhf)(?:[._]|$)")
+"""Programs of preferences and rewards."""
 _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 
 
@@ -18,11 +22,13 @@ def read(source: Source, reading: Reading) -> None:
     launch, script = source.launch(reading)
     words = settings_of(launch.words, table=table("trainer"), reading=reading)
     words = [*recipe(words, script, reading), *(each for each in words if each.name != "config")]
-    if launch.program == "trl.scripts.sft":
+    if (other := _OTHER_TASKS.search(launch.program.lower())) is not None:
+        reading.refuse(f"{launch.program}: {other[1]} runs other passes than pretraining and supervised fine-tuning")
+    if launch.program == "trl.scripts.sft" or any(each.text.endswith("trl/scripts/sft.py") for each in _words(script)):
         words += _unsaid_by_trl({each.name for each in words})
     text = deepspeed_file(words, script.files, reading)
     content = None if text is None else parsed(text)
-    config = next((beside(script, name) for name in _accelerate_files(script)), None)
+    config = next((_accelerate_file(script, name) for name in _accelerate_files(script)), None)
     options = _accelerate_options(words, script, reading, alone=config is None)
     if config is None and (text is not None or not options):
         num_gpus = reading.num_gpus
@@ -60,7 +66,7 @@ def deepspeed_file(words: list[Setting], files: Mapping[str, str], reading: Read
 def _accelerate_options(words: list[Setting], script: Script, reading: Reading, *, alone: bool) -> dict[str, Any]:
     """Return the options of `accelerate launch`, or the Trainer's own --fsdp where nothing else shards (`alone`: no file of
     Accelerate's does)."""
-    started = [word.text for command in script.commands for word in command.words]
+    started = [word.text for word in _words(script)]
     options = accelerate.launch_options(started[started.index("accelerate") + 2 :]) if "accelerate" in started else {}
     fsdp = next((each.text.strip() for each in reversed(words) if each.name == "fsdp"), "")  # '' is off
     if fsdp and alone and not options:
@@ -72,5 +78,21 @@ def _accelerate_files(script: Script) -> Iterator[str]:
     """Yield the names behind --config_file of `accelerate launch`."""
     for command in script.commands:
         for word, after in zip(command.words, command.words[1:], strict=False):
-            if word.text in ("--config_file", "--config-file"):
+            if word.text in ("--config_file", "--config-file", "--accelerate_config"):
                 yield after.text
+
+
+def _accelerate_file(script: Script, name: str) -> str | None:
+    """Return the text of a file of Accelerate's, or that of one of TRL's by its name; None: not at hand."""
+    if (text := beside(script, name)) is not None or (own := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)) is None:
+        return text
+    sections = {"zero": ("DEEPSPEED", "deepspeed_config", "zero_stage"), "fsdp": ("FSDP", "fsdp_config", "fsdp_version")}
+    kind, section, key = sections.get(own[1], ("MULTI_GPU", "deepspeed_config", ""))
+    chosen = {section: {key: int(own[2])}} if key else {}
+    return yaml.safe_dump(
+        {"distributed_type": kind, "mixed_precision": "bf16", "num_processes": 8, "num_machines": 1, **chosen}
+    )
+
+
+def _words(script: Script) -> Iterator[Word]:
+    return (word for command in script.commands for word in command.words)

@@ -25,15 +25,19 @@ LAYOUTS = 10
 
 
 def free_knobs(query: Query, best: Best) -> TrainingProblem | None:
-    """Return the query's problem with the free knobs that shorten the steps of its best rows most; None if none does.
+    """Return the query's problem with the free knobs that shorten the steps of its best rows most; None if none does. Where
+    nothing is acceptable without them, with all that there are: a fused loss frees memory, and a deadline may be met with them.
 
     CUDA graphs, a fused loss and, of experts, all-to-alls behind another micro-batch, where framework and GPU have them.
     """
-    if not best.feasible or not may_choose(query, best.problems[0]):
+    if not may_choose(query, best.problems[0]):
         return None
+    if not best.feasible:
+        every = [_with(query, values, before=best.problems[0]) for values in _sets(query, best.problems[0])]
+        return next((problem for problem in reversed(every) if problem is not None), None)
     fastest_s = _fastest_s(best.problems[0], best)  # by the cost model, as with each knob: rows may be corrected
     chosen: TrainingProblem | None = None
-    for values in _sets(best.problems[0]):
+    for values in _sets(query, best.problems[0]):
         problem = _with(query, values, before=best.problems[0])
         if problem is not None and (step_s := _fastest_s(problem, best)) < WORTH * fastest_s:
             chosen, fastest_s = problem, step_s
@@ -48,11 +52,12 @@ def may_choose(query: Query, problem: TrainingProblem) -> bool:
     return bool(there) and query.training.recipe is None
 
 
-def _sets(problem: TrainingProblem) -> Iterator[dict[str, Any]]:
+def _sets(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
     """Values of `training` that the query leaves open, by name: few knobs first."""
+    assert query.training is not None
     workload = problem.workload
     values: dict[str, Any] = {}
-    if workload.cross_entropy is None:
+    if query.training.cross_entropy is None and workload.cross_entropy is None:
         values["cross_entropy"] = "fused"
         yield dict(values)
     if problem.recorded is not None:  # the query leaves graphs open

@@ -25,7 +25,6 @@ from hp_tool.training.ranking.misses import nearest_misses
 from hp_tool.training.ranking.rank import (
     CostedRows,
     costed_chunks,
-    recommendations,
     with_residuals,
 )
 
@@ -100,17 +99,25 @@ def _best(query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Cali
     problem = replace(problem, assumed={**problem.assumed, **values}).choosing(values)
     predictor = None if calibrations is None else calibrations(problem)
     keep = max(keep, LAYOUTS) if may_choose(query, problem) else keep
-    if query.objective == "min_gpus":
-        _, best = fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
-    else:
-        best = best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+
+    def ranked(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> Best:
+        if query.objective == "min_gpus":
+            return fewest_devices(problem=problem, keep=keep, rank_by=query.rank_by, predictor=predictor)[1]
+        return best_of(problem, keep=keep, rank_by=query.rank_by, predictor=predictor)
+
+    best = ranked(problem, predictor)
     faster = free_knobs(query, best)
     if faster is None:
         return best
-    predictor = None if calibrations is None else calibrations(faster)
+    faster = faster.with_num_gpus(problem.cluster.num_gpus)
     with bounds.over_again():
-        other = best_of(faster, keep=keep, rank_by=query.rank_by, predictor=predictor)
-    return other if other.feasible and other.value_s[0] < best.value_s[0] else best
+        other = ranked(faster, None if calibrations is None else calibrations(faster))
+    return min((one for one in (best, other) if one.feasible), key=_first_of, default=best)
+
+
+def _first_of(best: Best) -> tuple[int, float]:
+    """What decides between rankings with something acceptable: fewest devices, then the shortest step."""
+    return best.problems[0].cluster.num_gpus, float(best.value_s[0])
 
 
 def offloaded(query: Query, best: Best, *, keep: int, calibrations: Calibrations | None) -> Best:
@@ -143,11 +150,10 @@ def pareto_front(*, query: Query, against: Against, calibrations: Calibrations |
     memory: step time and bytes on the fullest device, fastest first. gpus: step time (so days) and number of devices up
     to cluster.num_gpus, fewest first; `provenance` of each estimate says on how many it runs.
     """
-    problem = resolve_training(query)
-    predictor = None if calibrations is None else calibrations(problem)
+    best = _best_of_lists(replace(query, objective="throughput"), keep=1, calibrations=calibrations)
     if against == "memory":
-        front = _memory_front(problem, predictor)
-        return recommendations(front.candidates, problem=problem, predictor=predictor)
+        return recommendations_of(_memory_front(best))
+    problem, predictor = best.problems[0], best.predictors[0]  # with the knobs that the ranking takes
     rows: list[Recommendation] = []
     best_s = float("inf")
     for smaller in _possible(problem):
@@ -188,18 +194,22 @@ def fewest_devices(
     return problem, best_of(problem, keep=keep, rank_by=rank_by, predictor=predictor)
 
 
-def _memory_front(problem: TrainingProblem, predictor: CalibratedPredictor | None) -> CostedRows:
+def _memory_front(best: Best) -> Best:
     """Acceptable candidates that no other beats in both step time and memory, fastest first: of the usual values of the axes,
-    and of all that are nearly as fast as the fastest.
+    and of all that are nearly as fast as the fastest, with every strategy that the query leaves open.
     """
-    best = best_of(problem, keep=1, rank_by="mean", predictor=predictor)
+    problem, predictor = best.problems[0], best.predictors[0]
     front = [best.rows.take(np.flatnonzero(best.variant == 0))]
     for rows, _ in costed_chunks(problem=problem, predictor=predictor):
         front = [_acceptable_front(CostedRows.concatenate([*front, rows]))]
     (rows,) = front  # there is at least one chunk, if an empty one
     if predictor is not None and len(rows.candidates):
         rows = _acceptable_front(with_residuals(rows.candidates, problem=problem, predictor=predictor)[0])
-    return rows
+    others = best.take(np.flatnonzero(best.variant != 0))
+    variant = np.concatenate([np.zeros(len(rows.candidates), dtype=others.variant.dtype), others.variant])
+    joined = CostedRows.concatenate([rows, others.rows])
+    best = replace(best, rows=joined, variant=variant, layout=np.zeros_like(variant), value_s=joined.step_s)
+    return best.take(undominated(joined.step_s, -joined.memory_total_bytes))
 
 
 def _acceptable_front(rows: CostedRows) -> CostedRows:

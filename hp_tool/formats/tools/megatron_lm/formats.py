@@ -3,7 +3,7 @@
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.renamed import PRINTED_ARGUMENTS
 from hp_tool.formats.setup import TrainingSetup
-from hp_tool.formats.signs import Sign, key_within, words
+from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.tools.megatron_lm.commands import read_source
 from hp_tool.formats.tools.megatron_lm.scripts import command, kubernetes, slurm
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags, yaml
@@ -68,7 +68,10 @@ register(
 register(
     Format(
         name="kubernetes",
-        signs=(Sign(of="keys", rank=93, holds=key_within("apiVersion"), refused="Kubernetes"),),
+        signs=(
+            Sign(of="keys", rank=25, holds=any_key("apiVersion"), refused="Kubernetes"),
+            Sign(of="keys", rank=93, holds=key_within("apiVersion"), refused="Kubernetes"),
+        ),
         write=kubernetes,
         framework="megatron-core",
         writes="Megatron-LM's script in an Indexed Job with its Service",

@@ -211,10 +211,7 @@ def _training(setup: TrainingSetup) -> Values:
         **words.PRECISIONS[w.precision],
         **({"fp8-recipe": w.fp8_recipe} if w.fp8_recipe else {}),
         "fp8-param-gather": w.parameter_precision == "fp8",
-        "cuda-graph-impl": ("transformer_engine" if w.cuda_graph_modules else setup.switches["cuda_graph_impl"])
-        if w.cuda_graphs
-        else None,
-        "cuda-graph-scope": list(w.cuda_graph_modules or ("full_iteration",)) if w.cuda_graphs else None,
+        **dict(zip(("cuda-graph-impl", "cuda-graph-scope"), graphs(w), strict=True)),
         "cross-entropy-loss-fusion": setup.switches["cross_entropy_loss_fusion"],
         "cross-entropy-fusion-impl": setup.switches["cross_entropy_fusion_impl"] if w.loss == "in_place" else None,
         "grad-reduce-in-bf16": gradients == "bf16" and w.precision != "fp16",
@@ -230,6 +227,23 @@ def _training(setup: TrainingSetup) -> Values:
         "no-bias-dropout-fusion": not w.kernel_fusion,
         **_overlap(setup),
     }
+
+
+def graphs(workload: TrainingWorkload) -> tuple[str | None, list[str] | None]:
+    """Return who records CUDA graphs, and of what; None and None where nobody does.
+
+    Raises UnsupportedError for what TransformerConfig refuses: graphs of experts whose exchange is merged with other passes.
+    """
+    if not workload.cuda_graphs:
+        return None, None
+    modules = workload.cuda_graph_modules
+    if workload.merges_passes and (not modules or {"mlp", "moe"} & set(modules)):
+        raise UnsupportedError(
+            "under training.overlap.expert_parallel Megatron Core records neither whole steps nor experts; set "
+            "training.cuda_graphs to false, or training.cuda_graph_modules to attn",
+            field="training.cuda_graphs",
+        )
+    return "transformer_engine" if modules else "local", list(modules or ("full_iteration",))
 
 
 def offloaded_layers(setup: TrainingSetup) -> int:

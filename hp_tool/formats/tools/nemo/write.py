@@ -11,6 +11,7 @@ from hp_tool.formats.tools.megatron_lm.words import CONTEXT, PACKED, PIPELINE_BE
 from hp_tool.formats.tools.megatron_lm.write import (
     copies,
     field_name,
+    graphs,
     levels,
     offloaded_layers,
     optimizer_states,
@@ -66,6 +67,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
     for name in ("context_parallel", "expert_parallel"):
         if getattr(hidden, name) is False or (name == "context_parallel" and hidden.context_parallel):
             raise UnsupportedError(f"{TOOL} has no switch for training.overlap.{name}", field=f"training.overlap.{name}")
+    implementation, scope = graphs(w)
     values: Values = {
         "model.tensor_model_parallel_size": c.tensor_parallel_size,
         "model.pipeline_model_parallel_size": c.pipeline_parallel_size,
@@ -99,7 +101,8 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         **_offload(setup),
         "model.cross_entropy_loss_fusion": w.loss != "unfused" or None,
         "model.cross_entropy_fusion_impl": {"in_place": "te", "fused": "native"}.get(w.loss),
-        **_graphs(w),
+        "model.cuda_graph_impl": implementation,
+        "model.cuda_graph_scope": scope if w.cuda_graph_modules else scope and scope[0],
         **{f"model.{name}": setup.switches.get(name) for name in FUSED},
         "comm_overlap.tp_comm_overlap": setup.switches["tp_comm_overlap"],
         "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel or None,
@@ -153,12 +156,6 @@ def _offload(setup: TrainingSetup) -> Values:
     if setup.workload.offload == "activations":
         return {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": offloaded_layers(setup)}
     return {}
-
-
-def _graphs(w: TrainingWorkload) -> Values:
-    if w.cuda_graph_modules:
-        return {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_scope": list(w.cuda_graph_modules)}
-    return {"model.cuda_graph_impl": "local", "model.cuda_graph_scope": "full_iteration"} if w.cuda_graphs else {}
 
 
 def _mixed_precision(w: TrainingWorkload) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""axolotl 0.21: its YAML file, which fine-tunes over FSDP 2."""
+"""axolotl 0.21: its YAML file, written over FSDP 2."""
 
 from typing import Any
 
@@ -6,10 +6,8 @@ import yaml
 
 from hp_tool.formats import fine_tuning
 from hp_tool.formats.fine_tuning import OPTIMIZERS, model_path, targets
-from hp_tool.formats.registry import Format, register
 from hp_tool.formats.scripts import FILL
 from hp_tool.formats.setup import TrainingSetup, headline
-from hp_tool.formats.signs import Sign, any_key, key_within, words
 from hp_tool.formats.tools.accelerate import fsdp
 
 TOOL = "axolotl 0.21"
@@ -61,25 +59,3 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
             "lora_target_modules": list(targets(setup, tool=TOOL)),
         }
     return content
-
-
-register(
-    Format(
-        name="axolotl",
-        signs=(
-            Sign(of="keys", rank=50, holds=any_key("base_model"), refused="Axolotl"),
-            Sign(of="keys", rank=91, holds=key_within("base_model"), refused="Axolotl"),
-            Sign(
-                of="script",
-                rank=12,
-                holds=words(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
-                refused="Axolotl",
-            ),
-        ),
-        write=text,
-        framework="torch-fsdp",
-        fsdp_axes=fine_tuning.AXES,
-        writes="its YAML file over FSDP 2, in full or with LoRA and QLoRA",
-        checked="the fields of axolotl 0.21's schemas",
-    )
-)

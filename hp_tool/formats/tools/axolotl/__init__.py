@@ -1,0 +1,1 @@
+"""axolotl 0.21: its YAML file, read and written."""

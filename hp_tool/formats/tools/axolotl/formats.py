@@ -1,0 +1,30 @@
+"""The format of axolotl."""
+
+from hp_tool.formats import fine_tuning
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.signs import Sign, any_key, key_within, words
+from hp_tool.formats.tools.axolotl.read import read
+from hp_tool.formats.tools.axolotl.write import text
+
+register(
+    Format(
+        name="axolotl",
+        signs=(
+            Sign(of="keys", rank=50, holds=any_key("base_model")),
+            Sign(of="keys", rank=91, holds=key_within("base_model")),
+            Sign(
+                of="script",
+                rank=12,
+                holds=words(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
+                refused="a command of Axolotl (import the YAML file that it names)",
+            ),
+        ),
+        read=read,
+        write=text,
+        framework="torch-fsdp",
+        fsdp_axes=fine_tuning.AXES,
+        reads="its YAML file, over FSDP, or with `--file ds.json` over DeepSpeed",
+        writes="its YAML file over FSDP 2, in full or with LoRA and QLoRA",
+        checked="the fields of axolotl 0.21's schemas; read back by `import`",
+    )
+)

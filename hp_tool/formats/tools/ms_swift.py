@@ -1,0 +1,188 @@
+"""ms-swift 3 and 4: commands that pretrain and fine-tune, by the Trainer (`swift sft`) or by Megatron Core (`megatron sft`)."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hp_tool.formats.reading import Reading, Setting, fraction, settings_of, sort, table, whole_number
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.signs import Sign, words
+from hp_tool.formats.source import Source, file_of, parsed
+from hp_tool.formats.tools.megatron_lm.arguments import TABLE
+from hp_tool.formats.tools.megatron_lm.read import read as read_megatron
+from hp_tool.formats.trainer import arguments
+
+_ARGUMENTS = {
+    "tuner-type": "finetuning-type", "train-type": "finetuning-type", "target-modules": "lora-target",
+    "quant-bits": "quantization-bit", "quant-method": "quantization-method",
+    **{name: name for name in (
+        "model", "lora-rank", "lora-dropout", "max-length", "gradient-accumulation-steps", "attn-impl", "optim",
+        "per-device-train-batch-size", "gradient-checkpointing",
+    )},
+}  # fmt: skip
+"""ms-swift's arguments, and the Trainer's that say the same."""
+_DEFAULTS = {
+    "finetuning-type": "lora", "lora-dropout": "0.05", "gradient-checkpointing": "true", "per-device-train-batch-size": "1",
+}  # fmt: skip
+_MEGATRON = {
+    "micro-batch-size": ("1",), "global-batch-size": ("16",), "recompute-granularity": ("selective",), "moe-grouped-gemm": (),
+    "use-distributed-optimizer": (), "cross-entropy-loss-fusion": (), "moe-token-dispatcher-type": ("alltoall",),
+    "expert-tensor-parallel-size": ("1",), "attention-dropout": ("0",), "hidden-dropout": ("0",),
+}  # fmt: skip
+"""What `megatron sft` takes where a command does not say, in Megatron's own arguments; dropout is the checkpoint's."""
+_RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
+_LEAST_BATCH = 16
+"""Sequences that the default of gradient accumulation brings an optimizer step to."""
+
+
+def read(source: Source, reading: Reading) -> None:
+    """Fill the reading with the query of the command. Raises InputError where there is none."""
+    launch, script = source.launch(reading)
+    tool, _, task = launch.program.partition(" ")
+    if task not in ("sft", "pt"):
+        reading.refuse(f"{launch.program}: runs other passes than pretraining and supervised fine-tuning")
+    reading.num_gpus = reading.num_gpus or _processes(source, reading)
+    own = table("ms-swift")
+    if tool == "megatron":
+        switched = {name: replace(each, arity="?") if each.arity == "0" else each for name, each in table(TABLE).items()}
+        settings = settings_of(launch.words, table={**own, **switched}, reading=reading)
+        _by_megatron(settings, source, reading)
+    else:
+        settings = settings_of(launch.words, table=own, reading=reading)
+        _by_trainer(settings, source, script.files, reading)
+
+
+def _processes(source: Source, reading: Reading) -> int | None:
+    """Return how many processes the environment of the command asks for; alone on one device it is one."""
+
+    def number(name: str) -> int | None:
+        written = re.search(rf"(?<!\w){name}=['\"]?(\d+)(?![\w,])", source.text)
+        text = source.variables.get(name) or (written[1] if written else "")
+        return int(text) if text.isdecimal() else None
+
+    if (each := number("NPROC_PER_NODE")) is not None:
+        return each * (number("NNODES") or 1)
+    if number("CUDA_VISIBLE_DEVICES") is not None:
+        return 1
+    reading.hints["cluster.num_gpus"] = "NPROC_PER_NODE says it; without, one process spreads the layers over its devices"
+    return None
+
+
+def _named(name: str, *values: str, written: str = "") -> Setting:
+    return Setting(name=name, written=written or f"{name.replace('-', '_')} (ms-swift's default)", values=values)
+
+
+def _by_trainer(settings: list[Setting], source: Source, files: Mapping[str, str], reading: Reading) -> None:
+    """Read what Hugging Face's Trainer runs: over DeepSpeed where it is named, else with a copy of the model on each device."""
+    words_ = [replace(each, name=_ARGUMENTS[each.name]) for each in settings if each.name in _ARGUMENTS]
+    others = (each for each in settings if each.name not in _ARGUMENTS)
+    texts = {
+        each.name: each.text for each in sort(others, table=table("ms-swift"), reading=reading, spare=source.ignore).values()
+    }
+    known = {each.name: each.text for each in words_}
+    words_ += [_named(name, value) for name, value in _DEFAULTS.items() if name not in known]
+    kind = known.get("finetuning-type", "lora")
+    if kind not in ("lora", "full"):
+        reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
+    if "gradient-accumulation-steps" not in known and reading.num_gpus:
+        micro = whole_number(known.get("per-device-train-batch-size", "1"), "per_device_train_batch_size")
+        words_.append(_named("gradient-accumulation-steps", str(max(1, math.ceil(_LEAST_BATCH / (micro * reading.num_gpus))))))
+    words_ += _precision(texts)
+    if texts.get("use-liger-kernel") in ("", "true"):
+        words_.append(_named("loss-type", "chunked_nll", written="use_liger_kernel"))
+    text = _deepspeed(texts.get("deepspeed"), files, reading)
+    if text is None and kind == "full" and "deepspeed" not in texts:
+        reading.refuse("tuner_type full without deepspeed: weights and states in 16 bits, without a copy in 32, are not read")
+    content = None if text is None else parsed(text)
+    num_gpus, spare = reading.num_gpus, source.ignore
+    arguments.read(content, text=text or "", words=words_, reading=reading, num_gpus=num_gpus, spare=spare)
+
+
+def _precision(texts: Mapping[str, str]) -> Iterator[Setting]:
+    """Yield what torch_dtype says, which is the checkpoint's where it is not there: 16 bits."""
+    kinds = {"float16": "fp16", "float32": ""}
+    flag = next((name for name in ("fp16", "bf16") if texts.get(name, "false") == "true"), None)
+    kind = flag if flag is not None else kinds.get(texts.get("torch-dtype", ""), "bf16")
+    if kind:
+        yield _named(kind, "true", written="torch_dtype")
+
+
+def _deepspeed(name: str | None, files: Mapping[str, str], reading: Reading) -> str | None:
+    """Return the text of a DeepSpeed file, or of one of ms-swift's own by its name."""
+    if name is None:
+        return None
+    if name.lstrip().startswith("{"):
+        return name
+    if (own := re.fullmatch(r"zero([0-3])(_offload)?", name)) is not None:
+        zero: dict[str, Any] = {"stage": int(own[1])}
+        if own[2]:
+            zero["offload_optimizer"] = {"device": "cpu"}
+            zero |= {"offload_param": {"device": "cpu"}} if own[1] == "3" else {}
+        return json.dumps({"zero_optimization": zero})
+    text = file_of(files, name)
+    if text is None:
+        reading.lack("parallel.zero_stage", f"{name} is not at hand; give it with --file {name}", example=None)
+    return text
+
+
+def _by_megatron(settings: list[Setting], source: Source, reading: Reading) -> None:
+    """Read what Megatron Core runs, in its own arguments; the model is named, and brings its shape."""
+    megatron, own = table(TABLE), table("ms-swift")
+    settings = [replace(each, name=_RENAMED.get(each.name, each.name)) for each in settings]
+    last = {each.name: each for each in settings}
+    taken = {"model", "max-length", "torch-dtype", "tuner-type", "train-type", "lora-rank", "lora-dropout", "target-modules"}
+    passed: list[Setting] = []
+    for each in settings:
+        argument = megatron.get(each.name)
+        if each.name in taken or argument is None or (argument.fate != "read" and each.name in own):
+            continue
+        if argument.arity == "0" and each.text in ("true", "false"):
+            passed += [replace(each, values=())] if each.text == "true" else []
+        elif each.text != "none":
+            passed.append(each)
+    others = [each for each in settings if each.name in taken or each.name not in megatron or each not in passed]
+    sort(
+        [each for each in others if each.name not in megatron or each.name in own],
+        table=own,
+        reading=reading,
+        spare=source.ignore,
+    )
+    passed += [_named(name, *values) for name, values in _MEGATRON.items() if name not in last]
+    length = last.get("max-length")
+    if length is not None:
+        passed += [replace(length, name=name) for name in ("seq-length", "max-position-embeddings")]
+    if last.get("torch-dtype", _named("torch-dtype", "bfloat16")).text != "float32" and not {"fp16", "bf16"} & last.keys():
+        passed.append(_named("bf16", written="torch_dtype"))
+    read_megatron(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
+    reading.missing = [each for each in reading.missing if not each.field.startswith("model.")]
+    reading.query.pop("model", None)
+    if "model" in last:
+        reading.query["model"] = last["model"].text
+    else:
+        reading.lack("model", "--model names it; add", example="NAME")
+    kind = last.get("tuner-type", last.get("train-type", _named("tuner-type", "full"))).text
+    if kind == "lora":
+        _megatron_adapters(last, reading)
+    elif kind != "full":
+        reading.refuse(f"tuner_type {kind}: is not modelled; lora and full are")
+
+
+def _megatron_adapters(last: Mapping[str, Setting], reading: Reading) -> None:
+    lora: dict[str, Any] = {"rank": whole_number(last["lora-rank"].text if "lora-rank" in last else "8", "lora_rank")}
+    lora["dropout"] = fraction(last["lora-dropout"].text if "lora-dropout" in last else "0.05", "lora_dropout")
+    if "target-modules" in last and (names := last["target-modules"].values) != ("all-linear",):
+        lora["target_modules"] = list(names)
+    reading.query["training"] |= {"task": "lora", "lora": lora}
+
+
+register(
+    Format(
+        name="ms-swift",
+        signs=(Sign(of="script", rank=14, holds=words(r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+(sft|pt|rlhf)\b")),),
+        read=read,
+        reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`",
+    )
+)
