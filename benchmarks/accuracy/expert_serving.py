@@ -7,28 +7,22 @@ experts at all.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy import fit_pools
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared, with_scatter
 from benchmarks.accuracy.inference import regret
 from benchmarks.accuracy.serving_rows import PoolRun, pool_runs, queued_runs
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, log_ratios
-from hp_tool.catalog import cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import engine_efficiency, expert_efficiency
-from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.disaggregated import pool_costs
+from hp_tool.catalog.efficiency import expert_efficiency, pool_efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.hardware import ClusterQuery
-from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import ExpertEfficiency
-from hp_tool.serving.problem import serving_case
 
 KEYS = {
     "load left out": lambda run: run.concurrency,
@@ -49,9 +43,8 @@ def evaluate(folder: Path) -> dict[str, Any]:
         if name == "model left out":
             report["intervals"] = _held(parts.values())
     report["offline"] = _offline([run for run in queued_runs(folder) if catalogue_model(run.model).num_experts])
-    apart = pool_runs(folder)
-    report["pools"] = _pool_figures([run for run in apart if run.replicas is not None])
-    report["pools of unknown size"] = sum(run.replicas is None for run in apart)
+    report["pools"] = _pool_figures(fit_pools.told(folder))
+    report["pools of unknown size"] = sum(run.replicas is None for run in pool_runs(folder))
     return report
 
 
@@ -108,26 +101,19 @@ def _offline(runs: Sequence[ServingRun]) -> dict[str, Any]:
 
 
 def _pool_figures(runs: Sequence[PoolRun]) -> dict[str, Any]:
-    """Errors of pools apart whose numbers of replicas are told."""
-    tpot, ttft = [], []
-    for run in runs:
-        engine = engine_efficiency(engine=run.engine, version=run.version)
-        load = InferenceWorkload(
-            input_length=run.input_length, output_length=run.output_length, concurrency=run.concurrency,
-            precision=run.precision, engine=run.engine,  # type: ignore[arg-type]
-        )  # fmt: skip
-        machine = cluster(ClusterQuery(gpu=run.gpu, num_gpus=16))
-        case = serving_case(model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine)
-        pools = []
-        for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
-            size = config.attention_data_parallel_size * replicas
-            limits = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
-            placed = dataclasses.replace(config, data_parallel_size=size, **limits)
-            pools.append(ServingCandidates.from_configs([placed], concurrency=[run.concurrency]))
-        costs = pool_costs(prefill=case, decode=case, prefillers=pools[0], decoders=pools[1])
-        tpot.append(np.log(costs.tpot_s[0] / run.tpot_s))
-        ttft.append(np.log(costs.ttft_s[0] / run.ttft_s))
-    return {} if not runs else _errors(np.array(tpot), np.array(ttft))
+    """Errors of pools apart whose numbers of replicas are told, each by hops between pools that saw neither its engine nor its
+    lengths; and the share inside intervals.
+    """
+    pairs = [pair for members in fit_pools.left_out(runs).values() for pair in members]
+    if not pairs:
+        return {}
+    tpot, ttft = (np.array([pair.log_ratio(what) for pair in pairs]) for what in ("tpot", "ttft"))
+    profile = pool_efficiency()
+    inside = {
+        f"{what}_inside": float(np.mean(np.abs(logs) <= NORMAL_QUANTILE * getattr(profile, f"{what}_log_sd")))
+        for what, logs in (("tpot", tpot), ("ttft", ttft))
+    }
+    return _errors(tpot, ttft) | inside
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -147,7 +133,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines += [f"  {name:68} {row['runs']:4.0f} {row['error']:6.1%} {row['bias']:+.2f}" for name, row in rows.items()]
         lines.append(f"  best TP chosen in {best['best_chosen']} of {best['groups']} groups, worst loses {best['worst']:.1%}")
     if report["pools"]:
-        lines += ["Prefill and decoding apart", _line("DeepSeek-V3, pools of 8", report["pools"])]
+        lines += ["Prefill and decoding apart", _line("DeepSeek-V3, engine and length left out", report["pools"])]
+        lines.append("  90 % intervals hold {tpot_inside:.0%} of TPOT, {ttft_inside:.0%} of TTFT".format(**report["pools"]))
         lines.append(f"  (of {report['pools of unknown size']} more the replicas are not told)")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ PRIORS = {
     "matmul_slowdown": Prior(1.05, 0.1, 0.7, 2.0),
     "attention_slowdown": Prior(1.1, 0.2, 0.5, 4.0),
     "narrow_cache_slowdown": Prior(1.2, 0.05, 0.7, 3.0),
-    "communication_slowdown": Prior(1.2, 0.5, 0.5, 8.0),
-    "cast_share": Prior(1.0, 0.3, 0.0, 1.5),
-    "layer_overhead_s": Prior(1.5e-5, 1e-5, 0.0, 1e-4),
+    "communication_slowdown": Prior(1.1, 0.1, 0.5, 8.0),
+    "cast_share": Prior(0.75, 0.3, 0.0, 1.5),
+    "layer_overhead_s": Prior(1.5e-5, 4e-6, 0.0, 1e-4),
     "iteration_overhead_s": Prior(5e-4, 2e-4, 0.0, 2e-2),
     "sequence_overhead_s": Prior(5e-6, 2e-5, 0.0, 1e-3),
     "eager_layer_s": Prior(5e-5, 5e-5, 0.0, 5e-4),
@@ -48,6 +48,9 @@ PRIORS = {
     "prefill_group": Prior(3.0, 1.5, 1.0, 8.0),
     "wave_share": Prior(0.2, 0.3, 0.0, 1.2),
 }
+BY_ENGINE = {"vllm": {"cast_share": Prior(0.25, 0.25, 0.0, 1.5)}}
+"""Priors of one engine. vLLM's compiled passes (fuse_norm_quant, fuse_act_quant) put the casts after norms and activations into
+these: of a layer's four matmuls only the one after attention has a cast of its own."""
 STARTS = ({"request_overhead_s": 5e-3}, {"request_overhead_s": 2e-2})
 """Front-end work a request to start from: where the front end bounds no run, its constants have no gradient."""
 NOISE = {"ttft": 0.5, "tpot": 0.06, "throughput": 0.06}
@@ -55,6 +58,8 @@ NOISE = {"ttft": 0.5, "tpot": 0.06, "throughput": 0.06}
 ROBUST = {"ttft": 0.25, "tpot": 0.06, "throughput": 0.06}
 """Log ratio from which a residual counts linearly, so that a capacity cliff bends no constant."""
 FEWEST_RUNS = 20
+HARDLY_TOLD = 0.5
+"""Share of a prior's deviation that is left of a constant that its runs hardly tell."""
 ASSUMED_TTFT_LOG_SD = 0.5
 """Where only throughput was measured."""
 UNFAMILIAR_FACTOR = 2.0
@@ -73,12 +78,13 @@ and admit a request when its prompt fits; TensorRT-LLM promises a request its wh
 """
 BY_VERSION: dict[tuple[str, str], dict[str, Any]] = {
     # As most runs of trtllm-bench were: 95 % of what is free; a C++ runtime without PyTorch's reserve.
-    ("trtllm", "0.17"): {"memory_fraction": 0.95, "memory_fraction_of": "free", "reserve_bytes": 1e9},
+    ("trtllm", "0.17"): {"fp8_scales": "tensor", "memory_fraction": 0.95, "memory_fraction_of": "free", "reserve_bytes": 1e9},
     # The default of KvCacheConfig.free_gpu_memory_fraction; the runs of 1.0.0rc3 had less.
     ("trtllm", "1.1"): {"memory_fraction_of": "free"},
 }
 NOTES = {
     ("trtllm", "1.1"): "; the rows tell no version, only October 2025",
+    ("vllm", "0.12.0"): "; those in fp8 tell no version, only October 2025",
     ("trtllm", "0.17"): "; of offline throughput alone: constants of the front end and of arrivals are assumed",
 }
 RESERVE_BYTES = 2e9
@@ -101,24 +107,45 @@ def engine(values: Values, *, name: str, version: str) -> EngineEfficiency:
 def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficiency:
     """Maximum a posteriori constants from the runs seen."""
     make = functools.partial(engine, name=name, version=version)
-    means = {constant: prior.mean for constant, prior in PRIORS.items()}
-
-    def errors(runs: Sequence[ServingRun]) -> Callable[[EngineEfficiency], Floats]:
-        prepared = batches(runs, make(rounded(means)))
-
-        def of(trial: EngineEfficiency) -> Floats:
-            pairs = predict(prepared, trial)
-            logs = {what: np.nan_to_num(log_ratios(pairs, what)) for what in NOISE}
-            return np.concatenate([linear_beyond(logs[what], ROBUST[what]) / NOISE[what] for what in NOISE])
-
-        return of
+    priors = PRIORS | BY_ENGINE.get(name, {})
+    means = {constant: prior.mean for constant, prior in priors.items()}
 
     offline = all(run.queued_throughput is not None for run in seen)
     fit = Fit[ServingRun, EngineEfficiency](
-        priors=PRIORS, constants=make, errors=errors, in_deviations=False, near=0.0,
-        options={"x_scale": [prior.sd for prior in PRIORS.values()], "diff_step": 1e-3, "ftol": 1e-5},
+        priors=priors, constants=make, errors=functools.partial(errors, start=make(rounded(means))), in_deviations=False,
+        near=0.0, options={"x_scale": [prior.sd for prior in priors.values()], "diff_step": 1e-3, "ftol": 1e-5},
     )  # fmt: skip
-    return fit(seen, starts=({},) if offline else STARTS)
+    profile = fit(seen, starts=({},) if offline else STARTS)
+    return dataclasses.replace(profile, assumed=assumed(profile, errors(seen, start=profile), priors))
+
+
+def errors(runs: Sequence[ServingRun], *, start: EngineEfficiency) -> Callable[[EngineEfficiency], Floats]:
+    """What constants give for the log ratios of these runs, over the noise taken for each."""
+    prepared = batches(runs, start)
+
+    def of(trial: EngineEfficiency) -> Floats:
+        pairs = predict(prepared, trial)
+        logs = {what: np.nan_to_num(log_ratios(pairs, what)) for what in NOISE}
+        return np.concatenate([linear_beyond(logs[what], ROBUST[what]) / NOISE[what] for what in NOISE])
+
+    return of
+
+
+def assumed(
+    profile: EngineEfficiency, residuals: Callable[[EngineEfficiency], Floats], priors: Mapping[str, Prior]
+) -> tuple[str, ...]:
+    """Return the constants that are as unsure after the runs as before, to a half: 1 / sqrt of the diagonal of the inverse of
+    J^T J + prior, J by differences of a tenth of each prior's deviation.
+    """
+    sds = np.array([prior.sd for prior in priors.values()])
+    here = residuals(profile)
+    columns = [
+        (residuals(dataclasses.replace(profile, **{name: getattr(profile, name) + 0.1 * prior.sd})) - here) / 0.1
+        for name, prior in priors.items()
+    ]
+    in_deviations = np.stack(columns, axis=1)
+    after = np.sqrt(np.diag(np.linalg.inv(in_deviations.T @ in_deviations + np.eye(len(sds)))))
+    return tuple(name for name, share in zip(priors, after, strict=True) if share > HARDLY_TOLD)
 
 
 def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
@@ -168,22 +195,32 @@ def by_gpu(run: ServingRun) -> str:
     return run.gpu
 
 
+def by_precision(run: ServingRun) -> str:
+    return run.precision
+
+
+LEFT_OUT = (by_model, by_gpu, by_precision)
+
+
 def with_scatter(profile: EngineEfficiency, members: Sequence[ServingRun]) -> EngineEfficiency:
     """The profile with its scatter on groups it did not see, and how much more there is on models and GPUs left out."""
     others = [run for run in members if not run.fitted]
     predicted = predict(batches(others, profile), profile)
     own, pair = scatter(predicted), pair_scatter(predicted)
     name, version = profile.engine, profile.version
-    refits = [left_out(members, name=name, version=version, key=key) for key in (by_model, by_gpu)]
+    refits = [left_out(members, name=name, version=version, key=key) for key in LEFT_OUT]
     foreign = [pair for kinds in refits for pairs in kinds.values() for pair in pairs]
-    wider = [value / own[what] for what, value in scatter(foreign).items() if what != "ttft"] if foreign else []
+    wider = {what: value / own[what] for what, value in scatter(foreign).items()} if foreign else {}
+    later = max([1.0, *(value for what, value in wider.items() if what != "ttft")]) if wider else UNFAMILIAR_FACTOR
     assumed = {"ttft": ASSUMED_TTFT_LOG_SD, "tpot": own["throughput"]} | own
     return dataclasses.replace(
         profile,
         **{f"{what}_log_sd": float(f"{assumed[what]:.3g}") for what in NOISE},
         pair_log_sd=None if pair is None else float(f"{pair:.3g}"),
-        unfamiliar_factor=float(f"{max([1.0, *wider]):.3g}") if wider else UNFAMILIAR_FACTOR,
+        unfamiliar_factor=float(f"{later:.3g}"),
+        unfamiliar_ttft_factor=float(f"{max(1.0, wider.get('ttft', UNFAMILIAR_FACTOR)):.3g}"),
         fitted_models=tuple(dict.fromkeys(catalogue_model(run.model).name for run in members)),
+        fitted_precisions=tuple(dict.fromkeys(run.precision for run in members)),
         fitted_silicon=tuple(dict.fromkeys(die for run in members if (die := gpu(run.gpu).silicon))),
     )
 

@@ -170,6 +170,62 @@ def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
     return shapes, shortest, cards
 
 
+GROUPED = {"bfloat16": "bf16", "fp8_block": "fp8", "fp8": "fp8_tensor", "w4a16_mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+"""Formats of experts' weights by the names in ops/moe.csv: checkpoints of mixtures in fp8 have a scale for each block."""
+ELEMENTWISE = 0.85
+"""Share of the bandwidth taken for kernels that only move memory."""
+GROUPED_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_tensor": 1.0, "mxfp4": 0.5 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+MULTIPLIED: dict[str, Precision] = {"mxfp4": "bf16", "fp8_tensor": "fp8"}
+"""Precision of the arithmetic, where the format's name is not its own."""
+SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
+PROMPTS_FROM = 1024
+"""Tokens from which a pass holds prompts."""
+OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
+"""Kernels that go through their own rank's copies of tokens alone; the others permute all ranks', which an exchange does."""
+
+
+def fit_grouped(rows: list[Row], die: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Routed experts by engine and by the format of their weights, one rank's or all of a layer's. Of few tokens those spread
+    evenly, which tells the experts hit; of many, which hit all, on one rank those that a power law spreads: no router is even.
+    """
+    few = [row for row in rows if row["distribution"] == "balanced" and float(row["num_tokens"]) < PROMPTS_FROM]
+    many = [row for row in rows if row["distribution"] != "balanced" and float(row["num_tokens"]) >= PROMPTS_FROM]
+    whole = [row for row in few if row["moe_ep_size"] == "1" or row["kernel_source"] in OWN_COPIES]
+    whole += [row for row in many if row["moe_ep_size"] == "1"]
+    fits: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for engine in ("trtllm", "vllm"):
+        for kind, name in GROUPED.items():
+            chosen = [
+                row for row in whole
+                if row["moe_dtype"] == kind and row["source"].split("/")[1] == engine
+                and not row["kernel_source"].endswith("min_latency")
+            ]  # fmt: skip
+            if chosen:
+                fits[engine][name] = _grouped(chosen, name, f"{die:10} {engine} grouped {name}")
+    return dict(fits)
+
+
+def _grouped(rows: list[Row], name: str, title: str) -> dict[str, float]:
+    """A GroupedRoofline's constants of one kind of kernel."""
+    (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
+    copies, weights, bandwidth = tokens * top_k / ranks, 3.0 * hidden * width, memory_bandwidth(cards)
+    hit = np.minimum(np.maximum(copies, 1.0), experts / ranks)
+    flops = 2.0 * weights / peak(cards, MULTIPLIED.get(name, name))  # type: ignore[arg-type]
+    # Copies are gathered, activated and summed in 16 bits, as experts_seconds counts them.
+    moved = copies * (6.0 * hidden + 8.0 * width) / bandwidth / ELEMENTWISE
+    read = GROUPED_BYTES[name] * weights * hit / bandwidth
+
+    def predicted_s(peak_fraction: float, bandwidth_fraction: float, overhead_s: float, tile_rows: float,
+                    sharpness: float) -> Floats:  # fmt: skip
+        arithmetic, memory = flops * (copies + tile_rows * hit) / peak_fraction, read / bandwidth_fraction
+        return np.asarray(overhead_s + (arithmetic**sharpness + memory**sharpness) ** (1.0 / sharpness) + moved)
+
+    return rounded(fit_times(
+        title, predicted_s, seconds, peak_fraction=(0.5, 0.05, 1.2), bandwidth_fraction=(0.8, 0.1, 1.2),
+        overhead_s=(4e-5, 1e-6, 3e-4), tile_rows=(16.0, 0.5, 256.0), sharpness=(2.0, 1.0, 6.0),
+    ))  # fmt: skip
+
+
 def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
     """Causal prefill: half of the full attention's FLOPs; memory traffic and arithmetic add up."""
     (b, s, a, k, d), seconds, cards = medians(rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"))
@@ -239,7 +295,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
     """All constants of one die."""
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
     of_die = {name: [row for row in timed(folder, name) if row["system"] in systems]
-              for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce")}  # fmt: skip
+              for name in ("gemm", "context_attention", "nccl", "generation_attention", "custom_allreduce", "moe")}  # fmt: skip
     wide = [row for row in of_die["gemm"] if float(row["n"]) >= 1024 and float(row["k"]) >= 1024]
     matmuls = {
         PRECISIONS[kind]: [r for r in wide if r["gemm_dtype"] == kind] for kind in dict.fromkeys(r["gemm_dtype"] for r in wide)
@@ -259,6 +315,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
         "nvlink": fit_link(of_die["nccl"], die, ("all_gather", "reduce_scatter", "all_reduce")),
         "all_to_all": fit_link(of_die["nccl"], die, ("alltoall",)),
         "thin_matmul": fit_thin(matmuls, die),
+        **({"grouped_matmul": fit_grouped(of_die["moe"], die)} if of_die["moe"] else {}),
         "decode_attention": {"peak_fraction": attention["peak_fraction"], **decode},
         **small,
         "fitted_on": f"ops/*.csv, systems {', '.join(systems)}, "

@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy import serving_by_engine
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.fit_engines import by_gpu, by_model, by_version, left_out, settings
+from benchmarks.accuracy.fit_engines import LEFT_OUT, by_version, left_out, settings
 from benchmarks.accuracy.serving_rows import dense_runs
-from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cached_series, predict
+from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, by_constants, cached_series, predict
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, gpu_efficiency, version_key
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.serving import EngineEfficiency
-from hp_tool.serving.estimates import UNMEASURED, widened
+from hp_tool.serving.estimates import log_sd
 
 CHOSEN_WITHIN = 1e-9
 
@@ -65,12 +66,8 @@ def inside(pairs: Sequence[Predicted], what: str, foreign: bool, borrowed: bool)
 
 def shipped(runs: Sequence[ServingRun]) -> list[Predicted]:
     """Every run, predicted by the constants the catalogue ships for its version or the nearest one."""
-    grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
-    for run in runs:
-        grouped[(run.engine, run.version)].append(run)
     predicted = []
-    for (name, version), members in grouped.items():
-        profile = engine_efficiency(engine=name, version=version)
+    for profile, members in by_constants(runs):
         predicted += predict(batches(members, profile), profile)
     return predicted
 
@@ -83,12 +80,23 @@ def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
     return shipped(chosen)
 
 
-def widening(profile: EngineEfficiency, run: ServingRun, *, foreign: bool, borrowed: bool) -> float:
-    """How many times as wide as on groups like those fitted on an answer's intervals are."""
-    device = gpu(run.gpu)
-    foreign = foreign or not profile.covers(model=catalogue_model(run.model).name, silicon=device.silicon)
+def half_width(profile: EngineEfficiency, run: ServingRun, what: str, *, foreign: bool, borrowed: bool) -> float:
+    """Log of how far an answer's 90 % interval reaches up and down from one of its figures."""
+    device, model = gpu(run.gpu), catalogue_model(run.model)
+    familiar = not foreign and profile.covers(model=model.name, silicon=device.silicon, precision=run.precision)
     borrowed = borrowed or not (profile.measured and gpu_efficiency(device).measured)
-    return widened(profile.unfamiliar_factor if foreign else 1.0, UNMEASURED if borrowed else 1.0)
+    own = getattr(profile, f"{what}_log_sd")
+    return NORMAL_QUANTILE * log_sd(profile, what, own=own, familiar=familiar, borrowed=borrowed)
+
+
+def widths(run: ServingRun, *, borrowed: bool) -> dict[str, float]:
+    """Half widths of all figures, of an answer about a GPU or precision that the constants did not see."""
+    profile = constants_of(run)
+    return {what: half_width(profile, run, what, foreign=True, borrowed=borrowed) for what in ("ttft", "tpot", "throughput")}
+
+
+def constants_of(run: ServingRun) -> EngineEfficiency:
+    return engine_efficiency(engine=run.engine, version=run.version or None, silicon=gpu(run.gpu).silicon)
 
 
 def comparisons(pairs: Sequence[Predicted], what: str, *, foreign: bool = False, borrowed: bool = False) -> list[Comparison]:
@@ -98,9 +106,8 @@ def comparisons(pairs: Sequence[Predicted], what: str, *, foreign: bool = False,
         run = pair.run
         if (what == "ttft" and pair.really_limited) or (what != "throughput" and run.queued_throughput is not None):
             continue
-        profile = engine_efficiency(engine=run.engine, version=run.version)
-        wider = widening(profile, run, foreign=foreign, borrowed=borrowed)
-        spread = float(np.exp(NORMAL_QUANTILE * wider * getattr(profile, f"{what}_log_sd")))
+        profile = constants_of(run)
+        spread = float(np.exp(half_width(profile, run, what, foreign=foreign, borrowed=borrowed)))
         suffix = "" if what == "throughput" else "_s"
         predicted = getattr(pair, f"{what}{suffix}")
         sizes = f"TP {run.config.tensor_parallel_size}, {run.input_length}/{run.output_length}, {run.concurrency} at once"
@@ -118,7 +125,7 @@ def refitted(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     """For each engine version with several models (or GPUs): every one of them, predicted by constants that saw the others."""
     results = {}
     for (name, version), members in by_version(runs).items():
-        for key in (by_model, by_gpu):
+        for key in LEFT_OUT:
             for kind, pairs in left_out(members, name=name, version=version, key=key).items():
                 results[f"{name} {version}: {kind}"] = pairs
     return results
@@ -133,10 +140,24 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
                          for test in (operator.lt, operator.gt))  # fmt: skip
         if before or after:
             profile = before[-1] if before else after[0]
-            # What is no constant of the release stays as it was run: memory for the cache, limits of a batch.
-            as_run = dataclasses.replace(profile, **settings(name, version))
+            # What is no constant of the release stays as it was run: memory for the cache, limits of a batch, the client.
+            own = constants_of(members[0])
+            habits = {"prefill_group": own.prefill_group, "wave_share": own.wave_share}
+            as_run = dataclasses.replace(profile, **settings(name, version), **habits)
             results[f"{name} {version} by {profile.version}"] = predict(batches(members, as_run), as_run)
     return results
+
+
+def by_engine(folder: Path, runs: Sequence[ServingRun]) -> dict[str, dict[str, float]]:
+    """{engine and kind of model, or pools: figures of runs whose GPU, precision or model constants did not see}."""
+    releases = other_release(runs)
+
+    def others(name: str, version: str) -> list[Predicted]:
+        return next((pairs for title, pairs in releases.items() if title.startswith(f"{name} {version} by ")), [])
+
+    groups = serving_by_engine.dense(runs, widths=widths, others=others) | serving_by_engine.mixtures(folder)
+    rows = {name: serving_by_engine.figures(group, regret) for name, group in sorted(groups.items())}
+    return rows | serving_by_engine.pools(folder)
 
 
 def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
@@ -154,9 +175,9 @@ def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
-    """{unseen, seen, left_out, other_release, cached, other_versions, regret}: figures by the names of what they are of.
+    """{unseen, seen, left_out, by_engine, other_release, cached, other_versions, regret}: figures by what they are of.
 
-    Without `refits` left_out is empty: it takes a fit for each model and GPU, minutes in all.
+    Without `refits` left_out and by_engine are empty: they take a fit for each model and GPU, minutes in all.
     """
     everything = dense_runs(folder)
     cached = cached_series(everything)
@@ -175,6 +196,7 @@ def evaluate(folder: Path, *, refits: bool = True) -> dict[str, Any]:
         },
         "other_versions": _by_series(other),
         "cached": _by_series([p for p in pairs if p.run.series in cached]),
+        "by_engine": by_engine(folder, everything) if refits else {},
         "regret": {"unseen": regret(left), "all": regret(computed)},
         "refused": sum(not p.fits for p in pairs),
         "runs": len(pairs),
@@ -205,6 +227,11 @@ def as_text(report: dict[str, Any]) -> str:
     for key, title in TITLES.items():
         if report[key]:
             blocks.append("\n".join([title, head, *(_line(name, row) for name, row in report[key].items())]))
+    if report["by_engine"]:
+        title = "By engine: a GPU or a precision left out, of mixtures the model, of pools engine and lengths"
+        columns = f"  {'':20}  runs    TPOT inside   tok/s  TTFT med inside"
+        rows = (serving_by_engine.line(name, row) for name, row in report["by_engine"].items())
+        blocks.append("\n".join([title, columns, *rows]))
     for name, row in report["regret"].items():
         blocks.append(
             f"Best TP by tokens/s/GPU, {name} groups: {row['best_chosen']} of {row['groups']} chosen, "

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, runs, serving_run
+from benchmarks.accuracy.serving_runs import PRECISIONS, SYSTEMS, Served, ServingRun, lengths, runs, serving_run
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.domain.serving import ServingConfig
@@ -23,23 +23,37 @@ class PoolRun(Served):
     """Of prefill and of decoding; None: not told."""
 
 
-UNTOLD = {"trtllm": "1.1"}
-"""Releases that stand for a version that is not told: the one of the month in which the row's run was made, October 2025."""
+LATER = ("inference_measured_2.csv", "inference_measured_3.csv")
+UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
+"""Versions that stand for one that is not told, of runs of October and November 2025: those nearest to that month."""
+DYNAMO = {"0.8.1.post1": "1.2.0rc6"}
+"""Versions of TensorRT-LLM by those of the Dynamo that ran it."""
+NAMED = {"gpt-oss-dev": "1.1"}
+"""Versions that a table names by a branch."""
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv on one replica; a version that neither the row nor UNTOLD tells is an empty text."""
-    runs = [serving_run(row) for row in read(folder, "inference_measured_2.csv") if row["mode"] == "agg"]
-    return [
-        run if run.version else dataclasses.replace(run, version=UNTOLD.get(run.engine, ""), **_launch(run)) for run in runs
-    ]
+    """Rows of inference_measured_2.csv and _3.csv on one replica, by versions as UNTOLD and NAMED have them."""
+    rows = [row for name in LATER for row in read(folder, name)]
+    return [_settled(serving_run(row)) for row in rows if row["mode"] == "agg"]
+
+
+def _settled(run: ServingRun) -> ServingRun:
+    version = NAMED.get(run.version, run.version) or UNTOLD.get(run.engine, "")
+    return dataclasses.replace(run, version=version, **_launch(run))
 
 
 def _launch(run: ServingRun) -> dict[str, float]:
-    """What the public script that started these runs sets (InferenceMAX, October 2025, 70b_fp8_b200_trt): with prompts and
-    answers of 1,024 tokens, on fewer than 8 GPUs, batch_wait_timeout_iters 20.
+    """What public scripts set that started these runs of TensorRT-LLM (InferenceMAX): batch_wait_timeout_iters 20 with prompts
+    and answers of 1,024 tokens on fewer than 8 B200 (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config
+    with attention in parallel over data.
     """
-    waits = (run.engine, run.input_length, run.output_length) == ("trtllm", 1024, 1024) and run.config.tensor_parallel_size < 8
+    if run.engine != "trtllm" or run.equal_lengths:
+        return {}
+    if run.config.attention_data_parallel_size > 1:
+        return {"batch_wait_iterations": 60.0}
+    short = run.input_length < 1024 and run.output_length < 1024 and not run.version
+    waits = run.gpu.startswith("b200") and short and run.config.tensor_parallel_size < 8
     return {"batch_wait_iterations": 20.0} if waits else {}
 
 
@@ -50,26 +64,30 @@ def dense_runs(folder: Path) -> list[ServingRun]:
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:
-    """Rows of inference_measured_2.csv with pools of their own, each run once: where two listings have the same latencies, the
-    one that tells the number of replicas.
+    """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two listings have the same
+    latencies, the one that tells the number of replicas.
     """
-    rows = [row for row in read(folder, "inference_measured_2.csv") if row["mode"] == "disagg"]
+    rows = [row for name in LATER for row in read(folder, name) if row["mode"] == "disagg"]
     rows.sort(key=lambda row: not row["decode_num_workers"])
     once = {(row["isl"], row["osl"], row["concurrency"], row["ttft_ms"][:8], row["tpot_ms"][:6]): row for row in reversed(rows)}
     return [_pool_run(row) for row in reversed(once.values())]
 
 
 def queued_runs(folder: Path) -> list[ServingRun]:
-    """Every row of inference_trtllm_throughput.csv: all requests queued at once on one replica, throughput alone measured."""
-    return [_queued_run(row) for row in read(folder, "inference_trtllm_throughput.csv")]
+    """Every row of inference_trtllm_throughput.csv and _2: all requests queued at once on one replica, throughput alone
+    measured.
+    """
+    names = ("inference_trtllm_throughput.csv", "inference_trtllm_throughput_2.csv")
+    return [_queued_run(row) for name in names for row in read(folder, name)]
 
 
 def _pool_run(row: Row) -> PoolRun:
     workers = row["prefill_num_workers"], row["decode_num_workers"]
+    tokens = lengths(row)
     return PoolRun(
-        engine=row["engine"], version=row["engine_version"], model=catalogue_model(row["model"]).name,
-        gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
-        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"]),
+        engine=row["engine"], version=DYNAMO.get(row["engine_version"], row["engine_version"]),
+        model=catalogue_model(row["model"]).name, gpu=SYSTEMS[row["system"]], precision=PRECISIONS[row["gemm_quant"]],
+        input_length=tokens.input_length, output_length=tokens.output_length, concurrency=int(row["concurrency"]),
         prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
         replicas=(int(workers[0]), int(workers[1])) if all(workers) else None,
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
@@ -87,7 +105,7 @@ def _pool(row: Row, side: str) -> ServingConfig:
 def _queued_run(row: Row) -> ServingRun:
     return ServingRun(
         engine=row["engine"], version=row["version"], model=row["model"], gpu=gpu(row["gpu"]).name,
-        precision=row["weights"], kv_cache_precision=row["kv_cache"],
+        precision=row["weights"], kv_cache_precision=row.get("kv_cache"),
         input_length=int(row["isl_tokens"]), output_length=int(row["osl_tokens"]), concurrency=int(row["num_requests"]),
         config=ServingConfig(tensor_parallel_size=int(row["tp"]), pipeline_parallel_size=int(row["pp"])),
         ttft_s=math.nan, tpot_s=math.nan, queued_throughput=float(row["output_tokens_s_gpu"]),

@@ -7,6 +7,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +15,18 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.data import Row, read
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.catalog.efficiency import engine_efficiency, gpu_efficiency
 from hp_tool.cost.parameters import active_parameters
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
+from hp_tool.domain.clients import CLIENTS
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.serving import EngineEfficiency, ServingConfig
-from hp_tool.serving.problem import serving_case
+from hp_tool.serving.problem import arrivals, serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}
 ALIASES = {
@@ -34,6 +36,8 @@ ALIASES = {
 PRECISIONS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 SHIPPED = {"openai/gpt-oss-120b": "mxfp4"}
 """Formats of checkpoints, whatever a table calls them."""
+INFERENCEMAX = {(1024, 1024), (1024, 8192), (8192, 1024)}
+"""Prompt and answer of the dated rows that InferenceMAX's client sent: it draws lengths from 0.8 of these to all of them."""
 LIMITED_FROM = 1.5
 Floats = NDArray[np.float64]
 
@@ -64,12 +68,15 @@ class ServingRun(Served):
     """None: the engine's choice."""
     batch_wait_iterations: float = 0.0
     """As EngineEfficiency's, where it was set for the run."""
+    equal_lengths: bool = True
+    """Whether all requests had the same lengths; False: those are means of lengths that differ, by InferenceMAX's client."""
     queued_throughput: float | None = None
     """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
 
     @property
     def num_gpus(self) -> int:
-        return self.config.tensor_parallel_size * self.config.pipeline_parallel_size
+        config = self.config
+        return config.tensor_parallel_size * config.pipeline_parallel_size * config.attention_data_parallel_size
 
     @property
     def latency_s(self) -> float:
@@ -103,14 +110,35 @@ def runs(folder: Path) -> list[ServingRun]:
     return [serving_run(row) for row in read(folder, "inference_measured.csv") if row["mode"] == "agg"]
 
 
+class Lengths(NamedTuple):
+    """Tokens of a prompt and of an answer, and whether all have these: else they are means."""
+
+    input_length: int
+    output_length: int
+    equal: bool
+
+
+def lengths(row: Row) -> Lengths:
+    """What a row's requests were."""
+    named = int(row["isl"]), int(row["osl"])
+    drawn = named in INFERENCEMAX and bool(row.get("measured"))
+    shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
+    return Lengths(round(shorter * named[0]), round(shorter * named[1]), not drawn)
+
+
 def serving_run(row: Row) -> ServingRun:
-    """One row of either file of served models."""
-    t, p, e = int(row["tp"]), int(row["pp"]), max(int(row["moe_ep"] or 1), 1)
+    """One row of a file of served models."""
+    t, p, d = int(row["tp"]), int(row["pp"]), max(int(row.get("attention_dp") or 1), 1)
+    tokens = lengths(row)
     return ServingRun(
         engine=row["engine"], version=row["engine_version"], model=ALIASES.get(row["model"], row["model"]),
         gpu=SYSTEMS[row["system"]], precision=SHIPPED.get(row["model"]) or PRECISIONS[row["gemm_quant"]],
-        input_length=int(row["isl"]), output_length=int(row["osl"]), concurrency=int(row["concurrency"] or row["batch"]),
-        config=ServingConfig(tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=e),
+        input_length=tokens.input_length, output_length=tokens.output_length, equal_lengths=tokens.equal,
+        concurrency=int(row["concurrency"] or row["batch"]),
+        config=ServingConfig(
+            tensor_parallel_size=t, pipeline_parallel_size=p, expert_parallel_size=max(int(row["moe_ep"] or 1), 1),
+            attention_data_parallel_size=d, data_parallel_size=d,
+        ),
         ttft_s=float(row["ttft_ms"]) * 1e-3, tpot_s=float(row["tpot_ms"]) * 1e-3,
     )  # fmt: skip
 
@@ -130,7 +158,8 @@ class Batch:
             max_num_batched_tokens=np.full(len(self.runs), engine.max_num_batched_tokens),
         )
         waited = dataclasses.replace(engine, batch_wait_iterations=self.runs[0].batch_wait_iterations)
-        case = dataclasses.replace(self.case, engine=waited)
+        client = "genai-bench" if self.runs[0].equal_lengths else "inferencemax"
+        case = dataclasses.replace(self.case, engine=waited, **arrivals(client, engine=engine))
         if self.runs[0].queued_throughput is not None:
             return offline_costs(case=case, candidates=configured, num_prompts=configured.concurrency.astype(np.float64))
         return serving_costs(case=case, candidates=configured)
@@ -156,12 +185,24 @@ def _least_latency(run: ServingRun) -> float:
     return (prefill + decode) / run.num_gpus
 
 
+def by_constants(runs: Sequence[ServingRun]) -> list[tuple[EngineEfficiency, list[ServingRun]]]:
+    """The runs by the constants that the catalogue has for their engine, version and die."""
+    grouped: dict[tuple[str, str, str | None], list[ServingRun]] = defaultdict(list)
+    for run in runs:
+        grouped[(run.engine, run.version, gpu(run.gpu).silicon)].append(run)
+    return [
+        (engine_efficiency(engine=name, version=version or None, silicon=silicon), members)
+        for (name, version, silicon), members in grouped.items()
+    ]
+
+
 def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batch]:
     """The runs grouped so that one call predicts many."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
         alike = run.model, run.gpu, run.precision, run.kv_cache_precision, run.input_length, run.output_length
-        grouped[(*alike, run.queued_throughput is None, run.batch_wait_iterations)].append(run)
+        settings = run.queued_throughput is None, run.batch_wait_iterations, run.equal_lengths
+        grouped[(*alike, *settings)].append(run)
     batched = []
     for members in grouped.values():
         first = members[0]

@@ -18,7 +18,7 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_atten
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency
+from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -28,7 +28,7 @@ STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
 under the framework that stands in, and a device holds up to 1.3 times as much."""
 _GENERIC = "generic"
 """Constants for dies nobody measured: those typical of the measured ones."""
-P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency)
+P = TypeVar("P", GpuEfficiency, Clocks, Doubts, FrameworkEfficiency, EngineEfficiency, ExpertEfficiency, PoolEfficiency)
 
 
 def efficiency(
@@ -224,22 +224,36 @@ def _slug(cluster: str) -> str:
 library.on_change(_read.cache_clear)
 
 
-def engine_efficiency(*, engine: str, version: str | None) -> EngineEfficiency:
+def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
     """The profile of this version; without one that of the newest version measured, marked `measured: false` where a version
-    was named. UnsupportedError for an engine without any profile.
+    was named. On a die (`silicon`) where this version was never measured, but another of the engine was, the constants are
+    those of the nearest such version. UnsupportedError for an engine without any profile.
     """
     known = engine_profiles()
     versions = sorted((profile for profile in known if profile.engine == engine), key=lambda p: version_key(p.version))
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
         raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
-    if version is None:
-        return versions[-1]
-    exact = next((profile for profile in versions if profile.version == version), None)
-    if exact is not None:
-        return exact
-    earlier = [profile for profile in versions if version_key(profile.version) <= version_key(version)]
-    return dataclasses.replace(earlier[-1] if earlier else versions[0], measured=False)
+    own = _nearest(versions, version)
+    there = [profile for profile in versions if silicon in profile.fitted_silicon]
+    constants = own if silicon in own.fitted_silicon or not there else _nearest(there, version)
+    if constants is not own and version is not None:
+        settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
+        return dataclasses.replace(constants, **settings, measured=False)
+    return constants if version in (None, constants.version) else dataclasses.replace(constants, measured=False)
+
+
+SETTINGS_OF_A_RELEASE = (
+    "max_num_seqs", "max_num_batched_tokens", "memory_fraction", "memory_fraction_of", "reserve_bytes",
+    "kv_reserved_output_fraction", "fp8_cache_with", "fp8_scales",
+)  # fmt: skip
+"""Fields of a profile that no run gave: they stay where constants are borrowed."""
+
+
+def _nearest(versions: list[EngineEfficiency], version: str | None) -> EngineEfficiency:
+    """The newest of these profiles, sorted by version, up to the version named; the oldest where all are newer."""
+    earlier = [each for each in versions if version is None or version_key(each.version) <= version_key(version)]
+    return earlier[-1] if earlier else versions[0]
 
 
 @functools.cache
@@ -249,15 +263,24 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 
 @functools.cache
+def pool_efficiency() -> PoolEfficiency:
+    """What separate pools for prefill and decoding add."""
+    return _build(PoolEfficiency, FOLDER / "pools.yaml")
+
+
+@functools.cache
 def engine_profiles() -> tuple[EngineEfficiency, ...]:
     """Every profile there is, by engine and version."""
     return tuple(_build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml")))
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Orders `0.5.6.post2` after `0.5.1.post1` and `1.0.0rc3` before `1.2.0rc6`: runs of digits compare as numbers."""
+    """Orders `0.5.6.post2` after `0.5.1.post1`, `1.0.0rc3` before `1.2.0rc6` and before `1.0`, which is `1.0.0`: runs of digits
+    compare as numbers.
+    """
     parts: list[tuple[int, str]] = []
     for part in version.replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))  # "~": a release follows its candidates
+    parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)

@@ -34,6 +34,18 @@ class ThinRoofline(Roofline):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRoofline(Roofline):
+    """All routed experts of one layer with what an engine puts around them, permutation and activation: t = overhead_s +
+    (A^p + B^p)^(1/p), A the arithmetic of the copies and of `tile_rows` more for each expert hit, B its weights' bytes, p the
+    sharpness.
+    """
+
+    tile_rows: float = 16.0
+    """Rows that an expert's tiles are rounded up by, on average."""
+    sharpness: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
@@ -71,6 +83,8 @@ class GpuEfficiency(Strict):
     """Rows and command that gave these numbers."""
     thin_matmul: dict[Precision, ThinRoofline] | None = None
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
+    grouped_matmul: dict[str, dict[str, GroupedRoofline]] | None = None
+    """Serving: routed experts by engine and by the format of their weights; None: by `thin_matmul`, with usual launches."""
     decode_attention: Roofline | None = None
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None

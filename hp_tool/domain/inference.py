@@ -24,6 +24,9 @@ class LoadSpec(Strict):
     load."""
     num_prompts: Count | None = None
     """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
+    client: Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None = None
+    """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts come together again and again,
+    and how many requests it sends in all. None: lengths differ around those given, ten requests for each in flight."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
     """Requests before the measured ones; leave it out."""
 

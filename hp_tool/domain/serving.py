@@ -88,9 +88,9 @@ class EngineEfficiency(Strict):
     """Share of what the front end makes a request wait that falls before its first token, beyond the front end's own work on
     that: tokens and new requests queue up in order of arrival."""
     prefill_group: float
-    """Requests whose prompts a request waits for in a steady load, its own included."""
+    """Requests whose prompts a request waits for in a closed load of equal lengths, its own included: they come together."""
     wave_share: float
-    """Share of the running requests that start together, as a closed load's first wave does."""
+    """Share of the running requests that start together, in the measured runs of equal lengths."""
     batch_wait_iterations: float = 0.0
     """Passes that a prompt waits for others to join it before any of them is computed (batch_wait_timeout_iters)."""
     max_num_seqs: int
@@ -109,6 +109,9 @@ class EngineEfficiency(Strict):
     fp8_cache_with: tuple[str, ...]
     """Precisions of weights beside which keys and values are cached in fp8 unless a query says otherwise. TensorRT-LLM does as
     the checkpoint says (KvCacheConfig.dtype auto), and ModelOpt's fp8 and nvfp4 ones say fp8 (kv_cache_quant_algo)."""
+    fp8_scales: Literal["block", "tensor"] = "block"
+    """Of experts in 8 bits: a scale for each block of weights, as their makers publish them, or, in releases before there were
+    kernels for those, one for each matrix."""
     ttft_log_sd: float
     """Standard deviation of log(measured / predicted) on groups that were not fitted on, such that 90 % of them lie within a
     normal's 90 %."""
@@ -117,17 +120,23 @@ class EngineEfficiency(Strict):
     pair_log_sd: float | None = None
     """The same of the ratio of two layouts' throughputs under one load; None: as if they erred independently."""
     unfamiliar_factor: float = 2.0
-    """How many times as far predictions are off for models and dies that are not among these:"""
+    """How many times as far TPOT and throughput are off for models, dies and precisions that are not among these:"""
+    unfamiliar_ttft_factor: float = 2.0
+    """The same of TTFT."""
     fitted_models: tuple[str, ...] = ()
     fitted_silicon: tuple[str, ...] = ()
+    fitted_precisions: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """Constants that these runs hardly tell: less than half of what was unsure before them is known after."""
     fitted_on: str
     """Rows and command that gave the fitted constants."""
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
 
-    def covers(self, *, model: str, silicon: str | None) -> bool:
-        """Whether runs of this model, and runs on this die, are among those fitted on."""
-        return model in self.fitted_models and silicon in self.fitted_silicon
+    def covers(self, *, model: str, silicon: str | None, precision: str) -> bool:
+        """Whether runs of this model, on this die and in this precision are among those fitted on."""
+        known = model in self.fitted_models and silicon in self.fitted_silicon
+        return known and precision in self.fitted_precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +144,16 @@ class ExpertEfficiency(Strict):
     """What layers with experts add to isolated kernels, beyond an engine's other constants; by default their launches alone."""
 
     grouped_slowdown: float = 1.0
-    """Grouped matmuls and the copies around them against their roofline."""
-    widened_slowdown: float = 1.0
-    """The same, further, where the matmul widens its weights to the precision of the arithmetic."""
-    layer_overhead_s: float = 1.2e-5
-    """Fixed cost per layer with experts and forward pass beside its roofline: sorting the tokens by expert, the second grouped
-    matmul, sorting them back. By default three launches."""
+    """Routed experts in the engine against the same timed alone."""
+    layer_overhead_s: float = 0.0
+    """Fixed cost per layer with experts and forward pass beside timed experts: what the engine launches around them."""
     prompt_layer_overhead_s: float = 0.0
     """The engine's work per prompt and layer with experts that decoding waits for."""
+    eager_layer_s: float = 0.0
+    """Host time to launch the kernels of one layer with experts one by one, beyond a dense one's: EngineEfficiency's floor of a
+    pass with prompts is higher by it."""
+    first_token_s: float = 0.0
+    """Seconds before a first token in which device and front end are free, beyond the engine's."""
     popularity_variance: float = 0.0
     """Variance of the experts' popularity among the tokens of one pass, around a mean of 1: how few experts a batch hits."""
     load_variance: float = 0.0
@@ -155,6 +166,19 @@ class ExpertEfficiency(Strict):
 
 
 ISOLATED = ExpertEfficiency()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEfficiency(Strict):
+    """What separate pools add, whatever their engine."""
+
+    handover_s: float
+    """Seconds that a request takes from one pool to the other beside its bytes: routers, connections, the scheduler's turn."""
+    ttft_log_sd: float
+    """Standard deviations of log(measured / predicted) on pools left out, as EngineEfficiency's."""
+    tpot_log_sd: float
+    throughput_log_sd: float
+    fitted_on: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +404,7 @@ class PoolEstimate:
     """Requests that a decoding replica serves at once."""
     max_decode_batch: float
     """The most it has room for."""
+    intervals: ServingIntervals
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
 

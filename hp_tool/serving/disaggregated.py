@@ -9,6 +9,7 @@ import numpy as np
 
 from hp_tool import bounds
 from hp_tool.catalog import cluster as catalogue_cluster
+from hp_tool.catalog.efficiency import pool_efficiency
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
@@ -20,6 +21,7 @@ from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.errors import UnsupportedError
+from hp_tool.serving.estimates import intervals
 from hp_tool.serving.highest import highest
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
@@ -55,6 +57,7 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
             prefillers=prefillers,
             decoders=decoders.loaded(loads),
             requests_per_second=problem.request_rate_per_second,
+            handover_s=pool_efficiency().handover_s,
         )
 
     loads = decoders.concurrency.astype(np.float64)
@@ -259,6 +262,7 @@ def _estimate(
     rate = figures["request_rate_per_second"]
     by_rate = problem.request_rate_per_second is not None
     concurrency = rate * figures["request_latency_s"] if by_rate else int(load)
+    ttft, tpot, throughput = (figures[name] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu"))
     return PoolEstimate(
         feasible=True,
         reasons=(),
@@ -267,4 +271,5 @@ def _estimate(
         concurrency=concurrency,
         users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
         cost_per_million_output_tokens=price,
+        intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
     )

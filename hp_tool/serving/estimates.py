@@ -19,6 +19,7 @@ from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import (
     EngineEfficiency,
     InferenceEstimate,
+    PoolEfficiency,
     ServingGoodput,
     ServingIntervals,
     ServingMemory,
@@ -164,29 +165,42 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
 
-def widened(*factors: float) -> float:
-    """Doubts that each make an interval so many times as wide, together: their variances add up."""
-    return math.sqrt(1.0 + sum(factor**2 - 1.0 for factor in factors))
+def log_sd(engine: EngineEfficiency, figure: str, *, own: float, familiar: bool, borrowed: bool) -> float:
+    """Standard deviation of ln(measured / predicted) of `ttft`, `tpot` or `throughput`.
+
+    `own` is that of runs like those fitted on. Beyond it predictions for an unfamiliar model, die or precision scatter as the
+    engine's did for those left out of its fit; with borrowed constants they scatter UNMEASURED times as far. Variances add up.
+    """
+    factor = engine.unfamiliar_ttft_factor if figure == "ttft" else engine.unfamiliar_factor
+    beyond = 0.0 if familiar else getattr(engine, f"{figure}_log_sd") * math.sqrt(factor**2 - 1.0)
+    return math.hypot(own * (UNMEASURED if borrowed else 1.0), beyond)
 
 
-def intervals(ttft: float, tpot: float, throughput: float, problem: ServingProblem) -> ServingIntervals:
-    """The central 90 % around predicted means."""
-    engine, gpu = problem.engine, problem.profile.gpu
+def intervals(
+    ttft: float, tpot: float, throughput: float, problem: ServingProblem, *, pools: PoolEfficiency | None = None
+) -> ServingIntervals:
+    """The central 90 % around predicted means of a replica, or of pools."""
+    engine, gpu, silicon = problem.engine, problem.profile.gpu, problem.cluster.gpu.silicon
     mixture = problem.model.num_experts is not None
-    # Deviations of mixtures are those of other versions' groups.
-    scatter = problem.experts if mixture else engine
-    familiar = mixture or engine.covers(model=problem.model.name, silicon=problem.cluster.gpu.silicon)
-    borrowed = not ((mixture or engine.measured) and gpu.measured)
-    width = _Z90 * widened(1.0 if familiar else engine.unfamiliar_factor, UNMEASURED if borrowed else 1.0)
+    # Deviations of mixtures and pools are those of models, engines and lengths left out.
+    left_out = pools or (problem.experts if mixture else None)
+    scatter = left_out or engine
+    if left_out is not None:
+        familiar, measured = silicon in engine.fitted_silicon, gpu.measured
+    else:
+        familiar = engine.covers(model=problem.model.name, silicon=silicon, precision=problem.precision)
+        measured = engine.measured and gpu.measured
 
-    def interval(value: float, log_sd: float) -> tuple[float, float]:
-        return value * math.exp(-width * log_sd), value * math.exp(width * log_sd)
+    def interval(value: float, figure: str) -> tuple[float, float]:
+        own = getattr(scatter, f"{figure}_log_sd")
+        width = _Z90 * log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured)
+        return value * math.exp(-width), value * math.exp(width)
 
     return ServingIntervals(
         confidence=CONFIDENCE,
-        ttft_s=interval(ttft, scatter.ttft_log_sd),
-        tpot_s=interval(tpot, scatter.tpot_log_sd),
-        output_tokens_per_second_per_gpu=interval(throughput, scatter.throughput_log_sd),
+        ttft_s=interval(ttft, "ttft"),
+        tpot_s=interval(tpot, "tpot"),
+        output_tokens_per_second_per_gpu=interval(throughput, "throughput"),
         source=scatter.fitted_on,
     )
 
@@ -295,7 +309,7 @@ def _requests(rows: CostedRows, row: int) -> Quantiles:
 
 def _closed(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
     """Quantiles of some rows under a closed load; shapes of the rows and of `share` broadcast."""
-    costs, output, wave = rows.costs, rows.problem.output_length, rows.problem.wave_share
+    costs, output, wave = rows.costs, rows.problem.output_length, 0.0 if rows.problem.offline else rows.problem.wave_share
     wave_s = costs.wave_s[part]
     return Quantiles(
         ttft_s=ttft_quantile(ttft_s=costs.ttft_s[part], wave_s=wave_s, share=share, wave_share=wave),

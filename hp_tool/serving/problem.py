@@ -19,6 +19,7 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
 from hp_tool.cost.serving.weights import formats
+from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
@@ -55,6 +56,8 @@ class Loads:
 class ServingProblem(ServingCase):
     """A query's case, its load and its limits."""
 
+    precision: str
+    """Of the weights, as the query names it."""
     concurrency: int | None
     """Requests in flight over all GPUs; None under a rate, an offline load, or `unknown`."""
     request_rate_per_second: float | None
@@ -72,11 +75,6 @@ class ServingProblem(ServingCase):
     targets: Targets
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values put into the query beside `parallel`, by path; its answers carry them."""
-
-    @property
-    def wave_share(self) -> float:
-        """Share of requests that start together: a closed load's first wave; offline loads have none."""
-        return 0.0 if self.offline else self.engine.wave_share
 
     def costed(self, candidates: ServingCandidates, *, rates: FloatArray | None = None) -> CostedRows:
         """Legal candidates with their latency, throughput and memory, at their own concurrency or each at one of `rates`."""
@@ -149,10 +147,11 @@ def resolve_serving(query: Query) -> ServingProblem:
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
             field="cluster.stages",
         )
-    engine = engine_efficiency(engine=workload.engine, version=workload.engine_version)
+    engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
+        precision=workload.precision,
         concurrency=concurrency if isinstance(concurrency, int) else None,
         request_rate_per_second=rate if isinstance(rate, int | float) else None,
         unknown=None if offline else unknown_loads(workload),
@@ -232,6 +231,9 @@ def serving_case(
 ) -> ServingCase:
     """The cost model's input. Raises InputError `precision_unsupported` if the GPU cannot multiply in the precision."""
     layers, experts = formats(workload.precision, gpu=cluster.gpu, experts=model.num_experts is not None)
+    client = workload.load.client if workload.load is not None else None
+    shorter = CLIENTS[client].mean_length if client is not None else 1.0
+    come = arrivals(client, engine=engine)
     return ServingCase(
         model=model,
         cluster=cluster,
@@ -242,14 +244,28 @@ def serving_case(
         expert_precision=experts[1],
         expert_bytes=experts[0],
         kv_element_bytes=ELEMENT_BYTES[cache_precision(workload, engine=engine)],
-        input_length=workload.input_length,
-        output_length=workload.output_length,
+        input_length=round(shorter * workload.input_length),
+        output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
+        prefill_group=come["prefill_group"],
+        wave_share=come["wave_share"],
         speculative=workload.speculative,
         experts=expert_efficiency(engine=engine.engine),
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
     )
+
+
+def arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
+    """{prefill_group, wave_share} of a closed load that this client sends; None: as `LoadSpec.client`."""
+    # Without a server requests come from the engine's own loop, which sends equal ones.
+    known = CLIENTS[client] if client is not None else None
+    equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
+    each = known.requests_each if known is not None else REQUESTS_EACH
+    return {
+        "prefill_group": engine.prefill_group if equal else 1.0,
+        "wave_share": engine.wave_share if equal and (known is None or each is None) else 1.0 / (each or REQUESTS_EACH),
+    }
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:

@@ -42,7 +42,7 @@ def test_an_exported_deployment_comes_back_the_same(
 ) -> None:
     e = t * d if divided else 1
     parallel = {
-        "tensor_parallel_size": t, "attention_data_parallel_size": d, "expert_parallel_size": e,
+        "tensor_parallel_size": t, "attention_data_parallel_size": d, "expert_parallel_size": e, "pipeline_parallel_size": 1,
         "redundant_experts": rounds * e if e > 1 else 0, "max_num_seqs": 128, "max_num_batched_tokens": 4096,
     }  # fmt: skip
     query = served(engine, parallel=parallel, precision="fp8", two_batch_overlap=overlap)

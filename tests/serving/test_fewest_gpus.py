@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -42,8 +43,8 @@ def query(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(12), marks=pytest.mark.long)], ids=len)
-def test_it_is_the_smallest_number_on_which_anything_passes(seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [(0, 1, 3, 17), pytest.param(range(12, 24), marks=pytest.mark.long)], ids=len)
+def test_it_is_the_smallest_number_on_which_anything_passes(seeds: Sequence[int]) -> None:
     queries = [query(seed) for seed in seeds]
     lines = [one | {"id": f"{place} fewest", "objective": "min_gpus"} for place, one in enumerate(queries)]
     for place, one in enumerate(queries):

@@ -16,7 +16,7 @@ from tests.serving.test_serving_answers import query
 RATE = {"concurrency": None, "request_rate_per_second": 15.0}
 CASES: dict[str, dict[str, Any]] = {
     "tpot": {"parallel": {"tensor_parallel_size": 1}, "targets": {"tpot_s": 0.01}},
-    "ttft": {"parallel": {"tensor_parallel_size": 1}, "targets": {"ttft_s": 0.7}},
+    "ttft": {"parallel": {"tensor_parallel_size": 1}, "targets": {"ttft_s": 0.3}},
     "tail": {"parallel": {"tensor_parallel_size": 8}, "targets": {"tpot_p99_s": 0.013}, "inference": {"concurrency": 128}},
     "illegal": {"parallel": {"tensor_parallel_size": 3}},
     "memory": {"model": "llama-3.1-405b", "parallel": {"tensor_parallel_size": 2}},

@@ -95,6 +95,10 @@ class ServingCase(Machine):
     prefix_cache_hit_rate: float = 0.0
     """Share of prompt tokens whose keys and values are cached from earlier requests."""
     speculative: SpeculativeSpec | None = None
+    prefill_group: float = 1.0
+    """Requests whose prompts a request waits for in a steady load, its own included; inf: as many as end in a pass."""
+    wave_share: float = 0.0
+    """Share of the requests that start together, as the first ones of a closed load do."""
     experts: ExpertEfficiency = ISOLATED
     """What the engine adds to isolated kernels in layers with experts."""
     expert_imbalance: float | None = None
@@ -119,5 +123,7 @@ class Pass:
     """Sequences that decode one token."""
     prefill_requests: FloatArray
     """Prompts processed; half a prompt's chunk is 0.5."""
+    routed: FloatArray | None = None
+    """Rows that reach the experts, mean over a stage's attention groups; None: `tokens`, the same in all of them."""
     drafted: int = 0
     """Drafted tokens that are verified per decoding sequence, in addition to its own; `tokens` includes them."""

@@ -7,10 +7,12 @@ as many prompts at once as its attention groups' batches hold, whose own seconds
 A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p / s; requests in flight that
 neither travel nor decode wait for prefill. The load settles at the largest b with
 
-    l(b) <= n_p / s,   n_d b + l(b) (s + x) <= C,   b <= the limit of the cache and max_num_seqs
+    l(b) < n_p / s,   n_d b + l(b) (s + x + h + q(l) + w) <= C,   b <= the limit of the cache and max_num_seqs
 
-(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they idle). By Little's law the
-time to first token is C / l - (O - 1) D(b), which includes waiting for prefill or for room to decode, and the transfer.
+(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they idle). h are the hops of a
+request between the pools, q = r s / (2 (1 - r)) its wait for a replica that is busy r = l s / n_p of its time (a queue of one
+server and constant service), and w = W C s / (2 n_p) that of the first requests, a share W of all, which come at once. By
+Little's law the time to first token is C / l - (O - 1) D(b), which includes all of these, and waiting for room to decode.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,14 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
+from hp_tool.cost.serving.engine import (
+    drafted_tokens,
+    drafting_factor,
+    first_token_alone,
+    launching,
+    prompt_overhead,
+    tokens_per_pass,
+)
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
@@ -62,20 +71,22 @@ def pool_costs(
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
     requests_per_second: float | None = None,
+    handover_s: float = 0.0,
 ) -> PoolCosts:
     """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
 
     The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups of each, one on a replica
-    of a dense model. Counted are prefill,
-    transfer over the network ports of both sides' ranks, decoding, and the engine's overheads on each; chunking a prompt
-    (nothing decodes beside it) and tails are not. With `requests_per_second` instead of the load, prompts that arrive
-    independently wait r s / (2 (1 - r)) for a replica that is busy r of its time (a queue of one server and constant service),
-    and `sustained` tells whether both pools keep up.
+    of a dense model. Counted are the wait for prefill, prefill, transfer over the network ports of both sides' ranks, decoding,
+    the engine's overheads on each, and `handover_s`, what a request takes between the pools beside its bytes; chunking a prompt
+    (nothing decodes beside it) and tails are not. With `requests_per_second` instead of the load no requests come at once, and
+    `sustained` tells whether both pools keep up.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
     alone, service = prompt_seconds(prefill, prefillers)
     travel = transfer_seconds(prefill, decode, prefillers, decoders)
+    straight = alone + travel + handover_s
+    wave = 0.5 * prefill.wave_share * load * service / n_p
     memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
@@ -105,7 +116,8 @@ def pool_costs(
         middle = 0.5 * (low + high)
         completed = completed_by(np.maximum(middle, 1e-9))
         if requests_per_second is None:
-            enough = (completed <= n_p / service) & (n_d * middle + completed * (alone + travel) <= load)
+            before = straight + wave + _prompt_queue(completed * service / n_p, service)
+            enough = (completed < n_p / service) & (n_d * middle + completed * before <= load)
         else:
             enough = completed <= requests_per_second
         low, high = np.where(enough, middle, low), np.where(enough, high, middle)
@@ -113,7 +125,7 @@ def pool_costs(
     batch = np.maximum(low, 1e-9)
     completed, token = rate(batch)
     if output == 1.0:  # nothing to decode
-        completed, token = np.minimum(n_p / service, load / (alone + travel)), np.zeros_like(load)
+        completed, token = np.minimum(n_p / service, load / straight), np.zeros_like(load)
     decoding = (output - 1.0) * token
     if requests_per_second is None:
         latency, sustained = load / completed, np.ones(len(load), dtype=bool)
@@ -121,8 +133,7 @@ def pool_costs(
         busy = requests_per_second * service / n_p
         sustained = (busy < 1.0) & ((rate(most)[0] >= requests_per_second) | (output == 1.0))
         completed = np.where(sustained, requests_per_second, np.minimum(n_p / service, completed))
-        queue = np.where(sustained, busy / (2.0 * np.maximum(1.0 - busy, 1e-9)), 0.0) * service
-        latency = queue + alone + travel + decoding
+        latency = np.where(sustained, _prompt_queue(busy, service), 0.0) + straight + decoding
     prefill_gpus, decode_gpus = n_p * _ranks(prefillers), n_d * _ranks(decoders)
     return PoolCosts(
         ttft_s=latency - decoding,
@@ -139,6 +150,12 @@ def pool_costs(
         fits=fits,
         sustained=sustained,
     )
+
+
+def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
+    """Seconds that prompts at any moment wait for a replica that is busy this share of its time."""
+    seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
+    return seconds
 
 
 def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:
@@ -158,13 +175,14 @@ def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[Fl
         batch = Pass(tokens=prompts * case.computed_length, decoding=0.0 * ones, prefill_requests=prompts)
         around = engine.iteration_overhead_s + prompts * prompt_overhead(case)
         # Stages of a pipeline work on prompts of their own: the replica completes a pass every p-th part of its way.
-        return (forward_seconds(case, candidates, batch, context=float(case.input_length)) + around) / stages
+        device = np.maximum(forward_seconds(case, candidates, batch, context=float(case.input_length)), launching(case))
+        return (device + around) / stages
 
     alone = np.maximum(seconds(ones), engine.request_overhead_s)
     if case.model.num_experts is None:
         return alone, alone
     many = np.maximum(seconds(together) / together, engine.request_overhead_s) / groups
-    return alone + case.engine.first_token_s, many
+    return alone + first_token_alone(case), many
 
 
 def token_seconds(case: ServingCase, candidates: ServingCandidates, batch: FloatArray) -> FloatArray:

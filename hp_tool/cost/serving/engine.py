@@ -101,8 +101,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     # A queue that never empties refills what leaves: as many prompts a pass as requests have their last token.
-    endless = engine.prefill_group == math.inf
-    group = np.maximum(running / output, 1.0) if endless else np.minimum(engine.prefill_group, running)
+    endless = case.prefill_group == math.inf
+    group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
     none = np.zeros(len(c))
     k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
@@ -110,37 +110,47 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
     beside = rows if engine.schedule == "mixed" else 1.0
     chunk = np.minimum(np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0))
     prompts = chunk / computed
+    wait, arrivals = engine.batch_wait_iterations, running * yields / output
+    # Speculation shortens a life by passes, but better guesses must not make prompts cheaper: arrivals by tokens, not passes.
+    together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
     verify = _iteration(case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context)
     # CUDA graphs hold decoding alone: a pass with prompts takes at least the time to launch its kernels one by one.
-    launches = engine.eager_layer_s * case.model.num_hidden_layers
+    launches = launching(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / yields  # by token
     # Chunks beyond the iterations of a request's life find nothing to ride along with.
-    riding = np.minimum(((output - 1.0) / yields + 1.0) * prompts / running, 1.0) if engine.schedule == "mixed" else none
+    riding = (
+        np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0) if engine.schedule == "mixed" else none
+    )
     extra = none
     if np.any(riding < 1.0):
-        extra = _iteration(case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts), context, launches)
+        extra = _iteration(
+            case, c, Pass(tokens=chunk, decoding=none, prefill_requests=prompts, routed=together * chunk), context, launches
+        )
     if engine.schedule == "mixed":
-        both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, drafted=k)
+        routed = rows + together * chunk
+        both = Pass(tokens=rows + chunk, decoding=share, prefill_requests=prompts, routed=routed, drafted=k)
         extra = riding * (_iteration(case, c, both, context, launches) - verify) + (1.0 - riding) * extra
     around = prompt_overhead(case)
-    prompt = (extra / prompts + around) / stages  # what one prompt costs everyone
+    alone = (extra / prompts + around) / stages  # what one prompt costs its own group
+    prompt = alone / together  # what one prompt of each group costs everyone: groups step together
+    if output == 1.0:
+        alone = prompt  # all of a request's life is before its first token
     own = extra * (1.0 - 1.0 / stages)  # what a chunk's way through the other stages costs its owner
 
-    before = np.minimum(group + 0.5 * engine.wave_share * running, running) if output > 1.0 else running
+    before = np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
     # Chunks that decoding rides along with take a decoding iteration's time too.
     passes = np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
-    wait, arrivals = engine.batch_wait_iterations, running * yields / output
     passes = passes + wait * (1.0 + 0.5 * wait * arrivals) / (1.0 + wait * arrivals)
-    first = passes * step + before * prompt + own
-    interference = (running - before) * prompt
+    first = passes * step + before * alone + own
+    interference = running * prompt - before * alone
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
     served = np.maximum(busy, front_end) if case.independent else np.hypot(busy, front_end)
     waiting = served - busy
     own_share = _before_first_token(engine, output)
     early = waiting * (own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share))
-    apart = engine.first_token_s + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
+    apart = first_token_alone(case) + case.independent * (engine.request_overhead_s + running * engine.stream_overhead_s)
     # Whoever is on the way takes no place: those who find none wait as much less.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
@@ -161,7 +171,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates, memory_he
         running=running,
         max_running=most,
         prompt_s=prompt,
-        wave_s=(before - group) * prompt,
+        wave_s=(before - group) * alone,
         kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
         fits=fits,
         sustained=np.ones(len(c), dtype=bool),
@@ -203,6 +213,28 @@ def prompt_overhead(case: ServingCase) -> float:
     """Seconds of the engine's own work around one prompt, over all layers."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
+
+
+def _groups_with_prompts(c: ServingCandidates, arrivals: FloatArray, group: FloatArray) -> FloatArray:
+    """Share of a stage's attention groups that have a prompt in a pass where any has, with so many arriving in each while
+    prompts gather: the mean of a Poisson number that is not 0, at least as many as come together.
+    """
+    groups = c.attention_data_parallel_size
+    coming = groups * arrivals
+    prompts = np.maximum(coming / -np.expm1(-np.maximum(coming, 1e-9)), np.minimum(group, groups))
+    share: FloatArray = np.minimum(np.maximum(prompts, 1.0), groups) / groups
+    return share
+
+
+def launching(case: ServingCase) -> float:
+    """Seconds that a pass with prompts takes at least: its kernels are launched one by one."""
+    return case.engine.eager_layer_s * case.model.num_hidden_layers + case.experts.eager_layer_s * case.model.moe_layers
+
+
+def first_token_alone(case: ServingCase) -> float:
+    """Seconds before a first token in which neither device nor front end works on it; none where both wait for nobody."""
+    mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
+    return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:

@@ -18,14 +18,16 @@ from hp_tool.cost.matrices import expert_matrices, router_matrix, shared_expert_
 from hp_tool.cost.matrix import entries, shapes
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.precision import ELEMENT_BYTES
-from hp_tool.cost.roofline import peak_flops, roofline_seconds
+from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, exchange_seconds, matmuls_seconds, thin_roof
-from hp_tool.domain.efficiency import Roofline, ThinRoofline
+from hp_tool.domain.efficiency import GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
-ROWS_OF_A_TILE = 64
-"""Rows that a grouped matmul computes at once: each expert's tokens are rounded up to whole tiles, half a tile on average."""
+USUAL_LAUNCHES_S = 3e-5
+"""Fixed seconds of a layer's routed experts on a die where nobody timed them: those of the H100's in 16 bits."""
+STAND_INS = "vllm"
+"""Whose kernels stand for those of an engine that nobody timed: SGLang's experts are the same Triton kernels."""
 FINE = 128
 """Experts of a layer from which popularity varies in full."""
 SPARE_SLOTS = 16
@@ -144,9 +146,9 @@ def hit_slots(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
     """Seconds of router, shared and routed experts of one layer on the busiest rank.
 
-    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Beside the matmuls, copies of tokens
-    are gathered, activated, and summed; below 16 bits both matmuls' inputs are quantised first; narrow weights without
-    arithmetic of their own are widened in the matmul.
+    `tokens` are those of one scheduler; the stage's experts process the tokens of all d. Routed experts take as long as timed
+    ones (`GroupedRoofline`): their launches, quantised inputs and permutation are in it. Copies of tokens are gathered,
+    activated, and summed beside.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
@@ -154,40 +156,38 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     busiest = tokens * candidates.attention_data_parallel_size * top_k / candidates.expert_parallel_size * factor
     local = hit_slots(case, candidates, tokens, factor)
     expert = entries(expert_matrices(model)) / (model.num_experts or 1) / split
-    roof, element, width = thin_roof(case, precision), ELEMENT_BYTES[precision], model.expert_size / split
-    routed = roofline_seconds(
-        2.0 * (busiest + 0.5 * ROWS_OF_A_TILE * local) * expert,
-        case.expert_bytes * expert * local,
-        roof,
-        gpu=gpu,
-        peak=peak_flops(gpu, precision=precision),
-    )
-    kernels = _narrowing_seconds(case, roof, element, elements=tokens * model.hidden_size + busiest * width)
-    if isinstance(roof, ThinRoofline):
-        kernels = kernels + roof.depth_s * (model.hidden_size + width)
-    # Gather: read and write; matmuls: read; sum: write, read. Gate, up and their product, and its read by the second matmul.
-    copied = model.hidden_size * (3.0 * element + 2.0 * OUTPUT_BYTES)
-    activated = width * (2.0 * model.mlp_inputs * OUTPUT_BYTES + 2.0 * element)
-    moved = busiest * (copied + activated) / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
+    roof, width = grouped_roof(case), model.expert_size / split
+    p = roof.sharpness
+    arithmetic = 2.0 * (busiest + roof.tile_rows * local) * expert
+    arithmetic = arithmetic / (roof.peak_fraction * peak_flops(gpu, precision=precision))
+    read = case.expert_bytes * expert * local / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
+    moved = busiest * OUTPUT_BYTES * (3.0 * model.hidden_size + 2.0 * model.mlp_inputs * width)
+    moved = moved / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
+    routed = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p) + moved
     always: Floats = 0.0
     if model.num_shared_experts:
         shared = shapes(shared_expert_matrices(model, tensor=candidates.tensor_parallel_size))
         always = matmuls_seconds(case, tokens, shared, precision=precision, weight_bytes=case.expert_bytes)
     router = matmuls_seconds(case, tokens, [router_matrix(model).shape])
-    slowdown = case.engine.matmul_slowdown * case.experts.grouped_slowdown
-    if case.expert_bytes < element:
-        slowdown *= case.experts.widened_slowdown
-    seconds: FloatArray = slowdown * (routed + moved) + kernels + case.experts.layer_overhead_s + always + router
+    seconds: FloatArray = case.experts.grouped_slowdown * routed + case.experts.layer_overhead_s + always + router
     return seconds
 
 
-def _narrowing_seconds(case: ServingCase, roof: Roofline, element: float, *, elements: FloatArray) -> Floats:
-    """Seconds of the kernels that quantise both grouped matmuls' inputs, where these are below 16 bits (`ThinRoofline`)."""
-    if not isinstance(roof, ThinRoofline) or element >= OUTPUT_BYTES:
-        return 0.0
-    reached = roof.bandwidth_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
-    moved = roof.cast_passes * (OUTPUT_BYTES + element) * elements
-    return case.engine.cast_share * (2.0 * roof.cast_s + moved / reached)
+def grouped_roof(case: ServingCase) -> GroupedRoofline:
+    """Constants of routed experts whose weights have the case's format; one that nobody timed is widened as mxfp4 is, and on a
+    die whose experts nobody timed matmuls are as others are, after usual launches.
+    """
+    engines, precision = case.profile.gpu.grouped_matmul or {}, case.expert_precision
+    timed = engines.get(case.engine.engine) or engines.get(STAND_INS, {})
+    widened = case.expert_bytes < ELEMENT_BYTES[precision]
+    scales = "fp8_tensor" if precision == "fp8" and case.engine.fp8_scales == "tensor" else precision
+    for name in ("mxfp4" if widened else scales, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
+        if name in timed:
+            return timed[name]
+    roof = thin_roof(case, precision)
+    return GroupedRoofline(
+        peak_fraction=roof.peak_fraction, bandwidth_fraction=roof.bandwidth_fraction, overhead_s=USUAL_LAUNCHES_S
+    )
 
 
 # Tokens on their way to experts and back, as DeepEP's kernels send them (github.com/deepseek-ai/DeepEP): inputs in 8 bits where

@@ -82,7 +82,8 @@ def _mixture(
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)
-    plain = attention + experts_seconds(case, candidates, batch.tokens) + np.where(d > 1, dispatch + combine, reduce)
+    routed = batch.tokens if batch.routed is None else batch.routed
+    plain = attention + experts_seconds(case, candidates, routed) + np.where(d > 1, dispatch + combine, reduce)
     spans = candidates.tensor_parallel_size * d > case.cluster.nvlink_domain_size
     turns = (d > 1) & (spans if case.two_batch_overlap is None else case.two_batch_overlap)
     if not np.any(turns):
@@ -96,7 +97,7 @@ def _mixture(
         case, half.tokens * case.model.hidden_size * OUTPUT_BYTES, group_size=candidates.tensor_parallel_size
     )
     attention = shrunk * _attention_block(case, candidates, half, context) + within
-    experts = shrunk * experts_seconds(case, candidates, half.tokens)
+    experts = shrunk * experts_seconds(case, candidates, 0.5 * routed)
     phases = np.maximum(attention, combine) + np.maximum(dispatch, attention)
     phases = phases + np.maximum(experts, dispatch) + np.maximum(combine, experts)
     return np.where(turns, np.minimum(plain, phases) if case.two_batch_overlap is None else phases, plain)

@@ -21,7 +21,7 @@ queue that has not settled.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -47,7 +47,7 @@ class Quantiles:
 
 def steady(case: ServingCase) -> ServingCase:
     """The case without a common start: independent arrivals make no wave, and no groups that come together again and again."""
-    return replace(case, engine=replace(case.engine, wave_share=0.0, prefill_group=1.0))
+    return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
@@ -160,10 +160,8 @@ def costs_at_rate(
 
 def without_front_end(case: ServingCase) -> ServingCase:
     """The case without HTTP, tokenization and streaming, and with a queue that never empties."""
-    engine = replace(
-        case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0, wave_share=0.0, prefill_group=math.inf
-    )
-    return replace(case, engine=engine)
+    engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)
+    return replace(case, engine=engine, wave_share=0.0, prefill_group=math.inf)
 
 
 def offline_costs(
@@ -176,13 +174,33 @@ def offline_costs(
     """Costs of as many running requests as the engine takes, at most `num_prompts`; latencies count from admission.
 
     Requests that are queued outnumber those that run: the rate is that of full batches, without the end when they empty.
+    Whoever has all prompts at hand takes as many a pass as requests end in one, or one at a time where that is faster.
     """
     alone = without_front_end(case)
 
     full = most_running(case=alone, candidates=candidates, memory_headroom_fraction=memory_headroom_fraction)
     running = full * candidates.schedulers
     loaded = candidates.loaded(running if num_prompts is None else np.minimum(running, num_prompts))
-    return serving_costs(case=alone, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+
+    def costs(case: ServingCase) -> ServingCosts:
+        return serving_costs(case=case, candidates=loaded, memory_headroom_fraction=memory_headroom_fraction)
+
+    many, one = costs(alone), costs(replace(alone, prefill_group=1.0))
+    return faster(many, one)
+
+
+def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
+    """Row by row, the costs with more tokens a second."""
+    better = second.output_tokens_per_second_per_gpu > first.output_tokens_per_second_per_gpu
+    if not np.any(better):
+        return first
+    chosen = {
+        each.name: np.where(better, getattr(second, each.name), getattr(first, each.name))
+        for each in fields(ServingCosts)
+        if each.name not in ("parts", "bytes")
+    }
+    parts = {name: np.where(better, second.parts[name], seconds) for name, seconds in first.parts.items()}
+    return replace(first, parts=parts, **chosen)
 
 
 # Quantiles of latency under a closed load of equal lengths: requests differ by their place in the wave they start with.

@@ -6,7 +6,14 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
-from hp_tool.cost.serving.engine import drafted_tokens, drafting_factor, prompt_overhead, tokens_per_pass
+from hp_tool.cost.serving.engine import (
+    drafted_tokens,
+    drafting_factor,
+    first_token_alone,
+    launching,
+    prompt_overhead,
+    tokens_per_pass,
+)
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import seen_tokens
@@ -83,7 +90,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     key_s = (seconds(nothing, whole, length=2 * _PROMPT) - seconds(nothing, whole))[0] / (0.5 * _PROMPT**2)
     few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
     device = seconds(d, q)
-    device = np.where(q > 0.0, np.maximum(device, engine.eager_layer_s * case.model.num_hidden_layers), device)
+    device = np.where(q > 0.0, np.maximum(device, launching(case)), device)
     base = (device + engine.iteration_overhead_s + engine.sequence_overhead_s * d).reshape(len(decoding), len(prompt))
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
@@ -101,7 +108,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         prompt_s=prompt_overhead(case) / stages,
         request_s=engine.request_overhead_s,
         stream_s=engine.stream_overhead_s,
-        first_token_s=engine.first_token_s,
+        first_token_s=first_token_alone(case),
         cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),

@@ -201,9 +201,9 @@ def test_a_prompt_alone_takes_its_forward_pass(length: int, stages: int) -> None
 def test_requests_in_step_are_the_closed_form(load: int) -> None:
     """Equal requests whose prompts fit one pass together stay together: nothing is approximate but a pass's rounding."""
     setup = serving(input_length=128, output_length=256)
-    engine = replace(setup.case.engine, prefill_group=float(load), wave_share=0.0, schedule="prefill_first",
-                     request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)  # fmt: skip
-    case = replace(setup.case, engine=engine)
+    engine = replace(setup.case.engine, schedule="prefill_first", request_overhead_s=0.0, stream_overhead_s=0.0,
+                     first_token_s=0.0)  # fmt: skip
+    case = replace(setup.case, engine=engine, prefill_group=float(load), wave_share=0.0)
     closed = serving_costs(case=case, candidates=row(setup, load))
     table = pass_table(case=case, candidates=row(setup, load))
     found = serve(table=table, input_tokens=equal(4 * load, 128), output_tokens=equal(4 * load, 256), concurrency=load)

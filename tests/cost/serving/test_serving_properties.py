@@ -87,7 +87,7 @@ def test_a_prefix_cache_never_hurts(setup: Serving) -> None:
 @few
 @given(servings())
 def test_the_mean_lies_between_quantiles_and_quantiles_rise(setup: Serving) -> None:
-    costs, wave = setup.costs(concurrency=LOADS), min(setup.case.engine.wave_share, 1.0)
+    costs, wave = setup.costs(concurrency=LOADS), min(setup.case.wave_share, 1.0)
     shares = (np.arange(1000) + 0.5) / 1000
     waits: dict[str, Any] = {"wave_s": costs.wave_s[:, None], "share": shares, "wave_share": wave}
     ttft = ttft_quantile(ttft_s=costs.ttft_s[:, None], **waits).T
@@ -103,7 +103,6 @@ def ideal(engine: EngineEfficiency) -> EngineEfficiency:
     return replace(
         engine, matmul_slowdown=1.0, attention_slowdown=1.0, layer_overhead_s=0.0, iteration_overhead_s=0.0,
         sequence_overhead_s=0.0, prompt_layer_overhead_s=0.0, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0,
-        wave_share=0.0,
     )  # fmt: skip
 
 
@@ -114,7 +113,7 @@ def perfect(setup: Serving) -> Serving:
         setup.case.profile.gpu, matmul={"bf16": roof}, thin_matmul={"bf16": roof}, attention=roof, decode_attention=roof,
         memory_fraction=1.0, kernel_overhead_s=0.0, nvlink=link, small_all_reduce=link,
     )  # fmt: skip
-    case = replace(setup.case, profile=replace(setup.case.profile, gpu=gpu), engine=ideal(setup.case.engine))
+    case = replace(setup.case, profile=replace(setup.case.profile, gpu=gpu), engine=ideal(setup.case.engine), wave_share=0.0)
     return replace(setup, case=case, config=replace(setup.config, tensor_parallel_size=1))
 
 

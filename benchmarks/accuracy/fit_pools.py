@@ -1,0 +1,120 @@
+"""Fit what separate pools for prefill and decoding add: `python -m benchmarks.accuracy.fit_pools --data DIR`.
+
+Writes hp_tool/catalog/data/efficiency/pools.yaml: one constant, from the first tokens of the pools of inference_measured_2.csv
+and _3 whose numbers of replicas are told, on top of the engines' and experts' constants, which saw none of them. Deviations are
+those of lengths and engines left out of the fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy import fitting
+from benchmarks.accuracy.data import command_line, write_constants
+from benchmarks.accuracy.fitting import Floats, conformal_sd
+from benchmarks.accuracy.serving_rows import PoolRun, pool_runs
+from hp_tool.calibration.microbenchmarks import robust_fit, short
+from hp_tool.catalog import cluster, gpu
+from hp_tool.catalog import model as catalogue_model
+from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.inference import InferenceWorkload
+from hp_tool.domain.serving import PoolEfficiency
+from hp_tool.serving.problem import arrivals, serving_case
+
+COMMAND = "python -m benchmarks.accuracy.fit_pools"
+LOWEST_S, USUAL_S, HIGHEST_S = 0.0, 0.1, 5.0
+"""Bounds and start of the hops between pools."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictedPool:
+    """A run beside what the model says of it."""
+
+    run: PoolRun
+    costs: PoolCosts
+
+    @property
+    def ttft_s(self) -> float:
+        return float(self.costs.ttft_s[0])
+
+    @property
+    def tpot_s(self) -> float:
+        return float(self.costs.tpot_s[0])
+
+    def log_ratio(self, what: str) -> float:
+        """Return ln(predicted / measured) of ttft, tpot, or throughput."""
+        if what == "throughput":
+            rate = self.run.concurrency / (self.run.ttft_s + (self.run.output_length - 1) * self.run.tpot_s)
+            return float(np.log(self.costs.request_rate_per_second[0] / rate))
+        return float(np.log(getattr(self, f"{what}_s") / getattr(self.run, f"{what}_s")))
+
+
+def told(folder: Path) -> list[PoolRun]:
+    """Pools whose numbers of replicas are known."""
+    return [run for run in pool_runs(folder) if run.replicas is not None]
+
+
+def predicted(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
+    """Every run with these hops."""
+    return [PredictedPool(run=run, costs=_costs(run, handover_s)) for run in runs]
+
+
+def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
+    engine = engine_efficiency(engine=run.engine, version=run.version, silicon=gpu(run.gpu).silicon)
+    load = InferenceWorkload(
+        input_length=run.input_length, output_length=run.output_length, concurrency=run.concurrency,
+        precision=run.precision, engine=run.engine,  # type: ignore[arg-type]
+    )  # fmt: skip
+    machine = cluster(ClusterQuery(gpu=run.gpu, num_gpus=16))
+    case: ServingCase = serving_case(model=catalogue_model(run.model), cluster=machine, workload=load, engine=engine)
+    case = dataclasses.replace(case, **arrivals("inferencemax", engine=engine))
+    pools = []
+    for config, replicas in zip((run.prefill, run.decode), run.replicas or (), strict=True):
+        size = config.attention_data_parallel_size * replicas
+        limits = {"max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens}
+        placed = dataclasses.replace(config, data_parallel_size=size, **limits)
+        pools.append(ServingCandidates.from_configs([placed], concurrency=[run.concurrency]))
+    return pool_costs(prefill=case, decode=case, prefillers=pools[0], decoders=pools[1], handover_s=handover_s)
+
+
+def fit(runs: Sequence[PoolRun]) -> float:
+    """Return the hops' seconds that these runs give, by robust least squares on their first tokens."""
+
+    def residuals(x: Floats) -> Floats:
+        return np.array([pair.log_ratio("ttft") for pair in predicted(runs, handover_s=float(x[0]))])
+
+    return short(float(robust_fit(residuals, [USUAL_S], [LOWEST_S], [HIGHEST_S])[0]))
+
+
+def left_out(runs: Sequence[PoolRun]) -> dict[Hashable, list[PredictedPool]]:
+    """Return the runs of each engine and length, by hops that saw the others."""
+    parts = fitting.left_out(runs, lambda run: (run.engine, run.input_length))
+    return {key: predicted(members, handover_s=fit(others)) for key, members, others in parts}
+
+
+def main(folder: Path) -> None:
+    runs = told(folder)
+    unseen = [pair for pairs in left_out(runs).values() for pair in pairs]
+    sds = {
+        f"{what}_log_sd": short(conformal_sd(np.array([pair.log_ratio(what) for pair in unseen])))
+        for what in ("ttft", "tpot", "throughput")
+    }
+    names = ", ".join(dict.fromkeys(f"{run.model} on {run.gpu} ({run.engine})" for run in runs))
+    profile = PoolEfficiency(
+        handover_s=fit(runs), **sds,
+        fitted_on=f"{len(runs)} pairs of pools ({names}) by {COMMAND}; deviations of engines and lengths left out",
+    )  # fmt: skip
+    path = FOLDER / "pools.yaml"
+    write_constants(path, dataclasses.asdict(profile), command=COMMAND)
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    command_line(__doc__, main)
