@@ -286,6 +286,8 @@ class ModelSpec(Strict):
     @cached_property
     def moe_layers(self) -> int:
         """Layers with experts: all but the leading dense ones; none in a dense model."""
+        if self.blocks is not None:
+            return sum(kind.moe_layers for _, kind in self.kinds)
         return max(self.num_hidden_layers - self.first_k_dense_replace, 0) if self.num_experts else 0
 
     @cached_property

@@ -12,7 +12,7 @@ from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import imbalance
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
-from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.cost.serving.operations import cached_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
@@ -114,7 +114,7 @@ def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
 def _memory(rows: CostedRows, row: int) -> ServingMemory:
     problem, parts = rows.problem, rows.costs.bytes
     whole = problem.input_length + problem.engine.kv_reserved_output_fraction * problem.output_length
-    tokens = seen_tokens(problem.model, whole)
+    tokens = _cached(rows, row, whole)
     room = float(parts.kv_capacity[row])
     used = min(float(rows.costs.running[row]) * tokens * float(parts.kv_per_token[row]), max(room, 0.0))
     fixed = {f"{name}_bytes": float(getattr(parts, name)[row]) for name in ("weights", "activations", "logits", "overhead")}
@@ -131,7 +131,14 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
 def _request_bytes(rows: CostedRows, row: int) -> float:
     """Keys and values of one whole request, prompt and answer."""
     problem = rows.problem
-    return seen_tokens(problem.model, problem.input_length + problem.output_length) * float(rows.costs.bytes.kv_per_token[row])
+    tokens = _cached(rows, row, problem.input_length + problem.output_length)
+    return tokens * float(rows.costs.bytes.kv_per_token[row])
+
+
+def _cached(rows: CostedRows, row: int, tokens: float) -> float:
+    """Tokens of the cache that a sequence of so many takes."""
+    t = rows.candidates.tensor_parallel_size[row : row + 1]
+    return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
 
 def _without_preemption(rows: CostedRows, row: int) -> int:

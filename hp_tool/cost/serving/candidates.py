@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,10 @@ class ServingCase(Machine):
     def computed_length(self) -> float:
         """Prompt tokens that a prefill computes: those that no earlier request left in the cache."""
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
+
+    def of(self, kind: ModelSpec) -> Self:
+        """The case of a model's layers of one kind (`ModelSpec.kinds`)."""
+        return self if kind is self.model else replace(self, model=kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

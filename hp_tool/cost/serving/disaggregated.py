@@ -22,6 +22,7 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     drafted_tokens,
@@ -33,7 +34,8 @@ from hp_tool.cost.serving.engine import (
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.cost.serving.operations import STATE_BYTES, cached_tokens, seen_tokens
+from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
 """Numbers of requests between which a step's seconds are straight lines."""
@@ -90,12 +92,13 @@ def pool_costs(
     memory = serving_bytes(decode, decoders, memory_fraction=decode.engine.memory_fraction)
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
-    cached = seen_tokens(decode.model, length + decode.engine.kv_reserved_output_fraction * output)
+    t = decoders.tensor_parallel_size
+    cached = cached_tokens(decode, t, length + decode.engine.kv_reserved_output_fraction * output)
     each: FloatArray = np.minimum(np.maximum(rooms / cached, 1.0), decoders.max_num_seqs)
     most: FloatArray = each * decoders.attention_data_parallel_size
     first = serving_bytes(prefill, prefillers, memory_fraction=prefill.engine.memory_fraction)
-    one = seen_tokens(prefill.model, length)
-    fits = (rooms >= seen_tokens(decode.model, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
+    one = cached_tokens(prefill, prefillers.tensor_parallel_size, length)
+    fits = (rooms >= cached_tokens(decode, t, length + output)) & (first.kv_capacity >= one * first.kv_per_token)
 
     quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
 
@@ -233,12 +236,12 @@ def transfer_seconds(
     latency + bytes / (ports x bandwidth), of the narrower side: the ranks of one attention group hold a prompt's.
     Pools on one node may use its faster links; this is not counted.
     """
-    model = prefill.model
-    width = cached_width(model, prefillers.tensor_parallel_size) * prefillers.tensor_parallel_size
-    if model.kv_lora_rank is not None:  # every rank holds the same latent: one copy travels
-        width = width / prefillers.tensor_parallel_size
-    tokens = seen_tokens(model, float(prefill.input_length))
-    moved = tokens * model.num_hidden_layers * width * decode.kv_element_bytes
+    moved, *others = (
+        _travelling(kind, prefillers.tensor_parallel_size, float(prefill.input_length), decode.kv_element_bytes)
+        for _, kind in prefill.model.kinds
+    )
+    for each in others:
+        moved = moved + each
     sides = []
     for case, candidates in ((prefill, prefillers), (decode, decoders)):
         network = case.profile.framework.network
@@ -247,6 +250,17 @@ def transfer_seconds(
     latency = prefill.profile.framework.network.latency_s + prefill.cluster.inter_node_latency_s
     seconds: FloatArray = latency + moved / np.minimum(*sides)
     return seconds
+
+
+def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
+    """Bytes that all layers of one kind keep of a prompt on the ranks of a replica."""
+    if model.is_recurrent:
+        states = model.num_hidden_layers * state_numbers(model, t) * t * STATE_BYTES
+        return np.asarray(states, dtype=np.float64)
+    width = cached_width(model, t) * t
+    if model.kv_lora_rank is not None:  # every rank holds the same latent: one copy travels
+        width = width / t
+    return np.asarray(seen_tokens(model, tokens) * model.num_hidden_layers * width * element_bytes, dtype=np.float64)
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hp_tool.cost.arrays import FloatArray
-from hp_tool.cost.matrices import attention_matrices, mlp_matrices
+from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.matrices import mixer_matrices, mlp_matrices
 from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
@@ -26,19 +26,11 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    layers, mixtures = model.num_hidden_layers, model.moe_layers
     message = batch.tokens * model.hidden_size * OUTPUT_BYTES
     reduce = all_reduce_seconds(case, message, group_size=t)
-    attention = _attention_block(case, candidates, batch, context) + reduce
-    seconds = (layers - mixtures) * attention
-    if layers > mixtures:
-        dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
-        # The activation between the MLP's matrices: it reads what they write, and writes the next one's input.
-        moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
-        dense = dense + batch.tokens * moved / _reached_bandwidth(case)
-        seconds = seconds + (layers - mixtures) * dense
-    if mixtures:
-        seconds = seconds + mixtures * _mixture(case, candidates, batch, context, attention=attention, reduce=reduce)
+    seconds, *others = (_layers(case.of(kind), candidates, batch, context, reduce=reduce) for _, kind in model.kinds)
+    for each in others:
+        seconds = seconds + each
     rows = batch.decoding * (1 + batch.drafted) + batch.prefill_requests
     output = matmuls_seconds(case, rows, [(model.vocab_size / t, float(model.hidden_size))], precision=_head_precision(case),
                              weight_bytes=OUTPUT_BYTES)  # fmt: skip
@@ -49,20 +41,43 @@ def forward_seconds(case: ServingCase, candidates: ServingCandidates, batch: Pas
     return seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0)
 
 
-def _attention_block(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
-    """Seconds of one layer's projections, attention and elementwise kernels."""
+def _layers(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float, *, reduce: FloatArray) -> FloatArray:
+    """Seconds of all layers of one kind, dense ones and those with experts; `reduce`: those of summing up a region's ranks."""
     model, t = case.model, candidates.tensor_parallel_size
-    projections = matmuls_seconds(case, batch.tokens, shapes_by_source(attention_matrices(model, tensor=t)))
-    core = attention_seconds(
-        case,
-        t,
-        decoding=batch.decoding,
-        context=context,
-        prefill_requests=batch.prefill_requests,
-        drafted=batch.drafted,
-    )
-    elementwise = batch.tokens * (ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
-    return projections + core + elementwise + case.engine.layer_overhead_s
+    layers, mixtures = model.num_hidden_layers, model.moe_layers
+    attention = _mixer_block(case, candidates, batch, context)
+    if model.mixer != "none":
+        attention = attention + reduce
+    seconds = (layers - mixtures) * attention
+    if layers > mixtures and model.feed_forward != "none":
+        dense = matmuls_seconds(case, batch.tokens, shapes(mlp_matrices(model, tensor=t))) + reduce
+        # The activation between the MLP's matrices: it reads what they write, and writes the next one's input.
+        moved = OUTPUT_BYTES * (model.mlp_inputs + 1.0) * model.ffn_size / t
+        dense = dense + batch.tokens * moved / _reached_bandwidth(case)
+        seconds = seconds + (layers - mixtures) * dense
+    if mixtures:
+        seconds = seconds + mixtures * _mixture(case, candidates, batch, context, attention=attention, reduce=reduce)
+    return seconds
+
+
+def _mixer_block(case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float) -> FloatArray:
+    """Seconds of what mixes tokens in one layer, with its projections and the layer's elementwise kernels and overhead."""
+    model, t = case.model, candidates.tensor_parallel_size
+    share = 0.5 if "none" in (model.mixer, model.feed_forward) else 1.0  # one norm and residual, of the usual two
+    elementwise = batch.tokens * (share * ELEMENTWISE_BYTES * model.hidden_size) / _reached_bandwidth(case)
+    if model.mixer == "none":
+        return elementwise + share * case.engine.layer_overhead_s
+    projections = matmuls_seconds(case, batch.tokens, shapes_by_source(mixer_matrices(model, tensor=t)))
+    return projections + _core_seconds(case, t, batch, context) + elementwise + share * case.engine.layer_overhead_s
+
+
+def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
+    """Seconds of one layer's attention or recurrence."""
+    decoding, prompts = batch.decoding, batch.prefill_requests
+    if case.model.is_recurrent:
+        tokens = prompts * case.computed_length
+        return mixer_seconds(case, t, decoding=decoding * (1 + batch.drafted), prompt_tokens=tokens, prompts=prompts)
+    return attention_seconds(case, t, decoding=decoding, context=context, prefill_requests=prompts, drafted=batch.drafted)
 
 
 def _reached_bandwidth(case: ServingCase) -> float:
@@ -96,7 +111,7 @@ def _mixture(
     within = all_reduce_seconds(
         case, half.tokens * case.model.hidden_size * OUTPUT_BYTES, group_size=candidates.tensor_parallel_size
     )
-    attention = shrunk * _attention_block(case, candidates, half, context) + within
+    attention = shrunk * _mixer_block(case, candidates, half, context) + within
     experts = shrunk * experts_seconds(case, candidates, 0.5 * routed)
     phases = np.maximum(attention, combine) + np.maximum(dispatch, attention)
     phases = phases + np.maximum(experts, dispatch) + np.maximum(combine, experts)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from hp_tool.cost.arrays import IntArray
+from hp_tool.cost.arrays import BoolArray, IntArray
+from hp_tool.cost.recurrent import key_heads, value_heads
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.result import Reason
@@ -29,14 +30,12 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
         c.attention_data_parallel_size,
     )
     r = c.redundant_experts
-    kv, experts = model.kv_heads, model.num_experts
+    experts = model.num_experts
     split = np.maximum(t * d // e, 1)
-    # Latent attention caches one vector for all heads, which every rank keeps.
-    shares_kv = np.zeros(len(c), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
-    has_dense = experts is None or model.first_k_dense_replace > 0
-    dense = (model.ffn_size % t != 0) & has_dense
+    kinds = [kind for _, kind in model.kinds]
+    heads, dense = (np.any([rule(kind, t) for kind in kinds], axis=0) for rule in (_splits_heads, _splits_width))
     broken = (
-        (model.num_attention_heads % t != 0) | shares_kv,
+        heads,
         dense | ((model.expert_size % split != 0) & (experts is not None)),
         p > model.num_hidden_layers,
         (t * p * c.data_parallel_size != num_gpus) | (c.data_parallel_size % d != 0),
@@ -45,6 +44,28 @@ def legality(*, model: ModelSpec, num_gpus: int, candidates: ServingCandidates) 
     )
     code: IntArray = sum((np.asarray(rule) * (1 << bit) for bit, rule in enumerate(broken)), np.zeros(len(c), dtype=np.int64))
     return code
+
+
+def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
+    """Whether the heads of a layer cannot be divided over t ranks."""
+    if model.is_recurrent:
+        heads = (key_heads(model), value_heads(model), model.mamba_num_heads or 0, model.mamba_inner_size or 0)
+        unequal: BoolArray = np.any([each % t != 0 for each in heads], axis=0)
+        return unequal
+    if model.mixer == "none":
+        return np.zeros(np.shape(t), dtype=bool)
+    # Latent attention caches one vector for all heads, which every rank keeps.
+    kv = model.kv_heads
+    shares_kv = np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
+    unequal = (model.num_attention_heads % t != 0) | shares_kv
+    return unequal
+
+
+def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:
+    """Whether the dense MLP of a layer, if it has one, cannot be divided over t ranks."""
+    has_dense = model.feed_forward != "none" and (model.num_experts is None or model.first_k_dense_replace > 0)
+    unequal: BoolArray = (model.ffn_size % t != 0) & has_dense
+    return unequal
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:

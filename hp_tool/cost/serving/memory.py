@@ -6,10 +6,11 @@ from typing import cast
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.matrices import attention_matrices, cached_width, mlp_matrices, shared_expert_matrices
+from hp_tool.cost.matrices import cached_width, latent_matrices, mixer_matrices, mlp_matrices, shared_expert_matrices
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
+from hp_tool.domain.model import ModelSpec
 
 WIDE_BYTES = 2.0
 """Embeddings, output layer and activations are in 16 bits."""
@@ -52,7 +53,7 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates, *, memory_fr
         activations=working,
         logits=logits,
         overhead=overhead,
-        kv_per_token=layers * cached_width(case.model, t) * case.kv_element_bytes,
+        kv_per_token=layers * _mean_width(case.model, t) * case.kv_element_bytes,
         kv_capacity=room,
         capacity=capacity,
     )
@@ -62,15 +63,30 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     """Bytes of a p-th of the layers, rounded up, and on the fuller end the embedding or output layer (both if p = 1)."""
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
+    weights = sum(_layers_bytes(case.of(kind), candidates) for _, kind in model.kinds)
+    stage = np.ceil(model.num_hidden_layers / p) / model.num_hidden_layers * weights
+    return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+
+
+def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
+    """Bytes on one rank of the matrices of all layers of one kind, dense ones and those with experts."""
+    model, t = case.model, candidates.tensor_parallel_size
     layers, mixtures = model.num_hidden_layers, model.moe_layers
-    matrices = layers * entries(attention_matrices(model, tensor=t))
-    matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
+    matrices = layers * entries(mixer_matrices(model, tensor=t))
+    if model.feed_forward != "none":
+        matrices = matrices + (layers - mixtures) * entries(mlp_matrices(model, tensor=t))
     weights = matrices * case.weight_bytes
     if mixtures:
-        shared = entries(shared_expert_matrices(model, tensor=t))
+        shared = entries([*shared_expert_matrices(model, tensor=t), *latent_matrices(model)])
         weights = weights + mixtures * (expert_weights(case, candidates) + shared) * case.expert_bytes
-    stage = np.ceil(layers / p) / layers * weights
-    return stage + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+    return weights
+
+
+def _mean_width(model: ModelSpec, t: IntArray) -> Floats:
+    """Numbers that a token takes in the cache of one layer on one rank, mean over layers."""
+    if len(model.kinds) == 1:
+        return cached_width(model, t)
+    return sum(layers * cached_width(kind, t) for layers, kind in model.kinds) / model.num_hidden_layers
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
@@ -81,7 +97,10 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
     model = case.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
     gates = model.mlp_inputs + 1.0
-    width = max(model.ffn_size, (model.num_experts_per_tok or 0) * model.expert_size if model.num_experts else 0)
+    width = max(
+        max(kind.ffn_size, (kind.num_experts_per_tok or 0) * kind.expert_size if kind.num_experts else 0)
+        for _, kind in model.kinds
+    )
     working: FloatArray = tokens * WIDE_BYTES * (4.0 * model.hidden_size + gates * width / t)
     return working
 

@@ -12,6 +12,7 @@ from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.matrix import Shape
 from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.precision import ELEMENT_BYTES
+from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.weights import attention_flops
@@ -27,6 +28,26 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
         return tokens
     layers = model.num_hidden_layers
     return ((layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))) / layers
+
+
+STATE_BYTES = 4.0
+"""Recurrent states and convolutions are kept in fp32."""
+
+
+def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True) -> float | FloatArray:
+    """Tokens of the cache that a sequence of so many takes, mean over layers; with windows fewer than it has, with recurrent
+    layers its states besides, in tokens of the others (unless without `states_too`: what attention reads).
+    """
+    kinds = case.model.kinds
+    if len(kinds) == 1:
+        return seen_tokens(case.model, tokens)
+    cached = states = per_token = np.zeros(np.shape(t))
+    for layers, kind in kinds:
+        width = layers * cached_width(kind, t)
+        per_token = per_token + width
+        cached = cached + width * seen_tokens(kind, tokens)
+        states = states + layers * state_numbers(kind, t)
+    return (cached + states_too * states * STATE_BYTES / case.kv_element_bytes) / per_token
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
@@ -130,7 +151,7 @@ def attention_seconds(
         rows
         * prefill_keys(model, length=length, cached=length - case.computed_length)
         * attention_flops(model, t, decoding=False),
-        rows * OUTPUT_BYTES * (2.0 * model.num_attention_heads / t * model.head_size + width),
+        rows * OUTPUT_BYTES * (model.num_attention_heads / t * (model.head_size + model.v_head_size) + width),
         profile.attention,
         gpu=gpu,
         peak=peak,

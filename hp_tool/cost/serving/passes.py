@@ -16,7 +16,7 @@ from hp_tool.cost.serving.engine import (
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import seen_tokens
+from hp_tool.cost.serving.operations import cached_tokens
 
 _FEW_ROWS = 16
 """Counts up to which every one has its own place in the table; beyond, geometrically fewer, with lines between."""
@@ -97,7 +97,11 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     # A pass that decodes nothing has no decoding to add to.
     base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
     length = float(case.input_length + case.output_length)
-    seen = seen_tokens(case.model, length) / length / seen_tokens(case.model, _LONG)
+    at, far = (
+        float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens, states_too=False))[0])
+        for tokens in (length, _LONG)
+    )
+    seen = at / length / far
     memory = serving_bytes(case, one, memory_fraction=engine.memory_fraction)
     return PassTable(
         decoding=decoding,

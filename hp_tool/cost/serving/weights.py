@@ -59,7 +59,7 @@ def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
     """
     heads = query_heads(model, t)
     if model.kv_lora_rank is None:
-        return 4.0 * heads * model.head_size
+        return 2.0 * heads * (model.head_size + model.v_head_size)
     rope = float(model.qk_rope_head_dim or 0)
     width = 2.0 * model.kv_lora_rank + rope if decoding else model.qk_nope_size + rope + model.v_head_size
     return 2.0 * heads * width
