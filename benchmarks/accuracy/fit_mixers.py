@@ -70,6 +70,7 @@ PROMPT_TOKENS = 8192
 """Tokens from which a module of sparse attention is not bound by the host, which launches its prompts' kernels one by one."""
 Free = dict[str, tuple[float, float, float]]
 UPDATE: Free = {"bandwidth_fraction": (0.8, 0.02, 1.5), "overhead_s": (4e-6, 1e-7, 1e-4)}
+WINDOW: Free = {"peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4)}
 CONVOLUTION: Free = {
     "peak_fraction": (4e-3, 1e-4, 0.1), "overhead_s": (3e-6, 1e-7, 1e-4), "prompt_rows": (100.0, 1.0, 4000.0),
     "sharpness": (3.0, 1.0, 6.0),
@@ -79,10 +80,10 @@ SCAN: Free = {
     "sharpness": (2.0, 1.0, 6.0), "step_s": (5e-8, 1e-9, 1e-6),
 }  # fmt: skip
 TOKEN = (1e-8, 1e-10, 1e-7)
-FREE = {"update": UPDATE, "convolution_update": UPDATE, "convolution": CONVOLUTION, "scan": SCAN}
+FREE = {"update": UPDATE, "convolution_update": WINDOW, "convolution": CONVOLUTION, "scan": SCAN}
 SPARSE: Free = {
-    "index_peak": (0.4, 0.02, 1.2), "index_scores": (0.5, 0.02, 3.0), "index_keys": (0.7, 0.05, 1.5),
-    "peak": (0.6, 0.05, 1.2), "gathers": (0.7, 0.05, 3.0), "gathers_decode": (0.7, 0.05, 3.0), "overhead_s": (1e-4, 1e-6, 1e-3),
+    "index_peak": (0.4, 0.02, 1.0), "index_scores": (0.5, 0.02, 1.0), "index_keys": (0.7, 0.05, 1.0),
+    "peak": (0.6, 0.05, 1.0), "token_s": (5e-7, 1e-9, 1e-5), "decode_token_s": (1e-6, 1e-9, 1e-5), "overhead_s": (1e-4, 1e-6, 1e-3),
 }  # fmt: skip
 """Shares of the arithmetic and of the bandwidth, the indexer's and the attention's, and the overhead of both."""
 
@@ -158,9 +159,10 @@ def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
         return np.asarray(
             mixers.chunked_seconds(roof, work, tokens=sequences * lengths, prompts=sequences, gpu=card, peak=peak)
         )
-    moved = mixers.window_bytes if kernel == "convolution_update" else mixers.state_traffic
-    traffic = sequences * moved(model, 1, lengths.astype(np.int64) - 1)
-    return np.asarray(roofline_seconds(0.0, traffic, roof, gpu=card, peak=peak))
+    drafted = lengths.astype(np.int64) - 1
+    window = mixers.window_work(model, 1, drafted)
+    work = window if kernel == "convolution_update" else mixers.Work(0.0, mixers.state_traffic(model, 1, drafted))
+    return np.asarray(roofline_seconds(sequences * work.flops, sequences * work.traffic, roof, gpu=card, peak=peak))
 
 
 def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Floats:
@@ -171,13 +173,15 @@ def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Fl
 def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRoofline:
     """Constants of one recurrent kernel on one die; `fixed` ones are not fitted.
 
-    No prompt kernel is bound by memory here: a share of the bandwidth that elementwise kernels reach bounds it on other dies.
+    Updates are bound by memory; the others nowhere here, so the share of it that elementwise kernels reach is their bound.
     """
     free = {name: bounds for name, bounds in FREE[kernel].items() if name not in fixed}
     if "overhead_s" in fixed:
         free["token_s"] = TOKEN
     start = dataclasses.replace(MixerRoofline(peak_fraction=1.0, bandwidth_fraction=math.inf, overhead_s=0.0), **fixed)
-    roof = dataclasses.replace(start, **solve(lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free))
+    roof = dataclasses.replace(
+        start, **solve(lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free)
+    )
     if math.isinf(roof.bandwidth_fraction):
         return dataclasses.replace(roof, bandwidth_fraction=gpu_efficiency(batches[0].card).memory_fraction)
     return roof
@@ -205,8 +209,8 @@ class Modules(NamedTuple):
     """Bytes of the indexer: its cached keys while decoding, scores of prompts."""
     products: Floats
     """Arithmetic of the attention."""
-    gathers: Floats
-    """Bytes of the keys and values that it gathers."""
+    tokens: Floats
+    """Tokens that attend; no seconds."""
 
 
 def sparse_rows(folder: Path, phase: str) -> dict[str, Modules]:
@@ -256,7 +260,7 @@ def sparse_modules(
         scores=tokens * seen * mixers.index_flops(model) / peak_flops(gpu_, precision="fp8"),
         index=traffic / bandwidth,
         products=tokens * chosen * attention_flops(model, 1, decoding=True) / peak_flops(gpu_, precision="bf16"),
-        gathers=np.asarray(tokens * mixers.gather_bytes(model, 1) / bandwidth),
+        tokens=tokens,
     )
 
 
@@ -269,14 +273,14 @@ def sparse_kernels(values: Values) -> Kernels:
     """The fitted constants as kernels'."""
     half = 0.5 * values["overhead_s"]
 
-    def roof(peak: str, bandwidth: str) -> MixerRoofline:
-        return MixerRoofline(peak_fraction=values[peak], bandwidth_fraction=values[bandwidth], overhead_s=half)
+    def roof(peak: str, bandwidth: float = 1.0, token_s: float = 0.0) -> MixerRoofline:
+        return MixerRoofline(peak_fraction=values[peak], bandwidth_fraction=bandwidth, overhead_s=half, token_s=token_s)
 
     return {
-        "index": roof("index_peak", "index_scores"),
-        "index_decode": roof("index_peak", "index_keys"),
-        "attention": roof("peak", "gathers"),
-        "attention_decode": roof("peak", "gathers_decode"),
+        "index": roof("index_peak", values["index_scores"]),
+        "index_decode": roof("index_peak", values["index_keys"]),
+        "attention": roof("peak", token_s=values["token_s"]),
+        "attention_decode": roof("peak", token_s=values["decode_token_s"]),
     }
 
 
@@ -286,9 +290,7 @@ def sparse_log_ratios(kernels: Kernels, phase: str, rows: Modules) -> Floats:
     index, attention = (kernels[f"{name}_decode" if decoding else name] for name in ("index", "attention"))
     arithmetic, moved = rows.scores / index.peak_fraction, rows.index / index.bandwidth_fraction
     seconds = rows.projections + index.overhead_s + (np.maximum(arithmetic, moved) if decoding else arithmetic + moved)
-    seconds = (
-        seconds + attention.overhead_s + rows.products / attention.peak_fraction + rows.gathers / attention.bandwidth_fraction
-    )
+    seconds = seconds + attention.overhead_s + rows.products / attention.peak_fraction + rows.tokens * attention.token_s
     return np.asarray(np.log(seconds / rows.seconds))
 
 

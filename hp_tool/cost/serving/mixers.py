@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray, Ints
-from hp_tool.cost.matrices import cached_width, has_indexer, index_width
+from hp_tool.cost.matrices import has_indexer, index_width
 from hp_tool.cost.recurrent import convolved_width, key_heads, recurrent_width, state_groups, state_numbers, value_heads
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
@@ -59,7 +59,10 @@ def mixer_seconds(
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
     roof = {name: kernel(case, name) for name in ("convolution", "convolution_update", "scan", "update")}
-    decode = roofline_seconds(0.0, decoding * window_bytes(model, t, drafted), roof["convolution_update"], gpu=gpu, peak=peak)
+    window = window_work(model, t, drafted)
+    decode = roofline_seconds(
+        decoding * window.flops, decoding * window.traffic, roof["convolution_update"], gpu=gpu, peak=peak
+    )
     decode = decode + roofline_seconds(0.0, decoding * state_traffic(model, t, drafted), roof["update"], gpu=gpu, peak=peak)
     prefill = sum(
         chunked_seconds(roof[name], work, tokens=prompt_tokens, prompts=prompts, gpu=gpu, peak=peak)
@@ -114,11 +117,12 @@ def convolution_work(model: ModelSpec, t: Ints) -> Work:
     return Work(2.0 * convolution_kernel(model) * channels, 2.0 * OUTPUT_BYTES * channels)
 
 
-def window_bytes(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
-    """Bytes that one decoding sequence's short convolution moves on one of t ranks: its window, read and written, and the
-    channels of each of its tokens.
+def window_work(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Work:
+    """FLOPs and bytes of one decoding sequence's short convolution on one of t ranks: the numbers of its window and of its
+    drafted tokens, each multiplied, read and written.
     """
-    return 2.0 * OUTPUT_BYTES * (convolution_kernel(model) + drafted) * convolved_width(model, t)
+    numbers = (convolution_kernel(model) + drafted) * convolved_width(model, t)
+    return Work(2.0 * numbers, 2.0 * OUTPUT_BYTES * numbers)
 
 
 def state_traffic(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
@@ -173,30 +177,25 @@ def chosen_attention_seconds(
 ) -> FloatArray:
     """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks.
 
-    A token multiplies with min(context, index_topk) keys, latent ones in the latent space in prompts too, and gathers the
-    places of all `index_topk` of them, in 16 bits: kernels go through the places of short contexts as well.
+    A token multiplies with min(context, index_topk) keys, latent ones in the latent space in prompts too. Gathering them and
+    going through the places of all `index_topk` takes the same time on cards of unlike bandwidth: seconds a token (`token_s`).
     """
-    model, gpu = case.model, case.cluster.gpu
-    peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
-    flops, gathered, length = attention_flops(model, t, decoding=True), gather_bytes(model, t), float(case.input_length)
-    keys = np.minimum(context, float(model.index_topk or 0))
-    decode = additive_seconds(rows * keys * flops, rows * gathered, kernel(case, "attention_decode"), gpu=gpu, peak=peak)
-    keys = visible_keys(length, cached=length - case.computed_length, most=float(model.index_topk or 0))
-    prefill = additive_seconds(
-        prompt_tokens * keys * flops, prompt_tokens * gathered, kernel(case, "attention"), gpu=gpu, peak=peak
-    )
-    seconds: FloatArray = (decoding > 0.0) * decode + (prompt_tokens > 0.0) * prefill
-    return seconds
+    model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
+    peak, length = peak_flops(gpu, precision=wide_precision(gpu)), float(case.input_length)
+    prompt_keys = visible_keys(length, cached=length - case.computed_length, most=most)
+
+    def attention(name: str, tokens: FloatArray, keys: Floats) -> FloatArray:
+        roof, flops = kernel(case, name), tokens * keys * attention_flops(model, t, decoding=True)
+        seconds: FloatArray = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * tokens
+        return (tokens > 0.0) * seconds
+
+    decode = attention("attention_decode", decoding * (1.0 + drafted), np.minimum(context, most))
+    return decode + attention("attention", prompt_tokens, prompt_keys)
 
 
 def index_flops(model: ModelSpec) -> float:
     """FLOPs of one token's score of one key: 2 heads x width."""
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
-
-
-def gather_bytes(model: ModelSpec, t: Ints) -> Floats:
-    """Bytes of keys and values that one token gathers on one of t ranks, in 16 bits."""
-    return OUTPUT_BYTES * (model.index_topk or 0) * (cached_width(model, t) - index_width(model))
 
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
