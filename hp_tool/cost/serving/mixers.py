@@ -112,7 +112,7 @@ def scan_work(model: ModelSpec, t: Ints) -> Work:
 
 
 def convolution_work(model: ModelSpec, t: Ints) -> Work:
-    """FLOPs and bytes of the short convolution for one token of a prompt on one of t ranks, which reads and writes its channels."""
+    """FLOPs and bytes of the short convolution for one token of a prompt on one of t ranks: channels read and written."""
     channels = convolved_width(model, t)
     return Work(2.0 * convolution_kernel(model) * channels, 2.0 * OUTPUT_BYTES * channels)
 
