@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import Row, command_line, read, write_constants
 from benchmarks.accuracy.fitting import Floats, Values, rounded
+from hp_tool import documents
 from hp_tool.calibration.microbenchmarks import Bounds, fit_additive_roofline, robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import FOLDER
@@ -362,7 +363,9 @@ def main(folder: Path) -> None:
         fitted[die] = fitted[origin] | {"gpu": die, "measured": False, "fitted_on": f"nobody measured it: as {origin}"}
     for name, constants in fitted.items():
         kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
-        write_constants(SILICON / f"{name}.yaml", constants | {"attention_kernels": kernels}, command=COMMAND)
+        path = SILICON / f"{name}.yaml"
+        others = {key: value for key, value in documents.read(path).items() if key == "mixers"}  # fit_mixers wrote them
+        write_constants(path, constants | {"attention_kernels": kernels} | others, command=COMMAND)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,25 @@ class GroupedRoofline(Roofline):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixerRoofline(Roofline):
+    """A kernel of a recurrent mixer or of sparse attention. Over prompts of n tokens in all, P prompts, the longest of them N
+    tokens: t = overhead_s + token_s n + ((w n)^p + (w prompt_rows P)^p + (step_s N)^p)^(1/p), w a token's roofline and p the
+    sharpness. Other kernels are rooflines alone.
+    """
+
+    token_s: float = 0.0
+    """Seconds a token that do not depend on the layer's width."""
+    step_s: float = 0.0
+    """Seconds a token that one prompt takes however few of the device's units it keeps busy: its chunks follow each other."""
+    prompt_rows: float = 0.0
+    """Tokens whose time each prompt takes besides: its state is read and written, its last chunk filled up."""
+    sharpness: float = 1.0
+    log_sd: float = 0.0
+    """Standard deviation of log(measured / predicted) on a card that was not fitted on, such that 90 % of its rows lie within a
+    normal's 90 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Strict):
     """t = latency_s + latency_per_peer_s (n-1) + (W + sqrt(W ramp_bytes)) / (bandwidth_fraction x link bandwidth).
 
@@ -85,6 +104,8 @@ class GpuEfficiency(Strict):
     """Serving: matmuls of any number of rows, from one token up; None: `matmul`."""
     grouped_matmul: dict[str, dict[str, GroupedRoofline]] | None = None
     """Serving: routed experts by engine and by the format of their weights; None: by `thin_matmul`, with usual launches."""
+    mixers: dict[str, dict[str, MixerRoofline]] | None = None
+    """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: nobody timed such a kernel near this die."""
     decode_attention: Roofline | None = None
     """Serving: one new token a sequence over its KV cache; None: `attention`."""
     small_all_reduce: Link | None = None
