@@ -11,6 +11,7 @@ from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.experts import imbalance
+from hp_tool.cost.serving.mixers import mixers_log_sd
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
 from hp_tool.cost.serving.operations import cached_tokens
 from hp_tool.cost.uncertainty import simplified
@@ -198,9 +199,11 @@ def intervals(
         familiar = engine.covers(model=problem.model.name, silicon=silicon, precision=problem.precision)
         measured = engine.measured and gpu.measured
 
+    beside = max(mixers_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)
+
     def interval(value: float, figure: str) -> tuple[float, float]:
         own = getattr(scatter, f"{figure}_log_sd")
-        width = _Z90 * log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured)
+        width = _Z90 * math.hypot(log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured), beside)
         return value * math.exp(-width), value * math.exp(width)
 
     return ServingIntervals(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.catalog import check_timed
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
@@ -124,7 +123,6 @@ def resolve_serving(query: Query) -> ServingProblem:
         raise InputError("a serving query is of kind inference", field="kind")
     _refuse_unmodelled(query, query.inference)
     model = named_model(query.model)
-    check_timed(model)
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
     for name in ("expert_imbalance", "two_batch_overlap"):

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
-from hp_tool.cost.matrices import expert_matrices, router_matrix, shared_expert_matrices
+from hp_tool.cost.matrices import expert_matrices, latent_matrices, router_matrix, shared_expert_matrices
 from hp_tool.cost.matrix import entries, shapes
 from hp_tool.cost.moe import used_share
 from hp_tool.cost.precision import ELEMENT_BYTES
@@ -161,14 +161,15 @@ def experts_seconds(case: ServingCase, candidates: ServingCandidates, tokens: Fl
     arithmetic = 2.0 * (busiest + roof.tile_rows * local) * expert
     arithmetic = arithmetic / (roof.peak_fraction * peak_flops(gpu, precision=precision))
     read = case.expert_bytes * expert * local / (roof.bandwidth_fraction * gpu.memory_bandwidth_bytes_per_second)
-    moved = busiest * OUTPUT_BYTES * (3.0 * model.hidden_size + 2.0 * model.mlp_inputs * width)
+    moved = busiest * OUTPUT_BYTES * (3.0 * (model.moe_latent_size or model.hidden_size) + 2.0 * model.mlp_inputs * width)
     moved = moved / (case.profile.gpu.memory_fraction * gpu.memory_bandwidth_bytes_per_second)
     routed = roof.overhead_s + (arithmetic**p + read**p) ** (1.0 / p) + moved
     always: Floats = 0.0
     if model.num_shared_experts:
         shared = shapes(shared_expert_matrices(model, tensor=candidates.tensor_parallel_size))
         always = matmuls_seconds(case, tokens, shared, precision=precision, weight_bytes=case.expert_bytes)
-    router = matmuls_seconds(case, tokens, [router_matrix(model).shape])
+    around = shapes([router_matrix(model), *latent_matrices(model)])
+    router = matmuls_seconds(case, tokens, around)
     seconds: FloatArray = case.experts.grouped_slowdown * routed + case.experts.layer_overhead_s + always + router
     return seconds
 
@@ -228,7 +229,7 @@ def exchange(case: ServingCase, candidates: ServingCandidates, batch: Pass) -> t
     low, normal = travelling_copies(case, candidates)
 
     def seconds(width: float) -> FloatArray:
-        row = width * case.model.hidden_size / candidates.tensor_parallel_size
+        row = width * (case.model.moe_latent_size or case.model.hidden_size) / candidates.tensor_parallel_size
         exchange = exchange_seconds(case, row * decoding * low[0], row * decoding * low[1], group_size=n)
         if np.any(prompts):
             both = exchange_seconds(case, row * batch.tokens * normal[0], row * batch.tokens * normal[1], group_size=n)

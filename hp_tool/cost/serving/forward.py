@@ -10,6 +10,7 @@ from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import SENDING_SHARE, exchange, experts_seconds
+from hp_tool.cost.serving.mixers import chosen_attention_seconds, index_seconds, mixer_seconds
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, all_reduce_seconds, attention_seconds, matmuls_seconds
 from hp_tool.domain.hardware import Precision
 
@@ -73,11 +74,17 @@ def _mixer_block(case: ServingCase, candidates: ServingCandidates, batch: Pass, 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
     """Seconds of one layer's attention or recurrence."""
-    decoding, prompts = batch.decoding, batch.prefill_requests
+    decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
+    tokens = prompts * case.computed_length
     if case.model.is_recurrent:
-        tokens = prompts * case.computed_length
-        return mixer_seconds(case, t, decoding=decoding * (1 + batch.drafted), prompt_tokens=tokens, prompts=prompts)
-    return attention_seconds(case, t, decoding=decoding, context=context, prefill_requests=prompts, drafted=batch.drafted)
+        return mixer_seconds(case, t, decoding=decoding, prompt_tokens=tokens, prompts=prompts, drafted=drafted)
+    if case.model.index_topk is None:
+        return attention_seconds(case, t, decoding=decoding, context=context, prefill_requests=prompts, drafted=drafted)
+    seconds, chosen = (
+        part(case, t, decoding=decoding, context=context, prompt_tokens=tokens, drafted=drafted)
+        for part in (index_seconds, chosen_attention_seconds)
+    )
+    return case.engine.attention_slowdown * (seconds + chosen)
 
 
 def _reached_bandwidth(case: ServingCase) -> float:

@@ -14,14 +14,12 @@ from hp_tool.cost.matrices import has_indexer, index_width
 from hp_tool.cost.recurrent import convolved_width, key_heads, recurrent_width, state_groups, state_numbers, value_heads
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
-from hp_tool.cost.serving.operations import OUTPUT_BYTES
+from hp_tool.cost.serving.operations import OUTPUT_BYTES, STATE_BYTES
 from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import GpuSpec, Precision
 from hp_tool.domain.model import ModelSpec
 
-STATE_BYTES = 4.0
-"""Engines keep recurrent states in fp32."""
 DELTA_CHUNK, STATE_CHUNK = 64.0, 128.0
 """Tokens of a chunk: of delta rules' kernels, and of state spaces' (arXiv 2405.21060, section 7)."""
 INDEX_BYTES = 1.0 + 4.0 / 128.0
@@ -216,6 +214,19 @@ def kernel(case: ServingCase, name: str) -> MixerRoofline:
     if gpu.mixers is not None:
         return gpu.mixers[family][name]
     return MixerRoofline(peak_fraction=UNTIMED_PEAK, bandwidth_fraction=gpu.memory_fraction, overhead_s=gpu.kernel_overhead_s)
+
+
+def mixers_log_sd(case: ServingCase) -> float:
+    """Standard deviation of log(measured / predicted) of the case's recurrent or sparse kernels, of which no served run was
+    measured: as on cards left out of their fit, twice that where nobody timed them; 0 of other attention.
+    """
+    model, timed = case.model, case.profile.gpu.mixers
+    if not model.is_recurrent and model.index_topk is None:
+        return 0.0
+    if timed is None:
+        return UNTIMED_LOG_SD
+    family = "sparse" if model.mixer == "attention" else "mamba2" if model.mixer == "mamba" else model.mixer
+    return max(roof.log_sd for roof in timed[family].values())
 
 
 def wide_precision(gpu: GpuSpec) -> Precision:

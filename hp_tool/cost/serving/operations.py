@@ -31,7 +31,7 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
 
 
 STATE_BYTES = 4.0
-"""Recurrent states and convolutions are kept in fp32."""
+"""Engines keep recurrent states in fp32."""
 
 
 def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True) -> float | FloatArray:
