@@ -184,7 +184,7 @@ def test_beyond_top_k_only_the_indexer_sees_more_keys() -> None:
 
 
 ROWS = [
-    # mixer, heads of values (all of 128 numbers), work, milliseconds on H100 within a fifth. A token of a prompt takes about 14 ns
+    # mixer, heads of values (each of 128), work, milliseconds on H100 within a fifth. A token of a prompt takes about 14 ns
     # in the convolution, 13 in the scan of full units and 9 in the norm of 32 heads; a lone prompt's chunks take 47.
     ("gated_delta", 32, {"decoding": 100.0}, 0.158),
     ("gated_delta", 32, {"tokens": 16 * 4096.0, "prompts": 16.0}, 2.4),
