@@ -1,12 +1,21 @@
-"""What is called an outlier."""
+"""What is called an outlier, and what tells runs apart."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hp_tool.calibration.evidence import residual_features
+from hp_tool.catalog import cluster, model
+from hp_tool.cost.candidates import Candidates
+from hp_tool.domain.hardware import ClusterQuery
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.learning.evidence import outliers
+from tests.cost.cases import case_of
 
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=30)
 
@@ -32,3 +41,18 @@ def test_a_common_factor_and_the_direction_do_not_matter(ratios: list[float], fa
     again = outliers(factor * np.array(ratios))
     near = np.isclose(0.6745 * score, 3.5 * max(float(np.median(score)), 0.02), rtol=1e-6)
     assert (found == again)[~near].all()
+
+
+def test_a_run_is_told_by_its_dispatcher_whether_it_is_named_or_its_release_s_own() -> None:
+    """What runs of a flexible dispatcher leave unexplained says little of others."""
+    spec, devices = model("qwen3-30b-a3b"), cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=64))
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
+    rows = [
+        ParallelConfig(data_parallel_size=64, expert_parallel_size=8, moe_token_dispatcher_type=name)
+        for name in (None, "alltoall", "flex")
+    ]
+    for usual, told in (("alltoall", [0, 0, 1]), ("flex", [1, 0, 1])):
+        case = case_of(model=spec, workload=workload, cluster=devices)
+        case = replace(case, strategy=replace(case.strategy, moe_token_dispatcher_type=usual))
+        features = residual_features(case=case, candidates=Candidates.from_configs(rows))
+        assert features["flex_dispatcher"].tolist() == told
