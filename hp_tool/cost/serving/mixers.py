@@ -175,7 +175,8 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks.
+    """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks; `case.model` has an
+    `index_topk`.
 
     A token multiplies with min(context, index_topk) keys, latent ones in the latent space in prompts too. Gathering them and
     going through the places of all `index_topk` takes the same time on cards of unlike bandwidth: seconds a token (`token_s`).
