@@ -175,6 +175,15 @@ def test_layers_that_share_an_index_compute_none() -> None:
     assert index == 0.0 and attention == sparse_seconds(case, decoding=8.0, tokens=100.0)[1]
 
 
+def test_fewer_places_take_less() -> None:
+    """A quarter of the keys takes a quarter of all but the launches."""
+    layers = sparse("deepseek-v3.2")
+    case, fewer = case_of(layers), case_of(replace(layers, index_topk=512))
+    (_, full), (_, quarter) = (sparse_seconds(each, decoding=64.0, context=8192.0) for each in (case, fewer))
+    launches = mixers.kernel(case, "attention_decode").overhead_s
+    assert quarter - launches == pytest.approx(0.25 * (full - launches))
+
+
 def test_beyond_top_k_only_the_indexer_sees_more_keys() -> None:
     case = case_of(sparse("deepseek-v3.2"))
     (short, near), (long, far) = (sparse_seconds(case, decoding=32.0, context=n) for n in (2048.0, 131_072.0))
