@@ -364,7 +364,7 @@ def main(folder: Path) -> None:
     for name, constants in fitted.items():
         kernels = {kernel: short(seconds) for kernel, seconds in KERNELS.get(name, {}).items()}
         path = SILICON / f"{name}.yaml"
-        others = {key: value for key, value in documents.read(path).items() if key == "mixers"}  # fit_mixers wrote them
+        others = {key: value for key, value in documents.read(path).items() if key == "mixers"}  # fit_mixers runs after
         write_constants(path, constants | {"attention_kernels": kernels} | others, command=COMMAND)
 
 

@@ -26,6 +26,7 @@ from benchmarks.accuracy.data import change_constants, command_line
 from benchmarks.accuracy.fit_gpus import SILICON, SYSTEMS
 from benchmarks.accuracy.fitting import Floats, Values, conformal_sd
 from benchmarks.accuracy.mixer_rows import FIRST_CALLS, Batch, Batches, Modules, recurrent_rows, sparse_rows
+from hp_tool import documents
 from hp_tool.calibration.microbenchmarks import robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
@@ -33,6 +34,7 @@ from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
 
+FITTED_ON = "; mixers: ops/gdn.csv, kda.csv, mamba2.csv and dsa.csv, by python -m benchmarks.accuracy.fit_mixers"
 NEIGHBOUR = {"h100_sxm": "h200_sxm", "h200_sxm": "h100_sxm", "b200_sxm": "b300_sxm", "b300_sxm": "b200_sxm"}
 """The nearest card to one that is left out."""
 OTHER_GENERATION = {"h100": "b200", "b200": "h100", "b300": "h100"}
@@ -299,7 +301,9 @@ def main(folder: Path) -> None:
     others = {name: borrowed(fitted, die, card) for name, (die, card) in BORROWED.items()}
     for name, kernels in (fitted.kernels | others).items():
         fields = {mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()} for mixer, each in kernels.items()}
-        change_constants(SILICON / f"{name}.yaml", {"mixers": fields})
+        path = SILICON / f"{name}.yaml"
+        rows, _, _ = str(documents.read(path)["fitted_on"]).partition(FITTED_ON)
+        change_constants(path, {"fitted_on": rows + FITTED_ON, "mixers": fields})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ INDEX_BYTES = 1.0 + 4.0 / 128.0
 """Bytes of a number of an indexer's key: 8 bits, and an fp32 scale for 128 of them (DeepSeek-V3.2)."""
 SCORE_BYTES = 4.0
 """Bytes of an index score, which the top-k reads."""
+TIMED_PLACES = 2048.0
+"""`index_topk` of the models whose modules of sparse attention were timed."""
 UNTIMED_PEAK = 0.25
 """Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta rule's on H100 and B200."""
 
@@ -173,10 +175,12 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks.
+    """Seconds (n,) of one layer's attention over the keys that an indexer chose, on one of t ranks; `case.model` has an
+    `index_topk`.
 
     A token multiplies with min(context, index_topk) keys, latent ones in the latent space in prompts too. Gathering them and
-    going through the places of all `index_topk` takes the same time on cards of unlike bandwidth: seconds a token (`token_s`).
+    going through the places of all `index_topk` takes the same time on cards of unlike bandwidth: seconds a token (`token_s`),
+    by the number of places.
     """
     model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
     peak, length = peak_flops(gpu, precision=wide_precision(gpu)), float(case.input_length)
@@ -184,7 +188,9 @@ def chosen_attention_seconds(
 
     def attention(name: str, tokens: FloatArray, keys: Floats) -> FloatArray:
         roof, flops = kernel(case, name), tokens * keys * attention_flops(model, t, decoding=True)
-        seconds: FloatArray = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * tokens
+        seconds: FloatArray = roofline_seconds(flops, 0.0, roof, gpu=gpu, peak=peak) + roof.token_s * tokens * (
+            most / TIMED_PLACES
+        )
         return (tokens > 0.0) * seconds
 
     decode = attention("attention_decode", decoding * (1.0 + drafted), np.minimum(context, most))
