@@ -131,3 +131,14 @@ def test_one_and_many_agree() -> None:
         np.testing.assert_allclose(alone.step_s, many.step_s[index], rtol=1e-12)
         np.testing.assert_allclose(alone.memory_total_bytes, many.memory_total_bytes[index], rtol=1e-12)
         assert Candidates.from_configs([config]).config(0) == config
+
+
+@pytest.mark.parametrize(("micro_batches", "legal"), [(14, False), (15, True)])
+def test_zbv_needs_a_micro_batch_for_every_stage_there_and_back(micro_batches: int, legal: bool) -> None:
+    """2p - 1 of them fill the V of 8 ranks, whose first stage is also the last."""
+    work = BASE["training"] | {"global_batch_size": 8 * micro_batches}
+    one = estimate(
+        query=parse_query(BASE | {"training": work, "parallel": BASE["parallel"] | {"pipeline_schedule": "zbv"}}),
+        with_fixes=False,
+    )
+    assert (one.time is not None) is legal

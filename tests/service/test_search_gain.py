@@ -90,9 +90,8 @@ def test_choice_headline_gain_table_and_axes_agree(
     )
     assert (NOT_BETTER in said.output) is not answer["clearly_better"]
     if answer["clearly_better"]:
-        predicted = "" if gain["source"] == "measured" else ", predicted"
         low, high = gain["interval"]
-        assert f"{gain['factor']:.2f} times the first run's speed ({low:.2f} to {high:.2f}{predicted})" in said.output
+        assert f"{gain['factor']:.2f} times the first run's speed ({low:.2f} to {high:.2f}, {gain['source']})" in said.output
     trials = http.get(f"/v1/searches/{name}/trials").json()["trials"]
     other = next(each for each in trials if each["parallel"] != first["parallel"])
     beside = http.get(f"/searches/{name}/compare.json", params={"a": first["run_id"], "b": other["run_id"]}).json()

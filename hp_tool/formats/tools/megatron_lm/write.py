@@ -6,6 +6,7 @@ from hp_tool.cost.attention import exchanging
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
 from hp_tool.domain.parallel import Recompute
+from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, has_come
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
@@ -232,12 +233,14 @@ def _training(setup: TrainingSetup) -> Values:
 def graphs(workload: TrainingWorkload) -> tuple[str | None, list[str] | None]:
     """Return who records CUDA graphs, and of what; None and None where nobody does.
 
-    Raises UnsupportedError for what TransformerConfig refuses: graphs of experts whose exchange is merged with other passes.
+    Raises UnsupportedError for what TransformerConfig refuses up to Megatron Core 0.16: graphs of experts whose exchange is
+    merged with other passes.
     """
     if not workload.cuda_graphs:
         return None, None
     modules = workload.cuda_graph_modules
-    if workload.merges_passes and (not modules or {"mlp", "moe"} & set(modules)):
+    newer = has_come(workload.framework_version or "", since=GRAPHS_BESIDE_MERGED_PASSES)
+    if workload.merges_passes and not newer and (not modules or {"mlp", "moe"} & set(modules)):
         raise UnsupportedError(
             "under training.overlap.expert_parallel Megatron Core records neither whole steps nor experts; set "
             "training.cuda_graphs to false, or training.cuda_graph_modules to attn",
