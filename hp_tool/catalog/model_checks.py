@@ -34,8 +34,8 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def check_timed(model: ModelSpec) -> None:
-    """Raise UnsupportedError for layers whose parameters are counted and whose time and memory are not modelled yet."""
+def check_trainable(model: ModelSpec) -> None:
+    """Raise UnsupportedError for layers whose time and memory in training are not modelled yet."""
     fields = (
         (model.index_topk is not None, "index_topk"),
         (model.moe_latent_size is not None, "moe_latent_size"),
@@ -47,7 +47,7 @@ def check_timed(model: ModelSpec) -> None:
     )
     if field := next((name for holds, name in fields if holds), None):
         raise UnsupportedError(
-            f"{model.name}: layers with {field} are counted, not timed yet; `hp-tool models` has their parameters",
+            f"{model.name}: layers with {field} are counted and served, and not trained yet",
             field=f"model.{field}",
         )
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray
 from hp_tool.cost.legality import MEMORY
-from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.candidates import Pass, ServingCandidates
 from hp_tool.cost.serving.experts import imbalance
-from hp_tool.cost.serving.mixers import mixers_log_sd
+from hp_tool.cost.serving.forward import mixers_log_sd
 from hp_tool.cost.serving.load import Quantiles, open_quantiles, tpot_quantile, ttft_quantile
+from hp_tool.cost.serving.mixers import mixer_log_sd
 from hp_tool.cost.serving.operations import cached_tokens
 from hp_tool.cost.uncertainty import simplified
 from hp_tool.domain.measurement import Tail, Tails
@@ -84,8 +85,19 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         **_price(rows, row),
         tails=tails(rows, row),
         goodput=goodput(rows, row),
-        intervals=intervals(ttft, tpot, throughput, problem),
+        intervals=intervals(ttft, tpot, throughput, problem, mixers=_mixers(rows, row)),
     )
+
+
+def _mixers(rows: CostedRows, row: int) -> tuple[float, float]:
+    """(log_sd of first tokens, of those that follow) for want of served runs with recurrent or sparse layers."""
+    problem, one = rows.problem, rows.candidates.take(slice(row, row + 1))
+    share, none = rows.costs.running[row : row + 1] / one.pipeline_parallel_size, np.zeros(1)
+    length, output = float(problem.input_length), float(problem.output_length)
+    prompt = Pass(tokens=none + problem.computed_length, decoding=none, prefill_requests=none + 1.0)
+    decode = Pass(tokens=share, decoding=share, prefill_requests=none)
+    first, later = (mixers_log_sd(problem, one, each, context=length + 0.5 * output)[0] for each in (prompt, decode))
+    return float(first), float(later)
 
 
 def _price(rows: CostedRows, row: int) -> dict[str, Any]:
@@ -185,9 +197,17 @@ def log_sd(engine: EngineEfficiency, figure: str, *, own: float, familiar: bool,
 
 
 def intervals(
-    ttft: float, tpot: float, throughput: float, problem: ServingProblem, *, pools: PoolEfficiency | None = None
+    ttft: float,
+    tpot: float,
+    throughput: float,
+    problem: ServingProblem,
+    *,
+    pools: PoolEfficiency | None = None,
+    mixers: tuple[float, float] | None = None,
 ) -> ServingIntervals:
-    """The central 90 % around predicted means of a replica, or of pools."""
+    """The central 90 % around predicted means of a replica, or of pools. `mixers`: as `_mixers` says; None: that of the kernels
+    alone, as if nothing else took time.
+    """
     engine, gpu, silicon = problem.engine, problem.profile.gpu, problem.cluster.gpu.silicon
     mixture = problem.model.num_experts is not None
     # Deviations of mixtures and pools are those of models, engines and lengths left out.
@@ -199,11 +219,14 @@ def intervals(
         familiar = engine.covers(model=problem.model.name, silicon=silicon, precision=problem.precision)
         measured = engine.measured and gpu.measured
 
-    beside = max(mixers_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)
+    whole = max(mixer_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)
+    first, later = mixers or (whole, whole)
 
     def interval(value: float, figure: str) -> tuple[float, float]:
         own = getattr(scatter, f"{figure}_log_sd")
-        width = _Z90 * math.hypot(log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured), beside)
+        width = _Z90 * math.hypot(
+            log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured), first if figure == "ttft" else later
+        )
         return value * math.exp(-width), value * math.exp(width)
 
     return ServingIntervals(

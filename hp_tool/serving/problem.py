@@ -13,6 +13,7 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
+from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
@@ -123,6 +124,11 @@ def resolve_serving(query: Query) -> ServingProblem:
         raise InputError("a serving query is of kind inference", field="kind")
     _refuse_unmodelled(query, query.inference)
     model = named_model(query.model)
+    if not any(cached_width(kind, 1) for _, kind in model.kinds):
+        raise UnsupportedError(
+            f"{model.name}: serving of models without any layer of attention is not modelled",
+            field="model.mixer",
+        )
     if model.architecture != "decoder":
         raise UnsupportedError(f"{model.name}: serving of {model.architecture} models is not modelled", field="model")
     for name in ("expert_imbalance", "two_batch_overlap"):

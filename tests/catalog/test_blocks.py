@@ -82,17 +82,22 @@ def test_blocks_of_a_kind_are_counted_together() -> None:
         ({"attention_output_gate": "head"}, "attention_output_gate"),
     ],
 )
-@pytest.mark.parametrize("kind", ["training", "inference", "size"])
-def test_layers_that_are_only_counted_are_not_timed(fields: dict[str, Any], field: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["training", "size"])
+def test_layers_that_are_not_trained_here_are_refused(fields: dict[str, Any], field: str, kind: str) -> None:
     query: dict[str, Any] = {"model": SHAPE | fields, "cluster": "h100-80gb-8"}
-    with pytest.raises(UnsupportedError, match="counted, not timed yet") as refused:
+    with pytest.raises(UnsupportedError, match="counted and served, and not trained yet") as refused:
         if kind == "size":
             api.size(query | {"days": 1.0})
-        elif kind == "training":
-            api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
         else:
-            api.recommend(query | {"kind": "inference", "inference": {"input_length": 64, "output_length": 8}})
+            api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
     assert refused.value.field == f"model.{field}"
+
+
+def test_a_model_that_keeps_no_cache_is_not_served() -> None:
+    query = {"model": SHAPE | {"mixer": "mamba2", "feed_forward": "none", **STATE}, "cluster": "h100-80gb-8"}
+    with pytest.raises(UnsupportedError, match="without any layer of attention") as refused:
+        api.recommend(query | {"kind": "inference", "inference": {"input_length": 64, "output_length": 8}})
+    assert refused.value.field == "model.mixer"
 
 
 def test_the_cache_and_the_states_of_qwen3_6_27b() -> None:

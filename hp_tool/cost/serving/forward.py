@@ -10,7 +10,7 @@ from hp_tool.cost.matrix import shapes, shapes_by_source
 from hp_tool.cost.network import neighbours, send_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import SENDING_SHARE, exchange, experts_seconds
-from hp_tool.cost.serving.mixers import chosen_attention_seconds, index_seconds, mixer_seconds
+from hp_tool.cost.serving.mixers import chosen_attention_seconds, index_seconds, mixer_log_sd, mixer_seconds
 from hp_tool.cost.serving.operations import OUTPUT_BYTES, all_reduce_seconds, attention_seconds, matmuls_seconds
 from hp_tool.domain.hardware import Precision
 
@@ -85,6 +85,20 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
         for part in (index_seconds, chosen_attention_seconds)
     )
     return case.engine.attention_slowdown * (seconds + chosen)
+
+
+def mixers_log_sd(case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float) -> FloatArray:
+    """Standard deviation of log(measured / predicted) of a pass for want of served runs with recurrent or sparse layers: that
+    of their kernels by their share of the pass, as if all were off by one factor. Zeros where the model has none.
+    """
+    doubted = np.zeros(len(candidates))
+    if all(mixer_log_sd(case.of(kind)) == 0.0 for _, kind in case.model.kinds):
+        return doubted
+    for layers, kind in case.model.kinds:
+        own = case.of(kind)
+        if sd := mixer_log_sd(own):
+            doubted = doubted + layers * sd * _core_seconds(own, candidates.tensor_parallel_size, batch, context)
+    return doubted / forward_seconds(case, candidates, batch, context=context)
 
 
 def _reached_bandwidth(case: ServingCase) -> float:

@@ -57,7 +57,8 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
     # Latent attention caches one vector for all heads, which every rank keeps.
     kv = model.kv_heads
     shares_kv = np.zeros(np.shape(t), dtype=bool) if model.kv_lora_rank else (kv % t != 0) & (t % kv != 0)
-    return (model.num_attention_heads % t != 0) | shares_kv
+    broken: BoolArray = np.logical_or(model.num_attention_heads % t != 0, shares_kv)
+    return broken
 
 
 def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:

@@ -32,6 +32,10 @@ UNTIMED_PEAK = 0.25
 """Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta rule's on H100 and B200."""
 
 
+UNTIMED_LOG_SD = 0.7
+"""Of kernels that nobody timed near a die: within a factor of two in two cases of three. Judged."""
+
+
 class Work(NamedTuple):
     """What one token of one layer takes on one rank."""
 
@@ -222,9 +226,9 @@ def kernel(case: ServingCase, name: str) -> MixerRoofline:
     return MixerRoofline(peak_fraction=UNTIMED_PEAK, bandwidth_fraction=gpu.memory_fraction, overhead_s=gpu.kernel_overhead_s)
 
 
-def mixers_log_sd(case: ServingCase) -> float:
+def mixer_log_sd(case: ServingCase) -> float:
     """Standard deviation of log(measured / predicted) of the case's recurrent or sparse kernels, of which no served run was
-    measured: as on cards left out of their fit, twice that where nobody timed them; 0 of other attention.
+    measured: as on cards left out of their fit; 0 of other attention.
     """
     model, timed = case.model, case.profile.gpu.mixers
     if not model.is_recurrent and model.index_topk is None:

@@ -1,0 +1,92 @@
+"""Serving of models whose layers differ: what they weigh, cache and take, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hp_tool import api, catalog
+from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.engine import serving_costs
+from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.domain.blocks import Block
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.queries.schema import parse_query
+from hp_tool.serving.problem import ServingProblem, resolve_serving
+
+HYBRIDS = ("qwen3.6-27b", "qwen3.6-35b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v3.2", "gemma-4-31b", "llama-4-maverick")
+ONE = ServingCandidates.from_configs([ServingConfig(max_num_seqs=64)], concurrency=[16.0])
+
+
+def query(model: Any, *, num_gpus: int = 8, gpu: str = "h200-sxm-141gb", **load: Any) -> dict[str, Any]:
+    work = {"input_length": 2000, "output_length": 200, "concurrency": 16, **load}
+    return {"kind": "inference", "model": model, "cluster": {"gpu": gpu, "num_gpus": num_gpus}, "inference": work}
+
+
+def problem(model: Any, **load: Any) -> ServingProblem:
+    return resolve_serving(parse_query(query(model, **load)))
+
+
+def test_a_pattern_of_the_model_s_own_layers_is_the_model() -> None:
+    plain = problem("qwen3-8b")
+    same = replace(plain, model=replace(plain.model, blocks=(Block(count=2), Block(count=1), Block(count=1))))
+    costs, again = (serving_costs(case=case, candidates=ONE) for case in (plain, same))
+    assert again.tpot_s == pytest.approx(costs.tpot_s, rel=1e-12) and again.ttft_s == pytest.approx(costs.ttft_s, rel=1e-12)
+    assert again.bytes.weights == pytest.approx(costs.bytes.weights, rel=1e-12)
+    assert again.max_running == pytest.approx(costs.max_running, rel=1e-12)
+
+
+def test_states_take_the_cache_of_a_published_run() -> None:
+    """Qwen3.6-27B: four sequences of 262,144 tokens in all keep 16,384 MiB of keys and values and 598.5 MiB of state."""
+    case = problem("qwen3.6-27b", precision="bf16")
+    per_token = serving_costs(case=case, candidates=ONE).bytes.kv_per_token
+    each = np.ravel(cached_tokens(case, ONE.tensor_parallel_size, 262_144 / 4)) * per_token
+    assert 4 * each == pytest.approx((16_384 + 598.5) * 2**20, rel=1e-12)
+
+
+def test_only_layers_with_keys_take_longer_over_long_contexts() -> None:
+    """Of one request behind 64 thousand tokens a quarter of Qwen3.6's layers reads them, of its twin with attention alone all."""
+    hybrid = problem("qwen3.6-27b")
+    whole = replace(hybrid, model=replace(hybrid.model, blocks=None))
+    alone = ServingCandidates.from_configs([ServingConfig(max_num_seqs=1)], concurrency=[1.0])
+
+    def longer(case: ServingProblem) -> float:
+        long, short = (
+            serving_costs(case=replace(case, input_length=length), candidates=alone).parts["decode"][0]
+            for length in (64_000, 1_000)
+        )
+        return float(long - short)
+
+    assert longer(hybrid) == pytest.approx(0.25 * longer(whole), rel=0.01)
+
+
+def test_heads_of_every_kind_of_layer_are_divided() -> None:
+    """16 key heads of the delta rule, of 24 query heads: three ranks divide the one, not the other."""
+    configs = [ServingConfig(tensor_parallel_size=size, max_num_seqs=8) for size in (1, 2, 3, 4, 8)]
+    sizes = ServingCandidates.from_configs(configs, concurrency=[8.0] * 5)
+    codes = legality(model=catalog.model("qwen3.6-27b"), num_gpus=24, candidates=sizes)
+    assert (codes & 1).astype(bool).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_models_of_today_are_ranked(name: str) -> None:
+    rows = api.recommend(query(name, precision="fp8"), top=3).recommendations
+    for row in rows:
+        estimate = row.estimate
+        assert estimate.tpot_s is not None and estimate.intervals is not None and estimate.memory is not None
+        low, high = estimate.intervals.tpot_s
+        assert low < estimate.tpot_s < high
+        assert sum(estimate.parts_s.values()) == pytest.approx(estimate.request_latency_s)
+    assert rows
+
+
+def test_kernels_that_no_served_run_had_widen_the_interval() -> None:
+    def width(model: str) -> float:
+        intervals = api.recommend(query(model, num_gpus=1, precision="fp8"), top=1).recommendations[0].estimate.intervals
+        return intervals.tpot_s[1] / intervals.tpot_s[0]
+
+    assert width("qwen3.6-27b") > 1.02 * width("qwen3-32b")
