@@ -146,12 +146,13 @@ def attention_seconds(
         peak=peak,
     )
     length = float(case.input_length)
+    head = model.head_size if model.attention == "latent" else 0.5 * (model.head_size + model.v_head_size)
     rows = prefill_requests * case.computed_length
     prefill = additive_seconds(
         rows
         * prefill_keys(model, length=length, cached=length - case.computed_length)
         * attention_flops(model, t, decoding=False),
-        rows * OUTPUT_BYTES * (model.num_attention_heads / t * (model.head_size + model.v_head_size) + width),
+        rows * OUTPUT_BYTES * (2.0 * model.num_attention_heads / t * head + width),
         profile.attention,
         gpu=gpu,
         peak=peak,
