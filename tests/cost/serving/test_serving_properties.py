@@ -46,8 +46,12 @@ def test_memory_adds_up(setup: Serving) -> None:
 @few
 @given(servings())
 def test_latency_never_falls_as_concurrency_rises(setup: Serving) -> None:
+    """But a token of attention groups that step together: the more requests, the more of their prompts come in one pass, and
+    the first tokens wait for what the later ones then do not.
+    """
     costs = setup.costs(concurrency=LOADS)
-    for name in ("ttft_s", "tpot_s", "request_latency_s"):
+    together = setup.config.attention_data_parallel_size > 1
+    for name in ("ttft_s", "request_latency_s", *(() if together else ("tpot_s",))):
         column = getattr(costs, name)
         assert np.all(np.diff(column) >= -EXACT * column[:-1]), name
 
