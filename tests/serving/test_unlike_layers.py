@@ -49,7 +49,7 @@ def test_states_take_the_cache_of_a_published_run() -> None:
 
 
 def test_only_layers_with_keys_take_longer_over_long_contexts() -> None:
-    """Of one request behind 64 thousand tokens a quarter of Qwen3.6's layers reads them, of its twin with attention alone all."""
+    """Behind 64 thousand tokens a quarter of Qwen3.6's layers reads them, of its twin with attention alone all."""
     hybrid = problem("qwen3.6-27b")
     whole = replace(hybrid, model=replace(hybrid.model, blocks=None))
     alone = ServingCandidates.from_configs([ServingConfig(max_num_seqs=1)], concurrency=[1.0])
