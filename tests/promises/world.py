@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from greenlet import GreenletExit, getcurrent, greenlet
 from sqlalchemy.pool import StaticPool
 
+from hp_tool.domain.query import SearchSettings
 from hp_tool.domain.records import EventRecord, Lease, OpenRunsLimit, RunRecord, SearchRecord, SearchState
 from hp_tool.errors import ConflictError, HpToolError, LauncherError, StoreError
 from hp_tool.search import charges, coordinator
@@ -327,7 +328,8 @@ class World:
             account = account_of(runs, outcome, search_id=lease.search_id, seconds=0.0)
             store.set_progress(lease=lease, progress=progress_of(runs, budget_runs=1, expected_gain=None))
             error = None if account.error is None else account.error.as_dict()
-            end(store, lease, Result(search=account.summary(grid_gpu_seconds=None), error=error))  # type: ignore[arg-type]
+            summary = account.summary(settings=SearchSettings(), grid_gpu_seconds=None)
+            end(store, lease, Result(search=summary, error=error))  # type: ignore[arg-type]
 
     def _sweep(self, process: Process) -> None:
         """What `service.worker.sweep` does."""
