@@ -12,7 +12,8 @@ import pytest
 from benchmarks.accuracy.fit_experts import fit, left_out, mixtures, plain, predicted, prepared, with_scatter
 from benchmarks.accuracy.serving_rows import later_runs, pool_runs, queued_runs
 from benchmarks.accuracy.serving_runs import ServingRun, log_ratios
-from hp_tool.domain.serving import ExpertEfficiency, ServingConfig
+from hp_tool.domain.engines import ExpertEfficiency
+from hp_tool.domain.serving import ServingConfig
 
 SERVED = {
     "engine": "sglang", "engine_version": "0.5.9", "model": "deepseek-ai/DeepSeek-R1", "system": "h200_sxm", "mode": "agg",

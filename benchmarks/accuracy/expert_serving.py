@@ -22,7 +22,7 @@ from benchmarks.accuracy.serving_runs import Predicted, ServingRun, log_ratios
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency, pool_efficiency
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.serving import ExpertEfficiency
+from hp_tool.domain.engines import ExpertEfficiency
 
 KEYS = {
     "load left out": lambda run: run.concurrency,

@@ -26,7 +26,7 @@ from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, cac
 from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
-from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.engines import EngineEfficiency
 
 COMMAND = "python -m benchmarks.accuracy.fit_engines"
 

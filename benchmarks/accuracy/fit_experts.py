@@ -22,7 +22,7 @@ from benchmarks.accuracy.serving_runs import FIGURES, Batch, Predicted, ServingR
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
-from hp_tool.domain.serving import EngineEfficiency, ExpertEfficiency
+from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency
 
 COMMAND = "python -m benchmarks.accuracy.fit_experts"
 

@@ -23,9 +23,9 @@ from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.domain.engines import PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.domain.serving import PoolEfficiency
 from hp_tool.serving.problem import arrivals, serving_case
 
 COMMAND = "python -m benchmarks.accuracy.fit_pools"

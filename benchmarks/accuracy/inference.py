@@ -26,8 +26,8 @@ from hp_tool.catalog import gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency, engine_profiles, gpu_efficiency, version_key
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.serving import EngineEfficiency
-from hp_tool.serving.estimates import log_sd
+from hp_tool.domain.engines import EngineEfficiency
+from hp_tool.serving.intervals import log_sd
 
 CHOSEN_WITHIN = 1e-9
 

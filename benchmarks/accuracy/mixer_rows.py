@@ -21,7 +21,7 @@ from hp_tool.cost.matrix import shapes_by_source
 from hp_tool.cost.recurrent import convolved_width
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving import mixers
-from hp_tool.cost.serving.operations import matmuls_seconds
+from hp_tool.cost.serving.operations import matmuls_seconds, visible_keys
 from hp_tool.cost.serving.weights import attention_flops, weight_format
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
@@ -164,8 +164,8 @@ def sparse_modules(
         traffic = tokens * seen * mixers.INDEX_BYTES * index_width(model)
     else:
         ends = list(zip(cached + length, cached, strict=True))
-        seen = np.array([mixers.visible_keys(end, cached=start) for end, start in ends])
-        chosen = np.array([mixers.visible_keys(end, cached=start, most=topk) for end, start in ends])
+        seen = np.array([visible_keys(end, cached=start) for end, start in ends])
+        chosen = np.array([visible_keys(end, cached=start, most=topk) for end, start in ends])
         traffic = tokens * seen * 2.0 * mixers.SCORE_BYTES
     gpu_, bandwidth = case.cluster.gpu, case.cluster.gpu.memory_bandwidth_bytes_per_second
     return Modules(

@@ -23,9 +23,10 @@ from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import offline_costs
 from hp_tool.cost.serving.weights import weight_format
 from hp_tool.domain.clients import CLIENTS
+from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.domain.serving import EngineEfficiency, ServingConfig
+from hp_tool.domain.serving import ServingConfig
 from hp_tool.serving.problem import arrivals, serving_case
 
 SYSTEMS = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm-141gb", "b200_sxm": "b200-sxm-180gb", "a100_sxm": "a100-sxm-80gb"}

@@ -16,9 +16,9 @@ from hp_tool.cost.host import without_host
 from hp_tool.cost.overlap import with_overlap
 from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_attention_kernel
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
+from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.frameworks import STAND_INS
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 

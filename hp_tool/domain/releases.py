@@ -12,9 +12,9 @@ FLEX_EXISTS = {"container": (25, 4), "core": (0, 12)}
 FLEX_IS_USUAL = {"container": (26, 2, 1), "core": (0, 16)}
 """Releases since which recipes use it; Megatron-Bridge's recipes of Qwen3-30B-A3B name it."""
 
-GRAPHS_BESIDE_MERGED_PASSES = {"container": (26, 6), "core": (0, 17)}
+GRAPHS_BESIDE_MERGED_PASSES = {"container": (26, 6), "core": (1, 0)}
 """Releases since which whole steps are recorded where experts' exchanges run behind other passes: Megatron Bridge's recipes of
-26.06 have both; Megatron Core 0.16 refuses it."""
+26.06 have both; Megatron Core 0.16 refuses it, and of no later version by itself is it known."""
 
 
 def release_numbers(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Interval
 
@@ -173,6 +173,13 @@ class TrainingWorkload(Strict):
         """The keys that have a list of values, between which a ranking is to choose."""
         several = {name: getattr(self, name) for name in CHOICES}
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
+
+    def with_open_knobs(self) -> Self:
+        """The workload with a loss or graphs that it writes as off left out: the same training, and the same measurement."""
+        if self.cross_entropy != "unfused" and self.cuda_graphs is not False:
+            return self
+        loss = None if self.cross_entropy == "unfused" else self.cross_entropy
+        return replace(self, cross_entropy=loss, cuda_graphs=self.cuda_graphs or None)
 
     @cached_property
     def loss(self) -> CrossEntropy:

@@ -10,7 +10,7 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
-from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.exchange.export import options, runs
 from hp_tool.formats.logs import read_log
@@ -80,7 +80,7 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     problem = problem_of(query)
     tool = reading.tool if reading is not None else usual(query.kind).name
     estimate, _ = problem.estimate()
-    workload = query.training and _with_open_knobs(query.training)
+    workload = query.training and replace(query.training.with_open_knobs(), overlap=None)
     logged = None if log is None or workload is None else _logged(query, log, tool)
     search = search_query(query, tool=tool)
     free = replace(search, training=workload, objective=None)
@@ -110,12 +110,6 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         changes=() if both is None else _changes(*both, tool, reading),
         **_accounts(reading),
     )
-
-
-def _with_open_knobs(workload: TrainingWorkload) -> TrainingWorkload:
-    """The training with the knobs open that change nothing trained and that the command leaves off."""
-    loss = None if workload.cross_entropy == "unfused" else workload.cross_entropy
-    return replace(workload, overlap=None, cross_entropy=loss, cuda_graphs=workload.cuda_graphs or None)
 
 
 def search_query(query: Query, *, tool: str) -> Query:

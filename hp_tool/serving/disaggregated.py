@@ -21,8 +21,8 @@ from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.errors import UnsupportedError
-from hp_tool.serving.estimates import intervals
 from hp_tool.serving.highest import highest
+from hp_tool.serving.intervals import intervals
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
 

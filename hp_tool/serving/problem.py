@@ -20,11 +20,11 @@ from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
+from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.hardware import ClusterSpec, Precision
 from hp_tool.domain.inference import ConcurrencyRange, InferenceWorkload, RateRange
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.query import Constraints, Query
-from hp_tool.domain.serving import EngineEfficiency
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.problem import named_model

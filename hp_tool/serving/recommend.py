@@ -19,9 +19,10 @@ from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, ratio_log_sd, worst_miss
+from hp_tool.serving.estimates import OVERLOADED, estimate_row, meets_targets, worst_miss
 from hp_tool.serving.fewest import fewest_devices
 from hp_tool.serving.highest import bearable_load, costed_rows
+from hp_tool.serving.intervals import ratio_log_sd
 from hp_tool.serving.problem import CostedRows, ServingProblem, resolve_serving
 from hp_tool.serving.replay import flow_latencies, played
 from hp_tool.space.pareto import undominated

@@ -17,7 +17,8 @@ from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
 from hp_tool.domain.serving import InferenceEstimate, ServingGoodput
 from hp_tool.domain.targets import share_of
-from hp_tool.serving.estimates import asked_quantiles, estimate_row, intervals, missed_target, request_bounds
+from hp_tool.serving.estimates import asked_quantiles, estimate_row, missed_target, request_bounds
+from hp_tool.serving.intervals import intervals
 from hp_tool.serving.problem import CostedRows, ServingProblem
 
 MOST_PLAYED = 5_000

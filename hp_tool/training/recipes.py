@@ -80,10 +80,7 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
             kinds = _filled(workload.overlap or OverlapSpec(), training.overlap, OVERLAPS)
             workload = replace(workload, overlap=kinds)
         parallel = _filled(parallel, knobs, PARALLEL_KNOBS)
-    if workload.cross_entropy == "unfused" or workload.cuda_graphs is False:
-        # A default that is written is the same training, and the same measurement, as one that is left out.
-        loss = None if workload.cross_entropy == "unfused" else workload.cross_entropy
-        workload = replace(workload, cross_entropy=loss, cuda_graphs=workload.cuda_graphs or None)
+    workload = workload.with_open_knobs()
     same = workload is query.training
     return query if same else replace(query, training=workload, parallel=parallel)
 

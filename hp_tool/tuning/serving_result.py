@@ -25,8 +25,9 @@ from hp_tool.search.account import spent_by
 from hp_tool.search.fidelity import repeats
 from hp_tool.search.noise import measured_steps, spread_of
 from hp_tool.search.serving import EndpointSearch, bounded, meets, penalised_latency_s
-from hp_tool.serving.estimates import CONFIDENCE, SHARES, estimate_row, missed_target, quantiles
+from hp_tool.serving.estimates import SHARES, estimate_row, missed_target, quantiles
 from hp_tool.serving.evaluate import resolve_config
+from hp_tool.serving.intervals import CONFIDENCE
 from hp_tool.serving.problem import ServingProblem
 from hp_tool.training.ranking.rank import group_numbers
 from hp_tool.tuning.answer import KnownBaseline, compared_with, described_baseline, gains_of, saved_parts

@@ -14,7 +14,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.query import Query
 from hp_tool.errors import InputError, NotFoundError, UnsupportedError
 from hp_tool.queries import schema
-from hp_tool.serving.estimates import ratio_log_sd
+from hp_tool.serving.intervals import ratio_log_sd
 from hp_tool.serving.problem import resolve_serving
 from tests.command_line import hp_tool
 

@@ -20,6 +20,7 @@ from hp_tool.serving.problem import ServingProblem, resolve_serving
 
 HYBRIDS = ("qwen3.6-27b", "qwen3.6-35b-a3b", "nemotron-3-nano-30b-a3b", "deepseek-v3.2", "gemma-4-31b", "llama-4-maverick")
 ONE = ServingCandidates.from_configs([ServingConfig(max_num_seqs=64)], concurrency=[16.0])
+MANY = ServingCandidates.from_configs([ServingConfig(max_num_seqs=1024)], concurrency=[1024.0])
 
 
 def query(model: Any, *, num_gpus: int = 8, gpu: str = "h200-sxm-141gb", **load: Any) -> dict[str, Any]:
@@ -38,6 +39,19 @@ def test_a_pattern_of_the_model_s_own_layers_is_the_model() -> None:
     assert again.tpot_s == pytest.approx(costs.tpot_s, rel=1e-12) and again.ttft_s == pytest.approx(costs.ttft_s, rel=1e-12)
     assert again.bytes.weights == pytest.approx(costs.bytes.weights, rel=1e-12)
     assert again.max_running == pytest.approx(costs.max_running, rel=1e-12)
+
+
+def test_a_pattern_of_one_kind_keeps_what_its_block_says() -> None:
+    """A window of the model that no block has cuts no cache; nor does another width of its heads go unseen."""
+    plain = problem("qwen3-8b", input_length=8_000)
+    windowed = replace(plain.model, sliding_window=1024, blocks=(Block(),))
+    wide = replace(plain.model, blocks=(Block(head_dim=256),))
+
+    def room(model: Any) -> float:
+        return float(serving_costs(case=replace(plain, model=model), candidates=MANY).max_running[0])
+
+    assert room(windowed) == room(plain.model)
+    assert room(wide) < 0.6 * room(plain.model)
 
 
 def test_states_take_the_cache_of_a_published_run() -> None:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.case import Machine
+from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.serving import ISOLATED, EngineEfficiency, ExpertEfficiency, ServingConfig
+from hp_tool.domain.serving import ServingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import ServingBytes, serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.domain.engines import EngineEfficiency
 from hp_tool.domain.inference import SpeculativeSpec
-from hp_tool.domain.serving import EngineEfficiency
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:

@@ -92,8 +92,6 @@ def mixers_log_sd(case: ServingCase, candidates: ServingCandidates, batch: Pass,
     of their kernels by their share of the pass, as if all were off by one factor. Zeros where the model has none.
     """
     doubted = np.zeros(len(candidates))
-    if all(mixer_log_sd(case.of(kind)) == 0.0 for _, kind in case.model.kinds):
-        return doubted
     for layers, kind in case.model.kinds:
         own = case.of(kind)
         if sd := mixer_log_sd(own):

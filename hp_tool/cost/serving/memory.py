@@ -85,7 +85,7 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 def _mean_width(model: ModelSpec, t: IntArray) -> Floats:
     """Numbers that a token takes in the cache of one layer on one rank, mean over layers."""
     if len(model.kinds) == 1:
-        return cached_width(model, t)
+        return cached_width(model.kinds[0][1], t)
     return sum(layers * cached_width(kind, t) for layers, kind in model.kinds) / model.num_hidden_layers
 
 

@@ -14,7 +14,7 @@ from hp_tool.cost.matrices import has_indexer, index_width
 from hp_tool.cost.recurrent import convolved_width, key_heads, recurrent_width, state_groups, state_numbers, value_heads
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
 from hp_tool.cost.serving.candidates import ServingCase
-from hp_tool.cost.serving.operations import OUTPUT_BYTES, STATE_BYTES
+from hp_tool.cost.serving.operations import OUTPUT_BYTES, STATE_BYTES, visible_keys
 from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import GpuSpec, Precision
@@ -30,8 +30,6 @@ TIMED_PLACES = 2048.0
 """`index_topk` of the models whose modules of sparse attention were timed."""
 UNTIMED_PEAK = 0.25
 """Share of the arithmetic's peak taken where nobody timed such kernels near a die: between a delta rule's on H100 and B200."""
-
-
 UNTIMED_LOG_SD = 0.7
 """Of kernels that nobody timed near a die: within a factor of two in two cases of three. Judged."""
 
@@ -206,23 +204,13 @@ def index_flops(model: ModelSpec) -> float:
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
 
 
-def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
-    """Keys that a token of a prompt sees, `most` at most: mean over positions from `cached` to `length`."""
-    if length <= most or length <= cached:
-        return min(0.5 * (cached + length), most)
-    if cached >= most:
-        return most
-    return (0.5 * (most**2 - cached**2) + most * (length - most)) / (length - cached)
-
-
 def kernel(case: ServingCase, name: str) -> MixerRoofline:
     """Constants of a kernel of the case's mixer on its die; where nobody timed any near it, a usual share of its peak, and the
     bandwidth and launches of elementwise kernels.
     """
-    gpu, mixer = case.profile.gpu, case.model.mixer
-    family = "sparse" if mixer == "attention" else "mamba2" if mixer == "mamba" else mixer
+    gpu = case.profile.gpu
     if gpu.mixers is not None:
-        return gpu.mixers[family][name]
+        return gpu.mixers[_family(case.model)][name]
     return MixerRoofline(peak_fraction=UNTIMED_PEAK, bandwidth_fraction=gpu.memory_fraction, overhead_s=gpu.kernel_overhead_s)
 
 
@@ -235,8 +223,12 @@ def mixer_log_sd(case: ServingCase) -> float:
         return 0.0
     if timed is None:
         return UNTIMED_LOG_SD
-    family = "sparse" if model.mixer == "attention" else "mamba2" if model.mixer == "mamba" else model.mixer
-    return max(roof.log_sd for roof in timed[family].values())
+    return max(roof.log_sd for roof in timed[_family(model)].values())
+
+
+def _family(model: ModelSpec) -> str:
+    """Whose kernels stand for those of the model's layers."""
+    return {"attention": "sparse", "mamba": "mamba2"}.get(model.mixer, model.mixer)
 
 
 def wide_precision(gpu: GpuSpec) -> Precision:

@@ -40,7 +40,7 @@ def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: 
     """
     kinds = case.model.kinds
     if len(kinds) == 1:
-        return seen_tokens(case.model, tokens)
+        return seen_tokens(kinds[0][1], tokens)
     cached = states = per_token = np.zeros(np.shape(t))
     for layers, kind in kinds:
         width = layers * cached_width(kind, t)
@@ -59,14 +59,17 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
     windowed = _windowed(model)
     if not windowed or model.sliding_window is None:
         return full
-    w, layers = float(model.sliding_window), model.num_hidden_layers
-    if length <= w:
-        inside = full
-    elif cached >= w:
-        inside = w
-    else:
-        inside = (0.5 * (w**2 - cached**2) + w * (length - w)) / (length - cached)
+    layers, inside = model.num_hidden_layers, visible_keys(length, cached=cached, most=float(model.sliding_window))
     return ((layers - windowed) * full + windowed * inside) / layers
+
+
+def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
+    """Keys that a token of a prompt sees, `most` at most: mean over positions from `cached` to `length`."""
+    if length <= most or length <= cached:
+        return min(0.5 * (cached + length), most)
+    if cached >= most:
+        return most
+    return (0.5 * (most**2 - cached**2) + most * (length - most)) / (length - cached)
 
 
 def _windowed(model: ModelSpec) -> int:

@@ -18,6 +18,7 @@ from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
 from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.serving import mixers
 from hp_tool.cost.serving.candidates import ServingCase
+from hp_tool.cost.serving.operations import visible_keys
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
@@ -164,8 +165,8 @@ def test_work_of_a_token_by_hand() -> None:
 @pytest.mark.parametrize(("length", "cached"), [(10, 0), (50, 0), (50, 12), (50, 40), (20, 20)])
 def test_visible_keys_are_a_mean_over_positions(length: int, cached: int) -> None:
     positions = np.arange(cached, length) + 0.5 if length > cached else np.array([float(length)])
-    assert mixers.visible_keys(length, cached=cached) == pytest.approx(positions.mean())
-    assert mixers.visible_keys(length, cached=cached, most=16) == pytest.approx(np.minimum(positions, 16).mean(), rel=0.01)
+    assert visible_keys(length, cached=cached) == pytest.approx(positions.mean())
+    assert visible_keys(length, cached=cached, most=16) == pytest.approx(np.minimum(positions, 16).mean(), rel=0.01)
 
 
 def test_layers_that_share_an_index_compute_none() -> None:

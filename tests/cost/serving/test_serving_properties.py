@@ -14,7 +14,7 @@ from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving.load import tpot_quantile, ttft_quantile
 from hp_tool.domain.efficiency import Roofline
-from hp_tool.domain.serving import EngineEfficiency
+from hp_tool.domain.engines import EngineEfficiency
 from tests.cost.serving.serving_cases import Serving, columns, serving, servings
 
 EXACT = 1e-9
