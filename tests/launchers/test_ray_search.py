@@ -128,7 +128,7 @@ def test_a_search_by_the_command_line_with_real_steps(ray_cluster: RayCluster, t
         "PYTHONPATH": str(ROOT),
     }
     example = str(ROOT / "examples" / "quickstart.yaml")
-    smaller = ("training.sequence_length=64", "search.launcher=ray", "search.budget_runs=3", "search.steps=2")
+    smaller = ("search.launcher=ray", "search.budget_runs=3", "search.steps=2", "search.configurations_per_job=1")
     settings = [word for setting in smaller for word in ("--set", setting)]
     command = [*COMMAND, "tune", "--json", example, *settings]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
