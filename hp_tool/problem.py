@@ -49,7 +49,7 @@ def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = No
     if names_several(query.cluster) is not None:
         from hp_tool.machines.answers import Machines
 
-        return Machines(query=query)
+        return Machines(query=query, of_one=problem_of)
     if query.kind == "inference":
         from hp_tool.serving.answers import Serving
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +27,7 @@ from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from hp_tool.formats.setup import ServingSetup, TrainingSetup
+    from hp_tool.problem import Problem
     from hp_tool.training.calibrated import Calibrations
 
 Row = Recommendation | ServingRecommendation
@@ -45,6 +47,8 @@ class Machines:
     """A query over several machines with its answers: a row is the best configuration of a machine."""
 
     query: Query
+    of_one: Callable[[Query], Problem]
+    """The problem of a query of one machine."""
 
     @property
     def configuration(self) -> None:
@@ -54,9 +58,7 @@ class Machines:
         raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        from hp_tool.problem import problem_of
-
-        return problem_of(configuration.query).setup(configuration)
+        return self.of_one(configuration.query).setup(configuration)
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
         return self._ranked(calibrations).first(top)
@@ -73,7 +75,7 @@ class Machines:
 
     def _ranked(self, calibrations: Calibrations | None) -> Ranked:
         start = time.perf_counter()
-        ranked = Ranked(query=self.query, calibrations=calibrations)
+        ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
         for machine in machines(self.query):
             ranked.add(machine)
         if ranked.errors and not ranked.rows and not ranked.misses:
@@ -87,6 +89,7 @@ class Ranked:
     """Rankings of machines as they come, each kind of machine once whatever it costs."""
 
     query: Query
+    of_one: Callable[[Query], Problem]
     calibrations: Calibrations | None
     known: dict[str, Ranking[Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -126,8 +129,6 @@ class Ranked:
 
     def _row(self, query: Query, *, date: str | None) -> Row | None:
         """The best row of one machine, or what comes nearest."""
-        from hp_tool.problem import problem_of
-
         try:
             with bounds.over_again():
                 first = self._first(query)
@@ -142,7 +143,7 @@ class Ranked:
         if row is None:
             return None
         alone = Configuration.of(row, query=query)
-        estimate, calibrated = problem_of(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
+        estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
         assert isinstance(alone.query.cluster, ClusterQuery)
         row = replace(
             row,
@@ -157,14 +158,12 @@ class Ranked:
 
     def _first(self, query: Query) -> Ranking[Any]:
         """The best row of a machine: that of an equal one where only names, grids and prices differ."""
-        from hp_tool.problem import problem_of
-
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
         alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
         key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
         if key not in self.known:
-            ranking = self.known[key] = problem_of(query).rank(top=1, calibrations=self.calibrations)
+            ranking = self.known[key] = self.of_one(query).rank(top=1, calibrations=self.calibrations)
             self.spaces.append(ranking.space)
             self.rejections.update(ranking.rejections)
         return self.known[key]
@@ -185,10 +184,8 @@ class Ranked:
 
     def _whole(self, row: Row) -> Row:
         """A row that is shown: its estimate as a question about it alone has it."""
-        from hp_tool.problem import problem_of
-
         alone = Configuration.of(row, query=self.query)
-        estimate, calibrated = problem_of(alone.query).estimate(calibrations=self.calibrations)
+        estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)  # type: ignore[arg-type, return-value]
 
     def front(self) -> tuple[Recommendation, ...] | None:

@@ -57,16 +57,20 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     for node_type, gpu, num_gpus in itertools.product(*lists):
         one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):
-            yield from _priced(replace(one, node_type=None, gpu=None))
+            yield from _priced(replace(one, node_type=None), kind=None if gpu == PRICED else gpu)
         else:
             yield Machine(cluster=one)
 
 
-def _priced(asked: ClusterQuery) -> Iterator[Machine]:
-    """Every machine of the price list; what the query says of its machines stands before what the list says."""
+def _priced(asked: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
+    """Every machine of the price list, or those with this kind of GPU; what the query says of them stands before what the list
+    says.
+    """
+    wanted = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     for offer in offers():
         price = getattr(offer, asked.market or "on_demand")
-        if price is None:
+        has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
+        if price is None or wanted not in (None, catalog.gpu(has).name):
             continue
         own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
         if offer.grid is not None:

@@ -99,6 +99,10 @@ def test_priced_is_the_whole_list_and_one_s_own_prices(tmp_path: Any, monkeypatc
     first = answer.recommendations[0]
     assert (first.cluster, first.price, first.price_date) == ("mine", 0.5, "2026-11-01")
     assert {row.cluster for row in answer.recommendations} >= {"hyperstack-h100-sxm", "lambda-8x-h100-sxm"}
+    of_one_kind = ranked({"node_type": PRICED, "gpu": H100, "num_gpus": 8}, top=40).recommendations
+    assert [row.cluster for row in of_one_kind] == [
+        row.cluster for row in answer.recommendations if row.known.provenance["gpu"] == H100
+    ]
     aws = next(row for row in answer.recommendations if row.cluster == "aws-p5.48xlarge")
     assert aws.co2_kg == pytest.approx(aws.energy / 3.6e6 * 0.34348)
 
