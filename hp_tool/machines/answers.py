@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +28,6 @@ from hp_tool.units import SECONDS_PER_DAY
 
 if TYPE_CHECKING:
     from hp_tool.formats.setup import ServingSetup, TrainingSetup
-    from hp_tool.problem import Problem
     from hp_tool.training.calibrated import Calibrations
 
 Row = Recommendation | ServingRecommendation
@@ -47,7 +47,7 @@ class Machines:
     """A query over several machines with its answers: a row is the best configuration of a machine."""
 
     query: Query
-    of_one: Callable[[Query], Problem]
+    of_one: Callable[[Query], Any]
     """The problem of a query of one machine."""
 
     @property
@@ -77,7 +77,8 @@ class Machines:
         start = time.perf_counter()
         ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
         for machine in machines(self.query):
-            ranked.add(machine)
+            with ranked.noting():
+                ranked.add(machine)
         if ranked.errors and not ranked.rows and not ranked.misses:
             raise ranked.errors[0]
         ranked.seconds = time.perf_counter() - start
@@ -89,7 +90,7 @@ class Ranked:
     """Rankings of machines as they come, each kind of machine once whatever it costs."""
 
     query: Query
-    of_one: Callable[[Query], Problem]
+    of_one: Callable[[Query], Any]
     calibrations: Calibrations | None
     known: dict[str, Ranking[Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -127,17 +128,22 @@ class Ranked:
         self.tried += rows
         self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
 
-    def _row(self, query: Query, *, date: str | None) -> Row | None:
-        """The best row of one machine, or what comes nearest."""
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked."""
         try:
-            with bounds.over_again():
-                first = self._first(query)
+            yield
         except (InputError, NotFoundError, UnsupportedError) as error:
             if error.code == "request_too_costly":
                 raise
             self.errors.append(error)
             self.rejections[error.code] += 1
-            return None
+
+    def _row(self, query: Query, *, date: str | None) -> Row | None:
+        """The best row of one machine, or what comes nearest."""
+        first: Ranking[Any] = Ranking()
+        with self.noting(), bounds.over_again():
+            first = self._first(query)
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:

@@ -62,27 +62,27 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
             yield Machine(cluster=one)
 
 
-def _priced(asked: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
+def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
     """Every machine of the price list, or those with this kind of GPU; what the query says of them stands before what the list
     says.
     """
-    wanted = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
+    device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     for offer in offers():
-        price = getattr(offer, asked.market or "on_demand")
+        price = getattr(offer, wanted.market or "on_demand")
         has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
-        if price is None or wanted not in (None, catalog.gpu(has).name):
+        if price is None or device not in (None, catalog.gpu(has).name):
             continue
         own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
         if offer.grid is not None:
             own["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
-        if asked.market == "spot":
-            own["interruptions_per_node_day"] = _interruptions(asked, offer)
-        said = {name: value for name in own if name != "market" and (value := getattr(asked, name)) is not None}
-        yield Machine(cluster=replace(asked, node_type=offer.node_type, gpu=offer.gpu, **own | said), date=offer.date)
+        if wanted.market == "spot":
+            own["interruptions_per_node_day"] = _interruptions(wanted, offer)
+        written = {name: value for name in own if name != "market" and (value := getattr(wanted, name)) is not None}
+        yield Machine(cluster=replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written), date=offer.date)
 
 
-def _interruptions(asked: ClusterQuery, offer: Offer) -> float:
-    rate = offer.interruptions_per_node_day if asked.interruptions_per_node_day is None else asked.interruptions_per_node_day
+def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
+    rate = offer.interruptions_per_node_day if wanted.interruptions_per_node_day is None else wanted.interruptions_per_node_day
     if rate is None:
         raise InputError(
             f"how often {offer.provider} takes a spot node back is not published; say interruptions_per_node_day",
