@@ -91,7 +91,7 @@ def lost_s(
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
     once_s = m * (1.0 - w / m * passes / -math.expm1(-w / m)) + m * math.expm1(min(restart_s / m, _MOST_MTBFS))
     width_s = (failures + SPREADS * math.sqrt(failures * (1.0 + failures / stretches)) + SPREADS) * once_s * 2.0 / BINS
-    seconds = width_s * np.arange(BINS)
+    seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
 
     def before(end_s: float) -> ComplexArray:
         """The transform of the time of a failure, known to come before."""

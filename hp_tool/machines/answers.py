@@ -58,7 +58,8 @@ class Machines:
         raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        return self.of_one(configuration.query).setup(configuration)
+        setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
+        return setup
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
         return self._ranked(calibrations).first(top)
@@ -192,7 +193,7 @@ class Ranked:
         """A row that is shown: its estimate as a question about it alone has it."""
         alone = Configuration.of(row, query=self.query)
         estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
-        return replace(row, estimate=estimate, calibrated_estimate=calibrated)  # type: ignore[arg-type, return-value]
+        return replace(row, estimate=estimate, calibrated_estimate=calibrated)
 
     def front(self) -> tuple[Recommendation, ...] | None:
         """Rows that no other beats in both days and cost, cheapest first; None of serving, and without days or prices."""
