@@ -92,8 +92,3 @@ class RankEvents:
     """False: the events are operators of a CPU process."""
     device: str = ""
     """The device's name, where it was recorded."""
-
-    @property
-    def is_collective(self) -> BoolArray:
-        """(n,) mask."""
-        return self.kind == KINDS.index("collective")

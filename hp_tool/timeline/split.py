@@ -119,18 +119,21 @@ def _sweep(
     """((owners + 1,) seconds that each owns, the last nobody's; (owners,) seconds that its events cover; (gaps, 2) stretches of
     nobody)."""
     times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
-    change = np.concatenate([[0], np.ones(len(start), dtype=np.int8), np.full(len(end), -1, dtype=np.int8), [0]])
-    of = np.concatenate([[NOBODY], owner, owner, [NOBODY]])
-    order = np.argsort(times, kind="stable")
+    small = owner.astype(np.int8)  # a window may have millions of events
+    edge = np.array([NOBODY], dtype=np.int8)
+    change = np.ones(len(times), dtype=np.int8)
+    change[1 + len(start) :] = -1
+    of = np.concatenate([edge, small, small, edge])
+    order = np.argsort(times, kind="stable").astype(np.int32)
     times, change, of = times[order], change[order], of[order]
     lengths = np.diff(times)
-    first = np.full(len(lengths), NOBODY)
+    first = np.full(len(lengths), NOBODY, dtype=np.int8)
     covered = np.zeros(NOBODY)
-    for each in np.unique(owner)[::-1]:
-        active = np.cumsum(np.where(of == each, change, 0))[:-1] > 0
+    for each in np.unique(small)[::-1]:
+        active = np.cumsum(np.where(of == each, change, 0), dtype=np.int32)[:-1] > 0
         covered[each] = lengths[active].sum()
         first[active] = each
-    seconds = np.bincount(first, weights=lengths, minlength=NOBODY + 1)
+    seconds = np.bincount(first, weights=lengths, minlength=NOBODY + 1).astype(np.float64)
     free = np.flatnonzero((first == NOBODY) & (lengths > 0))
     if not len(free):
         return seconds, covered, np.empty((0, 2))

@@ -65,31 +65,29 @@ def read_traces(paths: Sequence[Path]) -> tuple[RankEvents, ...]:
         raise InputError(f"{len(paths)} traces; give 1 to {MAX_FILES}", field="trace", code="too_many")
     ranks: dict[int, tuple[RankEvents, float]] = {}
     for place, path in enumerate(paths):
-        events, origin_s = read_trace(path, rank=_rank_of(path.name, place))
-        if events.rank in ranks:
-            raise InputError(
-                f"{path}: another file is of rank {events.rank} too; give each rank once", field="trace", code="repeated"
-            )
-        ranks[events.rank] = events, origin_s
+        for events, origin_s in read_trace(path, rank=_rank_of(path.name, place)):
+            if events.rank in ranks:
+                message = f"{path}: another file is of rank {events.rank} too; give each rank once"
+                raise InputError(message, field="trace", code="repeated")
+            ranks[events.rank] = events, origin_s
     first_s = next(iter(ranks.values()))[1]
     return tuple(_moved(events, origin_s - first_s) for _, (events, origin_s) in sorted(ranks.items()))
 
 
-def read_trace(path: Path, *, rank: int) -> tuple[RankEvents, float]:
-    """(events of one file's rank, the origin of their times on its host's clock)."""
+def read_trace(path: Path, *, rank: int) -> list[tuple[RankEvents, float]]:
+    """(events, the origin of their times on its host's clock) of each rank in one file."""
     try:
         with path.open("rb") as stream:
             start = stream.read(len(_SQLITE))
             stream.seek(0)
             if start != _SQLITE:
-                return read_kineto(
-                    TraceStream(cast(BinaryIO, Unpacked(stream, name=str(path))), name=str(path)), name=str(path), rank=rank
-                )
+                unpacked = cast(BinaryIO, Unpacked(stream, name=str(path)))
+                return [read_kineto(TraceStream(unpacked, name=str(path)), name=str(path), rank=rank)]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}", field="trace") from None
     from hp_tool.traces.nsight import read_nsight
 
-    return read_nsight(path, rank=rank), 0.0
+    return [(events, 0.0) for events in read_nsight(path, rank=rank)]
 
 
 def _rank_of(name: str, place: int) -> int:

@@ -123,7 +123,7 @@ class _Rank:
             return
         if name in _SECOND:
             self._count(event, name)
-        elif name.startswith("ProfilerStep") and (step := self.names.step(name)) is not None:
+        elif event.get("cat") == "user_annotation" and (step := self.names.step(name)) is not None:
             start, end = self._times(event)
             if start == start:
                 self.steps.setdefault(step, (start, end))

@@ -14,6 +14,7 @@ from hp_tool.timeline.events import COLLECTIVES, KINDS, LINK_PARTS, PHASES, Grou
 TABLE = Path(__file__).parent / "data" / "kernels.yaml"
 MAX_NAME = 400
 """Characters of a name that are looked at: templates go on for thousands."""
+MAX_STEP_NAME = 30
 REMEMBERED = 50_000
 """Names whose class is kept; a training has hundreds."""
 Rules = tuple[tuple[re.Pattern[str], Any], ...]
@@ -39,7 +40,7 @@ class Names:
         self._groups = rules("groups", "part", LINK_PARTS)
         self._phases = rules("phases", "phase", PHASES)
         self._operators = tuple((re.compile(each["pattern"]), 0) for each in table()["operators"])
-        self._step = re.compile(table()["steps"]["pattern"])
+        self._step = re.compile(table()["steps"]["pattern"], re.IGNORECASE)
         self._known: dict[tuple[int, str], int] = {}
 
     def kernel(self, name: str) -> int:
@@ -67,8 +68,8 @@ class Names:
 
     def step(self, name: str) -> int | None:
         """The number of a marked step; None: no step's mark."""
-        match = self._step.search(name[:MAX_NAME])
-        return None if match is None or len(match[1]) > 15 else int(match[1])
+        match = self._step.search(name) if len(name) < MAX_STEP_NAME else None
+        return None if match is None else int(match[1])
 
     def _first(self, place: int, patterns: Rules, name: str, *, lower: bool = False) -> int:
         key = (place, name)
