@@ -1,5 +1,6 @@
 """What stored measurements teach: their numbers beside today's predictions, and beside those of a stored calibration."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +13,7 @@ from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residua
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
@@ -114,7 +115,15 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem,
         measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
         features=residual_features(case=problem.as_release(release), candidates=candidates),
+        measured_parts_s=_measured_parts(outcomes),
     )
+
+
+def _measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
+    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a trace."""
+    traced = [m.parts_s or {} for m in outcomes]
+    names = sorted({name for parts in traced for name in parts})
+    return {name: np.array([parts.get(name, math.nan) for parts in traced], dtype=np.float64) for name in names}
 
 
 def _trained(record: MeasurementRecord) -> ParallelConfig:

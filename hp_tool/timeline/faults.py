@@ -148,7 +148,7 @@ def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
         if own_s > usual_s > 0:
             exposed = _exposed_share(line, part, ranks)
             factor = own_s / usual_s
-            yield Fault(kind="slow_link", seconds=exposed * (own_s - usual_s), part=part, ranks=ranks, factor=factor)
+            yield Fault(kind="slow_link", seconds=float(exposed * (own_s - usual_s)), part=part, ranks=ranks, factor=factor)
 
 
 def _exposed_share(line: Timeline, part: str, ranks: tuple[int, ...]) -> float:

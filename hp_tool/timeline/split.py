@@ -102,7 +102,7 @@ def split(events: RankEvents, *, owner: IntArray, waits_until_s: FloatArray, win
     for part in LINK_PARTS:
         parts["pipeline_bubble" if part == "pipeline_p2p" else part] += waits[part]
     parts["overhead"] = high - low - sum(parts.values())
-    hidden = {part: covered[OWNERS.index(part)] - exposed[part] for part in LINK_PARTS}
+    hidden = {part: float(covered[OWNERS.index(part)]) - exposed[part] for part in LINK_PARTS}
     gaps = idle[:, 1] - idle[:, 0]
     return StepSplit(
         parts_s=parts,

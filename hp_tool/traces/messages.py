@@ -21,6 +21,8 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """By torch's names of types, as traces write them, in lower case and without `c10::`."""
 MAX_ELEMENTS = 1e15
+FEW = 64
+"""Elements below which a message is a norm, a loss or a flag, of whatever group."""
 _MAX_RANKS = 1 << 20
 _GATHERED = COLLECTIVES.index("all_gather")
 
@@ -89,6 +91,7 @@ class Messages:
                 ranks_of(args.get("Process Group Ranks")),
                 COLLECTIVES[operation],
                 True,
+                False,
             ),
         )
 
@@ -99,7 +102,10 @@ class Messages:
         shape = shapes[0] if isinstance(shapes, list) and shapes else None
         kind = types[0] if isinstance(types, list) and types else None
         flat = not isinstance(shape, list) or len(shape) < 2
-        self._add(event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat))
+        few = elements(shape) < FEW
+        self._add(
+            event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat, few)
+        )
 
     def _add(self, event: int, operation: int, size: float, *, label: tuple[Any, ...]) -> None:
         self.event.append(event)
@@ -119,17 +125,13 @@ class Messages:
         return Collectives(event=self.event.array(), operation=operation, group=label, size_bytes=size), made
 
     def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
-        name, description, ranks, operation, flat = label
+        """The label's group. One that was not recorded is the first listed of its part, as frameworks make it first."""
+        name, description, ranks, operation, flat, few = label
         listed = groups.get(name) if name else None
         part = self.names.group(description) or (listed.part if listed is not None else None)
         part = part or unnamed_part(operation, flat=flat, groups=list(groups.values()))
         if listed is not None and listed.ranks:
             ranks = listed.ranks
-        if not ranks:
-            ranks = self._only(part, groups)
+        if not ranks and not few:
+            ranks = next((group.ranks for group in groups.values() if group.part == part and len(group.ranks) > 1), ())
         return Group(part=part, ranks=ranks, name=description or name)
-
-    def _only(self, part: str, groups: Mapping[str, Group]) -> tuple[int, ...]:
-        """The ranks of the part's group, if all of its groups with more than one rank have the same."""
-        of_part = {group.ranks for group in groups.values() if group.part == part and len(group.ranks) > 1}
-        return next(iter(of_part)) if len(of_part) == 1 else ()
