@@ -92,6 +92,7 @@ class Stalls:
 class Traces:
     """What the parts of a step that a trace measured say of the same parts elsewhere."""
 
+    link_log_sd: float
     part_log_sd: float
     part_scatter_log_sd: float
     least_part_share: float

@@ -1,7 +1,7 @@
 """`python -m benchmarks.learning.parts`: what one trace teaches of a cluster whose network is half as fast as stated.
 
-Simulated truths: 20 cases of a model and devices; the truth is the cost model's with half the bandwidth between nodes, each part
-off by 3 % and each layout by 1 %. One run of one layout is known, by its step time alone or also by its parts; five other
+Simulated truths: 20 cases of a model and devices; the truth is the cost model's with half the bandwidth between nodes, each
+part off by 3 % and each layout by 1 %. One run of one layout is known, by its step time alone or also by its parts; five other
 layouts of the same work are predicted. Printed: mean |ln(predicted / true)| of the five, in percent.
 """
 
@@ -15,7 +15,9 @@ from hp_tool import training
 from hp_tool.calibration import Evidence, fit_calibration, layer_passes, prior_for, residual_features
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
+from hp_tool.learning.links import fitted_links
 from hp_tool.queries import schema
+from hp_tool.training.links import Links, with_links
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 MODELS = ("llama-2-7b", "llama-3-8b", "llama-2-13b", "llama-3-70b", "mixtral-8x7b")
@@ -37,6 +39,8 @@ class Case:
     """With one run's step time."""
     by_parts: float
     """With its parts."""
+    network: float
+    """The bandwidth that they say, over the stated one; half is true."""
 
 
 def problem_of(chance: np.random.Generator) -> tuple[TrainingProblem, Candidates]:
@@ -98,38 +102,39 @@ def case(seed: int) -> Case:
         name: own * np.broadcast_to(seconds, OTHERS + 1) * np.exp(PART_SD * chance.standard_normal(OTHERS + 1))
         for name, seconds in true.items()
     }
-    runs = evidence(problem, layouts, parts_s=true_s)
-    first, others = runs.take(np.array([0])), runs.take(np.arange(1, OTHERS + 1))
-    prior = prior_for(kind="gpu")
+    one = layouts.take(np.array([0]))
+    links = fitted_links([(problem, one, {name: seconds[:1] for name, seconds in true_s.items()})])
 
-    def error(known: Evidence | None) -> float:
-        fit = fit_calibration(evidence=known, prior=prior).step_time
+    def error(links: Links, *, run: bool, parts: bool) -> float:
+        runs = evidence(with_links(problem, links), layouts, parts_s=true_s)
+        first, others = runs.take(np.array([0])), runs.take(np.arange(1, OTHERS + 1))
+        known = (first if parts else replace(first, measured_parts_s={})) if run else None
+        fit = fit_calibration(evidence=known, prior=prior_for(kind="gpu")).step_time
         step = fit.predict(parts_s=others.parts_s, layer_passes=others.layer_passes, features=others.features)
         return float(np.abs(np.log(step.median_s / others.measured_step_s)).mean())
 
     what = f"{problem.model.name} on {problem.cluster.num_gpus} x {problem.cluster.gpu.name}"
     return Case(
         what=what,
-        before=error(None),
-        by_step=error(replace(first, measured_parts_s={})),
-        by_parts=error(first),
+        before=error(Links(), run=False, parts=False),
+        by_step=error(Links(), run=True, parts=False),
+        by_parts=error(links, run=True, parts=True),
+        network=links.network,
     )
 
 
 def main() -> None:
     """Print the cases and their means."""
     cases = [case(seed) for seed in range(CASES)]
-    print(f"{'case':45} {'before':>8} {'step':>8} {'parts':>8}")
+    print(f"{'case':45} {'before':>8} {'step':>8} {'parts':>8} {'network':>8}")
     for each in cases:
-        print(f"{each.what:45} {each.before:8.1%} {each.by_step:8.1%} {each.by_parts:8.1%}")
+        print(f"{each.what:45} {each.before:8.1%} {each.by_step:8.1%} {each.by_parts:8.1%} {each.network:8.2f}")
     before, by_step, by_parts = (
         float(np.mean([getattr(each, name) for each in cases])) for name in ("before", "by_step", "by_parts")
     )
     print(f"{'mean':45} {before:8.1%} {by_step:8.1%} {by_parts:8.1%}")
     halved = sum(each.by_parts <= 0.5 * each.by_step for each in cases)
-    print(
-        f"parts leave {by_parts / by_step:.2f} of the error that one step time leaves; at most half in {halved} of {len(cases)} cases"
-    )
+    print(f"parts leave {by_parts / by_step:.2f} of the error that one step time leaves; at most half in {halved} cases")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,10 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready payload, readable by `from_dict` of this and later versions."""
-        return {"version": PAYLOAD_VERSION, **_payload(self), "prior": asdict(self.prior), "summary": self.summary()}
+        payload = _payload(self)
+        if not len(self.step_time.part_logs):  # as versions without it wrote
+            del payload["step_time"]["part_logs"]
+        return {"version": PAYLOAD_VERSION, **payload, "prior": asdict(self.prior), "summary": self.summary()}
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:

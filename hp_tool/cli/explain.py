@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +42,9 @@ def explain(
     global_batch_size: queries.GlobalBatchSize = None,
     precision: queries.Precision = None,
     settings: queries.Setting = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Store the step and its parts as a measurement, and fit the calibration anew.")
+    ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
     """Split recorded steps into the parts of a prediction, and say which differ from it, why, and what would win how much.
@@ -59,8 +64,30 @@ def explain(
         parsed, tool = _imported(script, flags, settings)
     elif query is not None or any(value is not None for value in flags.values()) or settings:
         parsed = queries.read_query(query, flags, settings)
+    if learn and parsed is None:
+        raise InputError("--learn needs the configuration that was recorded: give --query or --import", field="--learn")
     answer = explained(read_traces(traces), query=parsed, tool=tool)
     typer.echo(schema.to_json(answer)) if as_json else _print(answer)
+    if learn:
+        _learn(answer)
+
+
+def _learn(answer: Explanation) -> None:
+    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; standard error says what became of it."""
+    from hp_tool.cli.calibrate import import_lines
+    from hp_tool.extras import require
+
+    require("search", by="`hp-tool explain --learn`")
+    from hp_tool import learning
+    from hp_tool.store import open_store
+
+    with closing(open_store()) as store:
+        imported = import_lines(store, [json.dumps(answer.report).encode()])
+        learning.calibrate(store=store)
+    for record in imported.stored:
+        typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
+    if not imported.stored:
+        raise typer.Exit(2)
 
 
 def _imported(script: str, flags: dict[str, object], settings: list[str] | None) -> tuple[Query, str]:

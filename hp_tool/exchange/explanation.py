@@ -94,6 +94,8 @@ class Explanation:
     findings: tuple[Finding, ...] = ()
     """In words, by seconds."""
     query: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
+    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST /v1/measurements."""
     trace_query: dict[str, Any] = field(default_factory=dict)
     """What the trace itself says of its configuration, by path of a query."""
 
@@ -182,10 +184,18 @@ def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | Non
     return {
         "estimate": estimate,
         "query": schema.query_mapping(query),
+        "report": _report(query, measured),
         "differences": tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
         "suggestions": tuple(_suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen),
         "share": None if rate is None or not math.isfinite(peak) else rate / peak,
     }
+
+
+def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
+    mapping = schema.query_mapping(query)
+    parallel = mapping.pop("parallel", {})
+    measurement = {"step_s": sum(measured_s.values()), "parts_s": measured_s}
+    return {"query": mapping, "parallel": parallel, "measurement": measurement}
 
 
 def _suggestion(change: Change, *, query: Query, estimate: Estimate, tool: str | None) -> Suggestion:

@@ -1,4 +1,4 @@
-"""Run by torchrun on every rank: real steps of the built-in profiler under torch.profiler, each case with a planted fault or none.
+"""Run by torchrun on every rank: real steps of the built-in profiler under torch.profiler, each with a planted fault or none.
 
 python -m torch.distributed.run --nproc-per-node 4 tests/traces/recorded.py FOLDER WIDTH:FAULT ...
 """
@@ -55,9 +55,10 @@ def main(folder: Path, cases: list[str]) -> None:
         unequal = {"num_layers_in_first_pipeline_stage": 7, "num_layers_in_last_pipeline_stage": 1}
         usual, ddp = model._shorter_ends, model.ddp_fields
         # One bucket would have nothing to hide behind.
-        model.ddp_fields = lambda request, fields=ddp: {**fields(request), "bucket_size": 1_000_000 if hides else None}
+        bucket = {"bucket_size": 1_000_000 if hides else None}
+        model.ddp_fields = lambda request, fields=ddp, more=bucket: {**fields(request), **more}
         if fault == "unequal_work":
-            model._shorter_ends = lambda _: unequal
+            model._shorter_ends = lambda _, ends=unequal: ends
         groups = distributed.new_group
         if fault == "slow_link":
             distributed.new_group = paced(groups)
@@ -92,8 +93,8 @@ def paced(new_group: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.distributed.new_group`, whose sockets send slowly where they connect ranks 2 and 3 alone."""
 
     def sockets() -> set[int]:
-        links = {int(each.name): os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
-        return {number for number, target in links.items() if target.startswith("socket:")}
+        links = {int(each.name): each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+        return {number for number, target in links.items() if target.name.startswith("socket:")}
 
     def make(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         before = sockets()
