@@ -73,7 +73,7 @@ class Evidence:
     @staticmethod
     def empty() -> Evidence:
         """No runs."""
-        nothing = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
+        nothing: dict[str, Any] = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
         return Evidence(measurement_ids=(), parts_s={}, features={}, **nothing)
 
     @staticmethod

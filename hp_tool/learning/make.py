@@ -136,8 +136,9 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     records = [record for _, same in groups for record in same]
     release = newest_release(records)
     links = links_of(groups)
-    groups = [(with_links(problem, links), same) for problem, same in groups]
-    evidence = Evidence.concatenate([evidence_of(same, problem=problem, release=known_or(release)) for problem, same in groups])
+    evidence = Evidence.concatenate(
+        [evidence_of(same, problem=with_links(problem, links), release=known_or(release)) for problem, same in groups]
+    )
     prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
     calibration = fit_calibration(evidence=evidence, prior=prior)
     unseen_s = predicted_unseen(evidence, prior=prior)
