@@ -14,7 +14,7 @@ from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, sta
 from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
-from hp_tool.cost.training import model_layers, training_costs
+from hp_tool.cost.training import stages_and_layers, training_costs
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -214,8 +214,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     # To show how it fills, runs and drains.
     enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
     drawn = min(m, enough.get(name, p + 4))
-    pipeline = whole_pipeline(problem, candidate)
-    layers = model_layers(case=problem, candidates=candidate, pipeline=pipeline, micro_batches=all_micro_batches)
+    pipeline, layers = stages_and_layers(case=problem, candidates=candidate, micro_batches=all_micro_batches)
     layer = layers.mean_time(pipeline)
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":

@@ -9,9 +9,10 @@ from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
+from hp_tool.cost.model_layers import layer_kinds
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
+from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec

@@ -179,6 +179,10 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
     def entries(matrices: Sequence[Matrix]) -> Floats:
         return sum(matrix.rows * matrix.inputs for matrix in matrices)
 
+    if model.blocks is not None:
+        matrices = [each for _, kind in model.kinds for each in rank_matrices(kind, c, moe=bool(kind.num_experts))]
+        apart = {(matrix.module, *map(str, matrix.shape)): matrix for matrix in matrices if matrix.module != "router"}
+        return entries(list(apart.values())), 0.0
     each = rank_matrices(model, c, moe=bool(model.num_experts))
     dense = mlp_matrices(model, tensor=c.tensor_parallel_size) if model.num_experts else []
     return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)
