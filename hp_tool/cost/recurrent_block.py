@@ -13,7 +13,16 @@ from hp_tool.cost.network import all_to_all_seconds, dense_group
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.recurrent import key_heads, recurrent_matrices, recurrent_width, state_groups, value_heads
 from hp_tool.cost.roofline import elementwise_seconds, peak_flops, weight_matmuls
-from hp_tool.cost.scans import DELTA_CHUNK, STATE_BYTES, chunked_seconds, convolution_work, kernel, scan_work, wide_precision
+from hp_tool.cost.scans import (
+    DELTA_CHUNK,
+    STATE_BYTES,
+    Work,
+    chunked_seconds,
+    convolution_work,
+    kernel,
+    scan_work,
+    wide_precision,
+)
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
@@ -94,17 +103,21 @@ def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
 
 def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Forward seconds of the short convolution and the scan, over the rows of a micro-batch."""
+    """Forward seconds of the short convolution and the scan, over the rows of a micro-batch: by the kernels timed on the die,
+    and of state spaces by the rate that the framework's runs showed.
+    """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
-    works = {"convolution": convolution_work(model, s.t * c), "scan": scan_work(model, s.t * c)}
-    seconds: Floats = sum(
-        chunked_seconds(
-            kernel(case, model, name), work, tokens=s.tokens * c, prompts=1.0 * candidates.micro_batch_size, gpu=gpu, peak=peak
-        )
-        for name, work in works.items()
-    )
-    return seconds
+    tokens, rate = s.tokens * c, case.profile.framework.state_scan_flops_per_second
+
+    def seconds(name: str, work: Work) -> Floats:
+        roof, prompts = kernel(case, model, name), 1.0 * candidates.micro_batch_size
+        return chunked_seconds(roof, work, tokens=tokens, prompts=prompts, gpu=gpu, peak=peak)
+
+    scanned = scan_work(model, s.t * c)
+    of_states = rate is not None and model.mixer in ("mamba", "mamba2")
+    scan = tokens * scanned.flops / rate if of_states and rate else seconds("scan", scanned)
+    return seconds("convolution", convolution_work(model, s.t * c)) + scan
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
