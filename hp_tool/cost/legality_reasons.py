@@ -228,8 +228,7 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation
 def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     framework, candidate = case.workload.framework, Candidates.alone(config)
     kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, framework=framework))
-    t, c = config.tensor_parallel_size, config.context_parallel_size
-    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    t, c, v = config.tensor_parallel_size, config.context_parallel_size, config.virtual_pipeline_parallel_size
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
     if kind.is_recurrent and wrapped(framework) != "megatron-core":
         rule = f"{framework} runs them whole: choose 1 for all three of tensor, context and pipeline_parallel_size"

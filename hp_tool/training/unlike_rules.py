@@ -15,7 +15,7 @@ _MEGATRON: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
 
 
 def check_unlike(*, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec) -> None:
-    """Raise UnsupportedError for what is not modelled, or what the framework lacks, with layers other than attention and MLP."""
+    """Raise UnsupportedError for what is not modelled, or the framework lacks, with layers other than attention and MLP."""
     if model.is_uniform and model.index_topk is None:
         return
     framework = workload.framework
