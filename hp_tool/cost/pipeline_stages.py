@@ -36,6 +36,13 @@ class StageLayers:
         return self.count * (dense + self.expert_share * more)
 
 
+def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
+    """The layers of a stage that holds so many of each of the model's kinds."""
+    count = maximum(sum(counts, 0.0), NO_LAYERS)
+    with_experts: Floats = sum(held for held, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts)
+    return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
     """One stage of each candidate's pipeline; shape (n,) or the same for all."""

@@ -23,7 +23,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime
 from hp_tool.cost.model_layers import ModelLayers, layer_kinds, spread
 from hp_tool.cost.model_states import layer_on_rank
-from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, whole_ends
+from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, stage_of, whole_ends
 from hp_tool.cost.recomputation import layer_axes
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
@@ -105,13 +105,6 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
 def _sum(counts: Sequence[Floats], values: Sequence[Floats]) -> Floats:
     """The sum over all kinds of layers."""
     return sum((count * value for count, value in zip(counts, values, strict=True)), 0.0)
-
-
-def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
-    """The layers of a stage that holds so many of each kind."""
-    count = sum(counts, 0.0)
-    with_experts = _sum(counts, [float(bool(kind.num_experts)) for _, kind in model.kinds])
-    return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
 
 
 # The stages of a whole pipeline.
