@@ -38,8 +38,8 @@ CASES = [("mamba2", 1, False), ("mamba2", 4, True), ("mamba2", 8, False), ("gate
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_saved_bytes_are_megatrons(case: tuple[str, int, bool]) -> None:
-    """To the byte, but for what the formulas leave out on purpose: the norms' fp32 inverse deviations, of a delta rule's queries,
-    keys and outputs one a head, and a state space's decays, three numbers a head whatever the tokens.
+    """To the byte, but for what the formulas leave out: the norms' fp32 inverse deviations, of a delta rule's queries, keys and
+    outputs one a head, and a state space's decays, three numbers a head whatever the tokens.
     """
     family, t, sharded = case
     model, training = MODELS[family], workload("gated", "flash")
