@@ -249,8 +249,9 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, framework: str) -> Bools:
         return delta
     heads, groups = model.mamba_num_heads or 1, model.mamba_n_groups
     each = maximum(groups // t, 1)
-    broken: Bools = (heads % t != 0) | (groups % t != 0) | (heads // t % context != 0)
-    return broken | ((each % context != 0) & (context % each != 0)) | (c.virtual_pipeline_parallel_size > 1)
+    over_sequence = (heads // t % context != 0) | ((each % context != 0) & (context % each != 0))
+    broken: Bools = (heads % t != 0) | (groups % t != 0) | over_sequence | (c.virtual_pipeline_parallel_size > 1)
+    return broken
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:

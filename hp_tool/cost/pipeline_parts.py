@@ -250,7 +250,7 @@ def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageK
     """The kinds of stage as one, whose fields are arrays."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
-    return StageKind(*columns[:plain], kinds=tuple(columns[plain:]))
+    return StageKind(*columns[:plain])._replace(kinds=tuple(columns[plain:]))
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:

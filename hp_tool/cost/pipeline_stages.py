@@ -71,7 +71,8 @@ class PipelineStage:
 
     def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
         """The sum over all layers of a quantity that has a value for each kind of layer."""
-        return sum((count * value for count, value in zip(self.layers.kinds, of_kinds, strict=True)), 0.0)
+        counted = zip(self.layers.kinds, of_kinds, strict=True)
+        return sum((count * value for count, value in counted if not (isinstance(count, float) and count == 0.0)), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,23 +8,26 @@ hundred layers as with ten.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import Floats, Ints, anywhere, where
-from hp_tool.cost.block import LayerBytes, LayerTime, spreading_axes
+from hp_tool.cost.arrays import FloatArray, Floats, Ints, anywhere, where
+from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, shapes, spreading_axes, windowed_length
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.embedding_and_head import HeadTime
-from hp_tool.cost.model_layers import ModelLayers, layer_kinds, spread
+from hp_tool.cost.embedding_and_head import HeadTime, head_time
+from hp_tool.cost.layer import layer_bytes, layer_time, mixer_bytes, mixer_time
+from hp_tool.cost.model_layers import ModelLayers, spread
 from hp_tool.cost.model_states import layer_on_rank
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, stage_of, whole_ends
 from hp_tool.cost.recomputation import layer_axes
+from hp_tool.cost.shared import Shared
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
@@ -52,34 +55,69 @@ def unlike_layers(
     """The stages, unless these are given, and the mean layer of each."""
     if pipeline is not None:
         return pipeline, _mean_layers(_kinds(case, candidates), pipeline)
-    names = (*layer_axes(candidates), *spreading_axes(case.cluster), *STAGE_AXES)
-    unique, inverse = unique_rows(candidates, names)
+    unique, inverse = candidates, None
+    if len(candidates.shape) == 1:  # a grid has each of these axes once already
+        unique, inverse = unique_rows(
+            candidates, (*layer_axes(candidates), *spreading_axes(case.cluster), *STAGE_AXES, "recompute_method")
+        )
     kinds = _kinds(case, unique)
     whole = _pipeline(case, unique, kinds)
     layers = _mean_layers(kinds, whole)
     return (whole, layers) if inverse is None else (_spread(whole, inverse), _spread(layers, inverse))
 
 
+_each: Shared[Kinds] = Shared()
+
+
 def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
-    each = [layer_kinds(case=case.of(kind), candidates=candidates) for _, kind in case.model.kinds]
-    recorded = [(kinds.recorded or kinds, inverse) for kinds, inverse in each]
-    return Kinds(
-        kept=[spread(kinds.sparse or kinds.dense, inverse) for kinds, inverse in each],
-        times=[spread(kinds.sparse_time or kinds.time, inverse) for kinds, inverse in each],
-        recorded=[spread(kinds.sparse_time or kinds.time, inverse) for kinds, inverse in recorded],
-        head=spread(each[0][0].head, each[0][1]),
-    )
+    axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
+    if candidates.is_alone:
+        parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
+        numbers = (candidates.names_schedules, *axes, *(getattr(candidates, name) for name in axes))
+        return _each.get(parts, numbers, lambda: _unique_kinds(case, candidates))
+    if not candidates.names_modules:  # a grid's first axis has few more rows than different ones
+        return _unique_kinds(case, candidates)
+    unique, inverse = unique_rows(candidates, axes)
+    kinds = _unique_kinds(case, unique)
+    if inverse is None:
+        return kinds
+    return Kinds(*([spread(layer, inverse) for layer in layers] for layers in kinds[:-1]), spread(kinds.head, inverse))
+
+
+def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
+    """The layers and ends of unique candidates."""
+    s = shapes(case=case, candidates=c)
+    kept, times, recorded = [], [], []
+    mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
+    for _, kind in case.model.kinds:
+        own, moe = case.of(kind), bool(kind.num_experts)
+        of_kind = replace(s, attended=windowed_length(kind, case.workload.computed_attention_length))
+        alike = replace(kind, num_hidden_layers=1, intermediate_size=None)  # but for the width of their dense MLP
+        if alike not in mixers:
+            of_mixer = {"case": own, "candidates": c, "s": of_kind}
+            mixers[alike] = mixer_bytes(**of_mixer), mixer_time(**of_mixer)
+        of_bytes, of_time = mixers[alike]
+        kept.append(layer_bytes(case=own, candidates=c, moe=moe, s=of_kind, attention=of_bytes))
+        timed = functools.partial(
+            layer_time, candidates=c, moe=moe, split_backward=c.names_schedules, s=of_kind, attention=of_time
+        )
+        times.append(timed(case=own))
+        recorded.append(timed(case=own.with_graphs) if moe and c.is_alone and case.recorded is not None else times[-1])
+    return Kinds(kept, times, recorded, head_time(case=case, candidates=c, s=s))
 
 
 def _mean_layers(kinds: Kinds, pipeline: Pipeline) -> ModelLayers:
-    critical = pipeline.critical
+    stages = tuple(_mean(kinds.kept, stage.layers) for stage in pipeline.stages)
+    times = (_mean(kinds.times, pipeline.critical),)
     return ModelLayers(
-        dense=_mean(kinds.kept, critical),
+        dense=stages[0],
         sparse=None,
-        times=(_mean(kinds.times, critical),),
-        recorded_times=(_mean(kinds.recorded, critical),),
+        times=times,
+        recorded_times=times
+        if all(map(operator.is_, kinds.recorded, kinds.times))
+        else (_mean(kinds.recorded, pipeline.critical),),
         head=kinds.head,
-        stages=tuple(_mean(kinds.kept, stage.layers) for stage in pipeline.stages),
+        stages=stages,
     )
 
 
@@ -103,48 +141,62 @@ def _spread(value: Any, inverse: NDArray[np.intp]) -> Any:
 
 
 def _sum(counts: Sequence[Floats], values: Sequence[Floats]) -> Floats:
-    """The sum over all kinds of layers."""
-    return sum((count * value for count, value in zip(counts, values, strict=True)), 0.0)
+    """The sum over all kinds of layers; those of which no candidate has any are passed over."""
+    there = ((count, value) for count, value in zip(counts, values, strict=True) if not _is_zero(count))
+    return sum((count * value for count, value in there), 0.0)
+
+
+def _is_zero(count: Floats) -> bool:
+    return isinstance(count, float) and count == 0.0
 
 
 # The stages of a whole pipeline.
 
 
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """The stages of each candidate's pipeline, as rows of tables with the layers of each kind in the last axis."""
+class _Tables(NamedTuple):
+    """Stages of some pipelines, (pipelines, stages, kinds): layers of each kind. One is repeated where others have more."""
 
-    model: ModelSpec
-    row: Ints
-    """The pipeline of each candidate in the tables."""
-    ends: NDArray[np.float64]
-    """(pipelines, 2, kinds): the first and the last stage, with the layers of multi-token prediction."""
-    different: NDArray[np.float64]
-    """(pipelines, stages, kinds): stages of unlike contents, without those layers; one of them is repeated where another
-    pipeline has more."""
-    between: NDArray[np.float64]
-    """The same of the stages between the ends."""
-    ranks: NDArray[np.float64]
+    ends: FloatArray
+    """The first and the last stage, with the layers of multi-token prediction."""
+    different: FloatArray
+    """Stages of unlike contents, without those layers."""
+    between: FloatArray
+    """Those among the stages between the ends."""
+    ranks: FloatArray
     """(pipelines, stages): the first rank with the contents of `between`."""
 
-    def counts(self, table: NDArray[np.float64], place: Any) -> list[Floats]:
-        """Layers of each kind on the stage at a place of each candidate's row."""
-        chosen = table[self.row, place]
-        return [
-            chosen[..., kind] if isinstance(self.row, np.ndarray) else float(chosen[kind]) for kind in range(chosen.shape[-1])
-        ]
 
-    def rank(self, place: Any) -> Floats:
-        ranks: Any = self.ranks[self.row, place]
-        return ranks if isinstance(self.row, np.ndarray) else float(ranks)
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """The stages of each candidate's pipeline."""
 
-    def stage(self, table: NDArray[np.float64], place: Any) -> StageLayers:
-        return stage_of(self.model, self.counts(table, place))
+    model: ModelSpec
+    tables: _Tables
+    row: Ints
+    """The pipeline of each candidate in the tables."""
+
+    def stage(self, table: FloatArray, place: Any) -> StageLayers:
+        """The stage at a place of each candidate's row."""
+        if not isinstance(self.row, np.ndarray):
+            return stage_of(self.model, table[self.row, place].tolist())
+        held = table[:, place] if isinstance(place, int) else table
+        there = held.any(axis=tuple(range(held.ndim - 1))).tolist()
+        return stage_of(self.model, [table[self.row, place, kind] if some else 0.0 for kind, some in enumerate(there)])
+
+    def sums(self, table: FloatArray, of_kinds: Sequence[Floats]) -> FloatArray:
+        """(..., stages): the sum over the layers of each stage in each candidate's row."""
+        values = np.stack(np.broadcast_arrays(*of_kinds), axis=-1)
+        sums: FloatArray = np.einsum("...jk,...k->...j", table[self.row], values)
+        return sums
+
+    def largest(self, values: FloatArray) -> Ints:
+        """The place of each candidate's largest value."""
+        places = np.argmax(values, axis=-1)
+        return places if isinstance(self.row, np.ndarray) else int(places)
 
 
 def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
-    """The stages of each candidate's pipeline: the ends, and between them the one that keeps most activations and the one with
-    most weights.
+    """The stages of each candidate's pipeline: the ends, and those of `_between_ends`.
 
     The slowest stage counts as full. The others hold as many layers like its mean layer as their own take seconds, shares of
     recomputation and of waits for the host being alike.
@@ -152,13 +204,13 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
     model, p, depths = case.model, c.pipeline_parallel_size, case.model.num_nextn_predict_layers
     laid = _laid_out(model, c, late=facts(case.workload.framework).late_layers)
     seconds = [_seconds(time) for time in kinds.times]
-    places = range(laid.different.shape[1])
-    critical = laid.stage(laid.different, _largest([_sum(laid.counts(laid.different, place), seconds) for place in places]))
+    slowest = laid.largest(laid.sums(laid.tables.different, seconds))
+    critical = laid.stage(laid.tables.different, slowest)
     mean_s = _sum(critical.kinds, seconds) / critical.count
     extra = depths * _sum([float(count) for count in model.mtp_kinds], seconds) / mean_s if depths else 0
     all_layers = _sum([float(count) for count, _ in model.kinds], seconds) / mean_s
     alone: Any = p == 1
-    first, last = laid.stage(laid.ends, 0), laid.stage(laid.ends, 1)
+    first, last = laid.stage(laid.tables.ends, 0), laid.stage(laid.tables.ends, 1)
     on_first, on_last = (_sum(end.kinds, seconds) / mean_s for end in (first, last))
     stages: tuple[PipelineStage, ...] = whole_ends(model, c, (first, last))
     if anywhere(p > 2):
@@ -174,21 +226,22 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
 
 
 def _between_ends(case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds) -> list[PipelineStage]:
-    """The stages between the ends among which memory is the fullest; activations are those of p - r micro-batches."""
-    parameters, saved = [layer_on_rank(kind, c) for _, kind in case.model.kinds], [layer.saved for layer in kinds.kept]
-    places = range(laid.ranks.shape[1])
-    activations = [
-        (c.pipeline_parallel_size - laid.rank(place)) * _sum(laid.counts(laid.between, place), saved) for place in places
-    ]
-    fullest = [_largest(activations), _largest([_sum(laid.counts(laid.between, place), parameters) for place in places])]
-    if not anywhere(fullest[0] != fullest[1]):
-        fullest.pop()
+    """Of the stages between the ends the one that keeps most activations, of p - r micro-batches, and the one with most
+    weights: under full recomputation these decide.
+    """
+    table, ranks = laid.tables.between, laid.tables.ranks[laid.row]
+    activations = laid.sums(table, [layer.saved for layer in kinds.kept])
+    weights = laid.sums(table, [layer_on_rank(kind, c) for _, kind in case.model.kinds])
+    in_flight = np.asarray(c.pipeline_parallel_size)[..., None] - ranks
+    places = [laid.largest(in_flight * activations), laid.largest(weights)]
+    if not anywhere(places[0] != places[1]):
+        places.pop()
     stages = []
-    for place in fullest:
-        layers = laid.stage(laid.between, place)
+    for place in places:
+        layers, rank = laid.stage(table, place), laid.tables.ranks[laid.row, place]
         stages.append(
             PipelineStage(
-                rank=laid.rank(place),
+                rank=rank if isinstance(laid.row, np.ndarray) else float(rank),
                 layers=layers,
                 chunk_layers=layers.count / c.virtual_pipeline_parallel_size,
                 embedding=0,
@@ -206,42 +259,39 @@ def _seconds(layer: LayerTime) -> Floats:
     return forward + layer.backward + layer.tensor_backward + layer.context_backward + layer.expert_backward
 
 
-def _largest(values: Sequence[Floats]) -> Ints:
-    """The place of the largest value of each row."""
-    largest, best = values[0], np.zeros(np.shape(values[0]), dtype=np.intp)
-    for place, value in enumerate(values[1:], start=1):
-        better: Any = value > largest
-        best, largest = np.where(better, place, best), where(better, value, largest)
-    return best if best.shape else int(best)
-
-
 def _laid_out(model: ModelSpec, c: Candidates, *, late: bool) -> _Laid:
-    """The tables of all candidates' pipelines; each pair of stages and chunks is laid out once."""
+    """The stages of all candidates' pipelines; each pair of stages and chunks is laid out once."""
     unique, inverse = unique_rows(c, STAGE_AXES)
-    pairs = np.stack([np.ravel(getattr(unique, name)) for name in STAGE_AXES]).T.tolist()
-    each = [stage_contents(model.pattern, len(model.kinds), p, v, late=late, begins_dense=model.begins_dense) for p, v in pairs]
-    extra = model.num_nextn_predict_layers * np.array(model.mtp_kinds, dtype=np.float64)
+    columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
+    pairs = zip(*(np.ravel(column).tolist() for column in columns), strict=True)
+    tables = _tables(
+        model.pattern, model.mtp_kinds, model.num_nextn_predict_layers, tuple(pairs), late=late, begins_dense=model.begins_dense
+    )
+    row: Any = 0 if c.is_alone else np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
+    return _Laid(model, tables, row)
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(
+    pattern: tuple[int, ...], mtp: Counts, depths: int, pairs: tuple[tuple[int, int], ...], *, late: bool, begins_dense: bool
+) -> _Tables:
+    """The tables of these pairs of stages and chunks."""
+    each = [stage_contents(pattern, len(mtp), p, v, late=late, begins_dense=begins_dense) for p, v in pairs]
     ends = np.array([[stages[0], stages[-1]] for stages in each], dtype=np.float64)
+    extra = depths * np.array(mtp, dtype=np.float64)
     ends[:, 1] += extra
     ends[[len(stages) == 1 for stages in each], 0] += extra
-    first_ranks = [{counts: rank for rank, counts in reversed(list(enumerate(stages)))} for stages in each]
-    inner = [
-        {counts: rank for rank, counts in reversed(list(enumerate(stages[1:-1], start=1)))} or {stages[0]: 0} for stages in each
-    ]
-    row: Any = 0 if c.is_alone else np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
-    return _Laid(model, row, ends, _padded(first_ranks), _padded(inner), _ranks(inner))
+    inner = [{counts: rank for rank, counts in reversed([*enumerate(stages[1:-1], 1)])} or {stages[0]: 0} for stages in each]
+    ranks = _padded([list(table.values()) for table in inner])
+    return _Tables(
+        ends, _padded([list(dict.fromkeys(stages)) for stages in each]), _padded([list(table) for table in inner]), ranks
+    )
 
 
-def _padded(tables: Sequence[dict[Counts, int]]) -> NDArray[np.float64]:
-    most = max(map(len, tables))
-    rows = [[*table, *[next(iter(table))] * (most - len(table))] for table in tables]
-    return np.array(rows, dtype=np.float64)
-
-
-def _ranks(tables: Sequence[dict[Counts, int]]) -> NDArray[np.float64]:
-    most = max(map(len, tables))
-    rows = [[*table.values(), *[next(iter(table.values()))] * (most - len(table))] for table in tables]
-    return np.array(rows, dtype=np.float64)
+def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
+    """The rows as long as the longest, their first entries repeated."""
+    most = max(map(len, rows))
+    return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=4096)
