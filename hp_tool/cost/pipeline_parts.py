@@ -192,17 +192,17 @@ class StageKind(NamedTuple):
         """One such stage as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
-        held = stage_of(model, self.kinds) if self.kinds else StageLayers(count=count, expert_share=share)
+        layers = stage_of(model, self.kinds) if self.kinds else StageLayers(count=count, expert_share=share)
         stage = PipelineStage(
             rank=self.rank,
-            layers=held,
+            layers=layers,
             chunk_layers=self.chunk_layers,
             embedding=self.embedding,
             embedding_copies=self.embedding_copies,
             output=self.output,
             extra_layers=self.extra_layers,
         )
-        critical, dense = replace(held, count=maximum(count, NO_LAYERS)), self.dense_layers
+        critical, dense = replace(layers, count=maximum(count, NO_LAYERS)), self.dense_layers
         kinds = DenseLayers(first=dense, last=dense, between=False, full=count, most=dense, fewest=dense, total=dense)
         return Pipeline(
             stages=(stage,), critical=critical, dense=kinds if has_both_kinds(model) else None, part=1,
@@ -260,7 +260,7 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
         chunks, dense = _chunks(layout, model, rank, stages)
         contents = (
             dense,
-            _held(model, chunks),
+            _counts(model, chunks),
             *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks),
         )
         kind = kinds.get(contents)
@@ -294,20 +294,20 @@ def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: i
         embedding=embedding,
         embedding_copies=max(embedding, copied),
         output=output,
-        kinds=_held(model, chunks),
+        kinds=_counts(model, chunks),
         chunk_layers=_layers_in_flight([chunk.layers + chunk.mtp_layers for chunk in chunks], rank, stages),
     )
 
 
-def _held(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
+def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
     """Layers of each kind in these chunks of a model with `blocks`."""
     if model.blocks is None:
         return ()
-    held = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
+    counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
     for chunk in chunks:
         for kind in model.pattern[chunk.layers_before : chunk.layers_before + chunk.layers]:
-            held[kind] += 1.0
-    return tuple(held)
+            counts[kind] += 1.0
+    return tuple(counts)
 
 
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:

@@ -39,7 +39,7 @@ class StageLayers:
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
     """The layers of a stage that holds so many of each of the model's kinds."""
     count = maximum(sum(counts, 0.0), NO_LAYERS)
-    with_experts: Floats = sum(held for held, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts)
+    with_experts: Floats = sum(layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts)
     return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
 
 

@@ -23,7 +23,7 @@ from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
 from hp_tool.cost.layer import layer_bytes, layer_time, mixer_bytes, mixer_time
-from hp_tool.cost.model_layers import ModelLayers, spread
+from hp_tool.cost.model_layers import ModelLayers
 from hp_tool.cost.model_states import layer_on_rank
 from hp_tool.cost.pipeline_stages import Pipeline, PipelineStage, StageLayers, stage_of, whole_ends
 from hp_tool.cost.recomputation import layer_axes
@@ -42,9 +42,9 @@ STAGE_AXES = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
 class Kinds(NamedTuple):
     """A layer of each kind, and the model's ends."""
 
-    kept: list[LayerBytes]
-    times: list[LayerTime]
-    recorded: list[LayerTime]
+    kept: tuple[LayerBytes, ...]
+    times: tuple[LayerTime, ...]
+    recorded: tuple[LayerTime, ...]
     """With CUDA graphs recorded, where a lone candidate's query leaves these open."""
     head: HeadTime
 
@@ -79,9 +79,7 @@ def _kinds(case: TrainingCase, candidates: Candidates) -> Kinds:
         return _unique_kinds(case, candidates)
     unique, inverse = unique_rows(candidates, axes)
     kinds = _unique_kinds(case, unique)
-    if inverse is None:
-        return kinds
-    return Kinds(*([spread(layer, inverse) for layer in layers] for layers in kinds[:-1]), spread(kinds.head, inverse))
+    return kinds if inverse is None else Kinds(*_spread(tuple(kinds), inverse))
 
 
 def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
@@ -94,8 +92,10 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
         of_kind = replace(s, attended=windowed_length(kind, case.workload.computed_attention_length))
         alike = replace(kind, num_hidden_layers=1, intermediate_size=None)  # but for the width of their dense MLP
         if alike not in mixers:
-            of_mixer = {"case": own, "candidates": c, "s": of_kind}
-            mixers[alike] = mixer_bytes(**of_mixer), mixer_time(**of_mixer)
+            mixers[alike] = (
+                mixer_bytes(case=own, candidates=c, s=of_kind),
+                mixer_time(case=own, candidates=c, s=of_kind),
+            )
         of_bytes, of_time = mixers[alike]
         kept.append(layer_bytes(case=own, candidates=c, moe=moe, s=of_kind, attention=of_bytes))
         timed = functools.partial(
@@ -103,7 +103,7 @@ def _unique_kinds(case: TrainingCase, c: Candidates) -> Kinds:
         )
         times.append(timed(case=own))
         recorded.append(timed(case=own.with_graphs) if moe and c.is_alone and case.recorded is not None else times[-1])
-    return Kinds(kept, times, recorded, head_time(case=case, candidates=c, s=s))
+    return Kinds(tuple(kept), tuple(times), tuple(recorded), head_time(case=case, candidates=c, s=s))
 
 
 def _mean_layers(kinds: Kinds, pipeline: Pipeline) -> ModelLayers:
@@ -179,8 +179,8 @@ class _Laid:
         """The stage at a place of each candidate's row."""
         if not isinstance(self.row, np.ndarray):
             return stage_of(self.model, table[self.row, place].tolist())
-        held = table[:, place] if isinstance(place, int) else table
-        there = held.any(axis=tuple(range(held.ndim - 1))).tolist()
+        stages = table[:, place] if isinstance(place, int) else table
+        there: list[bool] = np.atleast_1d(stages.any(axis=tuple(range(stages.ndim - 1)))).tolist()
         return stage_of(self.model, [table[self.row, place, kind] if some else 0.0 for kind, some in enumerate(there)])
 
     def sums(self, table: FloatArray, of_kinds: Sequence[Floats]) -> FloatArray:
@@ -226,8 +226,8 @@ def _pipeline(case: TrainingCase, c: Candidates, kinds: Kinds) -> Pipeline:
 
 
 def _between_ends(case: TrainingCase, c: Candidates, laid: _Laid, kinds: Kinds) -> list[PipelineStage]:
-    """Of the stages between the ends the one that keeps most activations, of p - r micro-batches, and the one with most
-    weights: under full recomputation these decide.
+    """Two stages between the ends: the one that keeps most activations, of p - r micro-batches, and the one with most weights,
+    which decide under full recomputation.
     """
     table, ranks = laid.tables.between, laid.tables.ranks[laid.row]
     activations = laid.sums(table, [layer.saved for layer in kinds.kept])
@@ -301,8 +301,8 @@ def stage_contents(
     """Layers of each kind on each stage; `pattern` has the kind of each layer in order, chunk i is on stage i mod p."""
     sizes = chunk_layers(num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense)
     starts = list(accumulate([0, *sizes]))
-    held: list[list[int]] = [[0] * kinds for _ in range(stages)]
+    counts: list[list[int]] = [[0] * kinds for _ in range(stages)]
     for chunk, size in enumerate(sizes):
         for kind in pattern[starts[chunk] : starts[chunk] + size]:
-            held[chunk % stages][kind] += 1
-    return tuple(tuple(counts) for counts in held)
+            counts[chunk % stages][kind] += 1
+    return tuple(map(tuple, counts))

@@ -86,7 +86,7 @@ def test_blocks_of_a_kind_are_counted_together() -> None:
 def test_all_layers_are_trained(fields: dict[str, Any], kind: str) -> None:
     query: dict[str, Any] = {"model": SHAPE | fields, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
     if kind == "size":
-        assert api.size(query | {"days": 1.0}).curve
+        assert api.size(query | {"days": 1.0}).sizing
     else:
         answer = api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
         assert answer.estimate.feasible
