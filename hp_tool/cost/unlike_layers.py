@@ -30,7 +30,8 @@ from hp_tool.cost.recomputation import layer_axes
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
-from hp_tool.domain.pipeline_layout import chunk_layers
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers
 
 Columns = TypeVar("Columns", LayerBytes, LayerTime)
 Counts = tuple[int, ...]
@@ -292,6 +293,25 @@ def _padded(rows: Sequence[Sequence[Any]]) -> FloatArray:
     """The rows as long as the longest, their first entries repeated."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], dtype=np.float64)
+
+
+def blocks_by_stage(model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None) -> list[str]:
+    """What each pipeline stage holds, `12 x mamba2, 11 x experts, 3 x attention`; `layout` if it is laid out by hand."""
+    p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    names = [kind_words(kind) for _, kind in model.kinds]
+    if layout is None:
+        each = stage_contents(model.pattern, len(names), p, v, begins_dense=model.begins_dense)
+    else:
+        chunks = [layout.stage(rank, stages=p) for rank in range(p)]
+        layers = [[kind for c in stage for kind in model.pattern[c.layers_before :][: c.layers]] for stage in chunks]
+        each = tuple(tuple(map(kinds.count, range(len(names)))) for kinds in layers)
+    return [", ".join(f"{count} x {name}" for count, name in zip(stage, names, strict=True) if count) for stage in each]
+
+
+def kind_words(kind: ModelSpec) -> str:
+    """`windowed attention and experts`: a layer of one kind."""
+    mixer = "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer
+    return " and ".join(word for word in (mixer, kind.feed_forward or "dense") if word != "none") or "nothing"
 
 
 @functools.lru_cache(maxsize=4096)
