@@ -23,6 +23,7 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.recurrent import state_numbers
+from hp_tool.cost.scans import STATE_BYTES
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     drafted_tokens,
@@ -34,7 +35,7 @@ from hp_tool.cost.serving.engine import (
 )
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import STATE_BYTES, cached_tokens, seen_tokens
+from hp_tool.cost.serving.operations import cached_tokens, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
