@@ -20,7 +20,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.queries.schema import parse_query
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.recommend import CHUNK
+from hp_tool.serving.ranked import CHUNK
 from hp_tool.space.serving import serving_space
 
 QUERY: dict[str, Any] = {

@@ -10,6 +10,8 @@ from annotated_types import Interval, MaxLen
 from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
 
+RATE = "inference.request_rate_per_second"
+"""The path of a rate that a ranking chose."""
 MOST_TRACED = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 
@@ -122,7 +124,8 @@ class InferenceWorkload(Strict):
     concurrency: Axis[Count] | ConcurrencyRange = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
     request_rate_per_second: Axis[Amount] | RateRange = None
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise. Under objective
+    min_gpus a list asks for the fewest devices at each."""
     think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
     """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
     precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"

@@ -64,19 +64,25 @@ def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callab
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """How many loads there are for each row, and the k-th of them, ascending."""
-    n = len(most)
-    if unknown.values is not None:
-        values = np.array(unknown.values)
-        return np.full(n, len(values)), lambda k: values[k]
-    top = most if unknown.highest is None else np.full(n, unknown.highest)
-    if unknown.by_rate:
-        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
-        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
-    grows = unknown.highest is None and any(latency in WAITING for _, latency, _, _ in targets.limits())
+    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no target."""
+    top = most if unknown.highest is None else np.full(len(most), unknown.highest)
+    open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
+    grows = open_ended and any(latency in WAITING for _, latency, _, _ in targets.limits())
     while grows and top.max(initial=0.0) < MOST:
         enough = borne(top)
         grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
+    return load_grid(unknown, top=top)
+
+
+def load_grid(unknown: Loads, *, top: FloatArray) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """How many loads there are for each of n rows, up to `top` where no values are named, and the k-th of them, ascending."""
+    n = len(top)
+    if unknown.values is not None:
+        values = np.array(unknown.values)
+        return np.full(n, len(values)), lambda k: values[k]
+    if unknown.by_rate:
+        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
+        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
     lowest = unknown.lowest or 1.0
     return np.maximum(top - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
 
