@@ -44,6 +44,9 @@ class SpeculativeSpec(Strict):
     draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
     """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
     multi-token prediction about the ratio of the weights read."""
+    draft_model: str | None = None
+    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where drafts cost nothing, else the
+    model's own layers for it (MTP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

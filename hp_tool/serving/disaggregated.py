@@ -114,11 +114,9 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     query = query.with_most_devices()
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
-    cluster = catalogue_cluster(query.cluster)
-    sides = cluster.kinds or (cluster, cluster)
-    problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
+    problem, sides = pools_problem(query)
     cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
-    pairs = _pairs(spec, query.parallel, cases, shared=not cluster.kinds, every=query.objective == "min_gpus")
+    pairs = _pairs(spec, query.parallel, cases, shared=sides[0] is sides[1], every=query.objective == "min_gpus")
     if not len(pairs):
         return ()
     prefillers, decoders = (_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1]))
@@ -140,6 +138,28 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
             estimate=_estimate(every, costs, row, tails=tails, gpus=int(gpus[row]), dollars=dollars, load=float(loads[row])),
         )
         for place, (row, tails) in enumerate(zip(order.tolist(), every.tails(costs, order), strict=True))
+    )
+
+
+def pools_problem(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
+    """Return the problem that both pools share, and the devices that prefill and that decode: the same, or two kinds."""
+    query = query.with_most_devices()
+    cluster = catalogue_cluster(query.cluster)
+    first, second = cluster.kinds or (cluster, cluster)
+    return resolve_serving(dataclasses.replace(query, cluster=_one_kind(query))), (first, second)
+
+
+def pool_config(pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery) -> ServingConfig:
+    """Return the configuration of a pool's replicas, with the query's limits, the highest of several."""
+    engine = problem.engine
+    return ServingConfig(
+        tensor_parallel_size=pool.tensor_parallel_size,
+        expert_parallel_size=pool.expert_parallel_size,
+        attention_data_parallel_size=pool.attention_data_parallel_size,
+        redundant_experts=pool.redundant_experts,
+        data_parallel_size=pool.attention_data_parallel_size * pool.replicas,
+        max_num_seqs=max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_batched_tokens=max(axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)),
     )
 
 
