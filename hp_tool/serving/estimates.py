@@ -30,8 +30,8 @@ PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
 
 
-def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
-    """The estimate of one legal configuration; without latencies where the model does not fit."""
+def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
+    """The estimate of one legal configuration; without latencies where the model does not fit. `spread`: with tails."""
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
     schedulers, fits = int(candidates.schedulers[row]), bool(costs.fits[row])
@@ -70,7 +70,7 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
         **_price(rows, row),
-        tails=tails(rows, row),
+        tails=tails(rows, row) if spread else None,
         goodput=goodput(rows, row),
         intervals=intervals(ttft, tpot, throughput, problem, mixers=mixers_doubt(rows, row)),
     )

@@ -38,16 +38,21 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     given."""
     if problem.unknown is None:
         return None
-    headroom = problem.constraints.memory_headroom_fraction
-    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
-    most = np.floor(running) * candidates.schedulers.astype(np.float64)
-    if problem.unknown.by_rate:
-        full = candidates.loaded(np.ceil(running) * candidates.schedulers)
-        costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
-        most = costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
+    most = most_loads(problem, candidates, by_rate=problem.unknown.by_rate)
     return highest(
         problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
     )
+
+
+def most_loads(problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool) -> FloatArray:
+    """Requests that each candidate runs at once, or completes a second in full batches; shape (n,)."""
+    headroom = problem.constraints.memory_headroom_fraction
+    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
+    if not by_rate:
+        return np.floor(running) * candidates.schedulers.astype(np.float64)
+    full = candidates.loaded(np.ceil(running) * candidates.schedulers)
+    costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
+    return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 
 def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]) -> FloatArray:

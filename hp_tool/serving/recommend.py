@@ -74,7 +74,9 @@ def _at_rate(query: Query) -> Ranking[ServingRecommendation]:
     if problem.trace is None:
         return recommend(query=query, top=1)
     _, row = fewest_played(query=query, problem=problem)
-    return recommend(query=query, top=1) if row is None else Ranking(recommendations=(row,))
+    if row is None:
+        return recommend(query=replace(query, objective=None), top=1)
+    return Ranking(recommendations=(row,)) if row.estimate.feasible else Ranking(nearest_misses=(row,))
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:

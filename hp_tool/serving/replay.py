@@ -27,17 +27,16 @@ STEPS = 2_000
 """Of a trace as a fluid."""
 
 
-def played(rows: CostedRows, *, most: int = MOST_PLAYED) -> InferenceEstimate:
-    """The estimate of one legal configuration under its problem's trace; without latencies where it does not fit or keep up.
-    `most` requests of a scheduler are played."""
+def played(rows: CostedRows) -> InferenceEstimate:
+    """The estimate of one legal configuration under its problem's trace; without latencies where it does not fit or keep up."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     untargeted = replace(rows, problem=replace(problem, targets=type(problem.targets)()))
-    estimate = estimate_row(untargeted, 0)
+    estimate = estimate_row(untargeted, 0, spread=False)
     if estimate.ttft_s is None:
         return estimate
     schedulers = int(rows.candidates.schedulers[0])
-    served = _serve(rows, schedulers=schedulers, most=most)
+    served = _serve(rows, schedulers=schedulers)
     n, end_s = len(served.finish_s), float(served.finish_s.max())
     several = served.output_tokens > 1
     latency = served.finish_s - served.arrival_s
@@ -112,12 +111,12 @@ def _limited(problem: ServingProblem) -> ServingProblem:
     return replace(problem, engine=replace(problem.engine, memory_fraction=fraction))
 
 
-def _serve(rows: CostedRows, *, schedulers: int, most: int) -> Served:
+def _serve(rows: CostedRows, *, schedulers: int) -> Served:
     """The trace on one of so many schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
-    mine = slice(0, min(n, most * schedulers), schedulers)
+    mine = slice(0, min(n, MOST_PLAYED * schedulers), schedulers)
     return serve(
         table=pass_table(case=_limited(problem), candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
