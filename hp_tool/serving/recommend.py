@@ -60,7 +60,9 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _gpus_by_rate(query: Query, workload: InferenceWorkload, *, start: float) -> Ranking[ServingRecommendation]:
     """For each rate that the workload lists the best configuration on the fewest devices, or what comes nearest; `set` holds
     the rate and the devices."""
-    rates, rows, misses = axis_values(workload.request_rate_per_second), [], []
+    rates: tuple[float, ...] = axis_values(workload.request_rate_per_second)
+    rows: list[ServingRecommendation] = []
+    misses: list[ServingRecommendation] = []
     for rate in sorted(set(rates)):
         ranking = _at_rate(replace(query, inference=replace(workload, request_rate_per_second=float(rate))))
         for kept, first in ((rows, ranking.recommendations), (misses, ranking.nearest_misses)):
