@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from hp_tool.domain.inference import RATE, InferenceWorkload
-from hp_tool.domain.parallel import axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Ranking, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
@@ -33,12 +32,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
     start = time.perf_counter()
     problem = resolve_serving(query)
-    if (
-        query.objective == "min_gpus"
-        and query.inference is not None
-        and isinstance(query.inference.request_rate_per_second, tuple)
-    ):
-        return _gpus_by_rate(query, query.inference, start=start)
+    workload = query.inference
+    rates = None if workload is None else workload.request_rate_per_second
+    if query.objective == "min_gpus" and workload is not None and isinstance(rates, tuple):
+        return _gpus_by_rate(query, workload, rates, start=start)
     if problem.trace is not None:
         return played_best(query, problem, top=top, start=start)
     if query.objective == "min_gpus":
@@ -57,10 +54,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     )
 
 
-def _gpus_by_rate(query: Query, workload: InferenceWorkload, *, start: float) -> Ranking[ServingRecommendation]:
-    """For each rate that the workload lists the best configuration on the fewest devices, or what comes nearest; `set` holds
-    the rate and the devices."""
-    rates: tuple[float, ...] = axis_values(workload.request_rate_per_second)
+def _gpus_by_rate(
+    query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
+) -> Ranking[ServingRecommendation]:
+    """For each rate the best configuration on the fewest devices, or what comes nearest; `set` holds rate and devices."""
     rows: list[ServingRecommendation] = []
     misses: list[ServingRecommendation] = []
     for rate in sorted(set(rates)):
