@@ -70,15 +70,15 @@ def question(run: ServingRun) -> dict[str, Any]:
     """A row as `cli_estimate` takes it."""
     config, mixture = run.config, catalogue_model(run.model).num_experts is not None
     groups, ep = config.attention_data_parallel_size, config.expert_parallel_size
-    asked = {
+    row = {
         "model_path": THEIR_MODELS.get(run.model, run.model), "system_name": THEIR_SYSTEMS[run.gpu],
         "backend_name": run.engine, "version": run.version or None,
         "isl": run.input_length, "osl": run.output_length, "batch_size": max(run.concurrency // groups, 1),
         "tp_size": config.tensor_parallel_size, "pp_size": config.pipeline_parallel_size, "attention_dp_size": groups,
     }  # fmt: skip
     if mixture:
-        return asked | {"moe_ep_size": ep, "moe_tp_size": config.tensor_parallel_size * groups // ep}
-    return asked | {"gemm_quant_mode": QUANTIZED[run.precision]}
+        return row | {"moe_ep_size": ep, "moe_tp_size": config.tensor_parallel_size * groups // ep}
+    return row | {"gemm_quant_mode": QUANTIZED[run.precision]}
 
 
 def peer_rows(python: str, pairs: Sequence[tuple[str, Predicted]]) -> list[dict[str, Any]]:

@@ -76,8 +76,8 @@ def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str
     options = {**options, "--disaggregation-mode": mode}
     if mode == "prefill":
         theirs = start(other)[1]
-        for name, told in (("--tp-size", "--disaggregation-decode-tp"), ("--dp-size", "--disaggregation-decode-dp")):
-            options[told] = theirs[name] if theirs[name] != options[name] else None
+        for name, flag in (("--tp-size", "--disaggregation-decode-tp"), ("--dp-size", "--disaggregation-decode-dp")):
+            options[flag] = theirs[name] if theirs[name] != options[name] else None
     return program, options
 
 
