@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents"},
-    {"cost", "space", "calibration", "sizing"},
+    {"cost", "space", "calibration", "sizing", "slowdowns"},
     {"catalog", "search", "launchers", "formats", "store"},
     {
         "anatomy",
@@ -35,6 +35,7 @@ FLOORS = (
         "trainers",
         "training",
         "tuning",
+        "watch",
     },
     {"cli", "service"},
 )
@@ -51,6 +52,7 @@ PURE = {
     "space": {"numpy"},
     "calibration": {"numpy", "scipy", "threadpoolctl"},
     "sizing": set(),
+    "slowdowns": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
 IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}
