@@ -62,6 +62,11 @@ class Source:
         """Everything that is remembered, as JSON's types."""
         return {name: getattr(self, name) for name in ("rank", "host", "last_seq", "steps", "dropped", "usual", "recent")}
 
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        """The process that had this state."""
+        return cls(**state)
+
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
     """Median seconds of each part; `step` counts where no part is reported."""
