@@ -31,6 +31,7 @@ CAPACITY = 100_000
 AT_ONCE = 500
 EVERY_S = 1.0
 LONGEST_WAIT_S = 30.0
+CLOSING_WAIT_S = 0.2
 LIMIT_S = 10.0
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,6 +64,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._until = 0.0
         self._seq = 0
         self._last: float | None = None
         self._parts: dict[str, float] = {}
@@ -116,12 +118,16 @@ class Reporter:
 
     def close(self, *, timeout_s: float = LIMIT_S) -> bool:
         """Send what waits, for at most `timeout_s`; return whether all was stored."""
+        self._until = time.monotonic() + timeout_s
+        self._closing.set()
+        if self._waiting:
+            self._start()
         if (thread := self._thread) is not None:
-            self._closing.set()
             thread.join(timeout_s)
-            if not thread.is_alive():  # a later step starts another
-                self._thread = None
-                self._closing.clear()
+            if thread.is_alive():  # it ends with the answer that it waits for
+                return False
+        self._thread = None
+        self._closing.clear()
         return not self._waiting
 
     def _write(self, report: dict[str, Any]) -> None:
@@ -134,9 +140,13 @@ class Reporter:
             if len(self._waiting) > self._capacity:
                 self._waiting.popleft()
                 self.dropped += 1
+        self._start()
+
+    def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all, name="hp-tool reporter", daemon=True)
             self._thread.start()
+            atexit.unregister(self.close)
             atexit.register(self.close)
 
     def _send_all(self) -> None:
@@ -145,11 +155,11 @@ class Reporter:
             closing = self._closing.wait(wait_s)
             taken = self._send()
             wait_s = self._every_s if taken else min(2.0 * wait_s, LONGEST_WAIT_S)
-            if closing:
-                while taken and self._waiting:
-                    taken = self._send()
+            if closing and (not self._waiting or time.monotonic() >= self._until):
                 return
-            if len(self._waiting) >= self._at_once and taken:
+            if closing and not taken:
+                time.sleep(CLOSING_WAIT_S)
+            if taken and len(self._waiting) >= self._at_once:
                 wait_s = 0.0
 
     def _send(self) -> bool:

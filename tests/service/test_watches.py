@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from fastapi.testclient import TestClient
 
@@ -20,7 +18,7 @@ from service.app import create_app
 from service.settings import Settings
 from service.webhooks import verify
 from service.webhooks.delivery import Deliveries
-from tests.service.processes import api_process, free_port, wait_for
+from tests.service.processes import api_process, free_port, served, wait_for
 from tests.service.webhook_receiver import HERE, SECRET, Receiver
 
 DENSE: dict[str, Any] = {
@@ -138,36 +136,66 @@ def test_what_cannot_be_watched_is_refused(http: TestClient, body: dict[str, Any
     assert field is None or answer.json()["field"] == field
 
 
+class Training:
+    """A thread that trains and reports, until it is stopped."""
+
+    def __init__(self, reporter: Reporter, *, step_s: float) -> None:
+        self.reporter, self.steps, self._step_s = reporter, 0, step_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def _train(self) -> None:
+        while not self._stop.wait(self._step_s):
+            self.steps += 1
+            self.reporter.step(0.5 + 0.01 * (self.steps % 7), step=self.steps)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        wait_for(lambda: self.reporter.close(timeout_s=40.0), timeout_s=120)
+
+
+def test_the_service_away_and_back_loses_no_step_and_doubles_none(store: SqlStore) -> None:
+    """Over a socket: cut off twice in the middle of a training, whose answers may be lost on the way."""
+    port, watch, training = free_port(), store.create_watch(name="away", query=None, expected=None).id, None
+    for _ in range(3):
+        with served(create_app(Settings(poll_s=0.02), store=store), port=port) as url:
+            if training is None:
+                reporter = Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.01)
+                training = Training(reporter, step_s=0.002)
+            before = training.steps
+            wait_for(lambda before=before: _taken(store, watch) > before, timeout_s=60)  # type: ignore[misc]
+    assert training is not None
+    with served(create_app(Settings(poll_s=0.02), store=store), port=port):
+        training.stop()
+    assert _taken(store, watch) == training.steps
+    assert training.reporter.dropped == 0
+
+
+@pytest.mark.long
 def test_the_service_killed_and_back_loses_no_step_and_doubles_none(tmp_path: Path) -> None:
-    """A training that reports while its service is killed in the middle of its work, twice, and starts again."""
-    database, port = f"sqlite:///{tmp_path / 'hp.sqlite3'}", free_port()
-    reporter, reported, stop = None, 0, threading.Event()
-
-    def train(to: Reporter) -> None:
-        nonlocal reported
-        while not stop.is_set():
-            reported += 1
-            to.step(0.5 + 0.01 * (reported % 7), step=reported)
-            time.sleep(0.002)
-
-    for round_number in range(3):
+    """A service that is killed in the middle of its work, twice, and starts again."""
+    database, port, training, watch = f"sqlite:///{tmp_path / 'hp.sqlite3'}", free_port(), None, ""
+    for number in range(3):
         with api_process(database_url=database, home=tmp_path, port=port) as (url, serving):
-            if reporter is None:
-                watch = httpx.post(f"{url}/v1/watches", json={"name": "killed"}).json()["id"]
-                reporter = Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.02)
-                threading.Thread(target=train, args=(reporter,), daemon=True).start()
-            before = _steps(url, watch)
-            wait_for(lambda before=before: _steps(url, watch) > before + 50, timeout_s=60)
-            if round_number < 2:
-                psutil.Process(serving.pid).kill()
+            if training is None:
+                watch = httpx.post(f"{url}/v1/watches", json={"name": "killed"}, timeout=60).json()["id"]
+                training = Training(Reporter(f"{url}/v1/watches/{watch}", rank=0, every_s=0.2), step_s=0.02)
+            before = training.steps
+            wait_for(lambda before=before, place=(url, watch): _steps(*place) > before, timeout_s=120)  # type: ignore[misc]
+            if number < 2:
+                serving.kill()
                 serving.wait()
                 continue
-            stop.set()
-            wait_for(lambda: reporter.close(timeout_s=40), timeout_s=60)
-            assert _steps(url, watch) == reported
-    assert reporter is not None
-    assert reporter.dropped == 0
+            training.stop()
+            assert _steps(url, watch) == training.steps
+            assert training.reporter.dropped == 0
+
+
+def _taken(store: SqlStore, watch: str) -> int:
+    return sum(each.state["steps"] for each in store.watch_sources(watch_id=watch))
 
 
 def _steps(url: str, watch: str) -> int:
-    return int(httpx.get(f"{url}/v1/watches/{watch}", timeout=20).json()["verdict"]["steps"])
+    return int(httpx.get(f"{url}/v1/watches/{watch}", timeout=60).json()["verdict"]["steps"])
