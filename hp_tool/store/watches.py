@@ -84,6 +84,7 @@ class Watches(StoreBase):
             return listing.page(connection, limit=limit, record=_record)
 
     def change_watch(self, *, watch_id: str, source: str, change: Change) -> WatchRecord:
+        source = storable(source)
         with self._writing() as connection:
             before = _read(connection, watch_id, locked=True)
             here = SOURCE.c.watch_id == watch_id, SOURCE.c.source == source

@@ -109,7 +109,7 @@ def begin(
     query: JsonObject | None = None
     expected: JsonObject | None = None
     if new.query is not None:
-        resolved = resolve(new.query, find=find)
+        resolved = schema.parse_query(schema.to_dict(resolve(new.query, find=find)))  # checks what spans several fields
         query, expected = schema.query_mapping(resolved), schema.to_dict(expected_of(resolved, calibrations=calibrations))
     record = store.create_watch(
         name=new.name, query=query, expected=expected, webhook=new.webhook, idempotency_key=idempotency_key
