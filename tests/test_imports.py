@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents"},
+    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents", "reporter"},
     {"cost", "space", "calibration", "sizing", "slowdowns"},
     {"catalog", "search", "launchers", "formats", "store"},
     {

@@ -30,6 +30,8 @@ class Source:
     """Reports up to this one were taken."""
     steps: int = 0
     dropped: int = 0
+    seen: int = 0
+    """Steps that the job had when this process reported last: it orders the lives of a rank."""
     usual: list[dict[str, float]] = field(default_factory=list)
     """Seconds by part of its first steps after the warm-up."""
     recent: list[dict[str, float]] = field(default_factory=list)
@@ -51,21 +53,29 @@ class Source:
             self.recent = [*self.recent[1 - RECENT :], parts]
         return fresh
 
-    def times(self, *, newest: int) -> RankTimes | None:
-        """Medians of its first steps and of its newest ones; None where there are too few."""
-        recent = self.recent[-max(min(newest, RECENT), 1) :]
-        if not self.usual or not recent:
-            return None
-        return RankTimes(rank=self.rank, before=_medians(self.usual), after=_medians(recent))
-
     def state(self) -> dict[str, Any]:
         """Everything that is remembered, as JSON's types."""
-        return {name: getattr(self, name) for name in ("rank", "host", "last_seq", "steps", "dropped", "usual", "recent")}
+        return {
+            name: getattr(self, name) for name in ("rank", "host", "last_seq", "steps", "dropped", "seen", "usual", "recent")
+        }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
         """The process that had this state."""
         return cls(**state)
+
+
+def _times(sources: list[Source], *, newest: int) -> list[RankTimes]:
+    """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its last."""
+    lives: dict[int, list[Source]] = {}
+    for source in sorted(sources, key=lambda each: each.seen):
+        if source.usual and source.recent:
+            lives.setdefault(source.rank, []).append(source)
+    count = max(min(newest, RECENT), 1)
+    return [
+        RankTimes(rank=rank, before=_medians(of_rank[0].usual), after=_medians(of_rank[-1].recent[-count:]))
+        for rank, of_rank in sorted(lives.items())
+    ]
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
@@ -114,8 +124,7 @@ class Job:
         lag = None if expected is None else _lag(now, expected)
         causes: tuple[Cause, ...] = ()
         if slowdown is not None:
-            newest = self.changes.steps - now.first
-            times = [each for source in sources if (each := source.times(newest=newest)) is not None]
+            times = _times(sources, newest=self.changes.steps - now.first)
             hosts = {each.rank: each.host for each in sources if each.host is not None}
             causes = causes_of(times, hosts=hosts, factor=slowdown.factor, step_s=math.exp(now.log_s))
         factor = slowdown.factor if slowdown is not None else lag.factor if lag is not None else None

@@ -15,6 +15,7 @@ from hp_tool.formats.logs import READERS, LogFacts, read_line
 from hp_tool.watch.job import Job, Source
 
 MOST_FILES = 4096
+NEWEST = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,19 +29,28 @@ class LogSteps:
     num_gpus: int = 1
     facts: LogFacts = field(default_factory=LogFacts)
     seq: int = 0
+    printed: dict[int | None, list[int]] = field(default_factory=dict)
+    """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed by another rank; any other
+    that goes back follows a restart from a checkpoint."""
 
-    def feed(self, line: str) -> tuple[int, StepReport] | None:
-        """The step that this line completes, and the rank that tells of it; None for any other line."""
+    def feed(self, line: str) -> tuple[int | None, StepReport] | None:
+        """The step that this line completes, and the rank that it names; None for any other line."""
         for reader in (self.reader,) if self.reader else READERS:
             read_line(line, self.facts, reader=reader)
             if (step := self._taken()) is not None:
-                self.reader, self.seq = reader, self.seq + 1
-                rank, parts = _own_words(line) if reader == "json" else (0, {})
+                self.reader = reader
+                rank, parts = _own_words(line) if reader == "json" else (None, {})
+                printed = self.printed.setdefault(rank, [])
+                if step[1] in printed:
+                    return None
+                if step[1] is not None:
+                    self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
+                self.seq += 1
                 return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts)
         return None
 
     def _taken(self) -> tuple[float, int | None] | None:
-        """The newest figure, as seconds, with its step; the facts keep no more than the step's number."""
+        """The newest figure, as seconds, with its step; the facts forget both."""
         facts = self.facts
         kinds = [kind for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second") if getattr(facts, kind)]
         if not kinds:
@@ -56,24 +66,24 @@ class LogSteps:
         step = times_s[-1], ends_at[-1] if ends_at else None
         for kind in kinds:
             getattr(facts, kind).clear()
-            facts.ends_at[kind] = facts.ends_at.get(kind, [])[-1:]
+        facts.ends_at.clear()
         facts.losses.clear()
         return step
 
 
-def _own_words(line: str) -> tuple[int, dict[str, float]]:
+def _own_words(line: str) -> tuple[int | None, dict[str, float]]:
     """The rank and the parts of a JSON line, where it has them."""
     try:
         words = json.loads(line[line.find("{") :])
     except (ValueError, RecursionError):
-        return 0, {}
+        return None, {}
     parts, rank = words.get("parts_s"), words.get("rank")
     own = (
         {str(name)[:200]: float(s) for name, s in parts.items() if isinstance(s, int | float) and s >= 0.0}
         if isinstance(parts, dict)
         else {}
     )
-    return rank if isinstance(rank, int) and rank >= 0 else 0, own
+    return rank if isinstance(rank, int) and rank >= 0 else None, own
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,14 +92,14 @@ class Watched:
 
     expected: Expected | None = None
     job: Job = field(default_factory=Job)
-    sources: dict[tuple[int, int], Source] = field(default_factory=dict)
-    """By number of the log and rank."""
+    sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
+    """By number of the log and the rank that its lines name."""
 
-    def add(self, log: int, rank: int, report: StepReport) -> bool:
+    def add(self, log: int, rank: int | None, report: StepReport) -> bool:
         """Take a step of a log; return whether the job's pace changed. The first process that is heard stands for the job."""
         key = (log, rank)
         source = self.sources.setdefault(key, Source())
-        source.take(StepBatch(source=str(log), rank=rank or log, reports=(report,)))
+        source.take(StepBatch(source=str(log), rank=log if rank is None else rank, reports=(report,)))
         return key == next(iter(self.sources)) and self.job.add([report])
 
     def verdict(self) -> Verdict:

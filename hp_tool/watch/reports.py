@@ -42,6 +42,7 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
         source = Source() if state is None else Source.of(state)
         fresh = source.take(batch)
         acknowledged = source.last_seq
+        source.seen = 0 if record.state is None else int(record.state["changes"]["steps"])
         if batch.rank != LEAD or not fresh:
             return WatchChange(state=None, source=source.state(), status=record.status)
         job = Job() if record.state is None else Job.of(record.state)
@@ -52,8 +53,8 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
         if changed or (job.changes.settled and not settled):
             sources = [Source.of(each.state) for each in others() if each.source != batch.source]
             verdict = job.verdict(expected=expected_of_record(record), sources=[source, *sources])
-            told = verdict.slow or status not in ("learning", "as_expected")
-            message = schema.to_dict(verdict) if told and (changed or verdict.slow) else None
+            recovered = changed and status not in ("learning", "as_expected")
+            message = schema.to_dict(verdict) if verdict.slow or recovered else None
             status = verdict.status
         return WatchChange(state=job.state(), source=source.state(), status=status, message=message)
 

@@ -99,6 +99,27 @@ def test_slower_than_it_should_be_counts_the_doubt_of_the_expectation() -> None:
     assert run(*steady(), expected=wide).status == "as_expected"
 
 
+def test_a_rank_that_began_anew_is_held_against_its_first_life() -> None:
+    """After a restart from a checkpoint every rank reports under another name, and one comes back on a slow device."""
+    own, exchange = steady()
+    own[300:, 1] *= 1.5
+    step_s = (own + exchange).max(axis=1)
+    job, sources = Job(), []
+    for life in (range(300), range(300, 400)):
+        lives = [Source() for _ in range(RANKS)]
+        sources += lives
+        for number in life:
+            for rank, source in enumerate(lives):
+                source.seen = job.changes.steps
+                parts = {"compute": float(own[number, rank])}
+                report = StepReport(seq=number - life[0] + 1, step_s=float(step_s[number]), parts_s=parts)
+                fresh = source.take(StepBatch(source="s", rank=rank, reports=(report,)))
+                if rank == 0:
+                    job.add(fresh)
+    verdict = job.verdict(expected=None, sources=sources)
+    assert (verdict.ranks, verdict.causes[0].ranks) == (RANKS, (1,))
+
+
 def test_steps_that_come_twice_or_out_of_turn_count_once() -> None:
     source = Source()
     reports = tuple(StepReport(seq=seq, step_s=1.0) for seq in (2, 1, 2, 3))

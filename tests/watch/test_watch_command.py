@@ -98,6 +98,15 @@ def test_rates_tell_a_slowdown_without_a_query(line: str) -> None:
     assert log.feed("nothing of interest") is None
 
 
+def test_a_restart_from_a_checkpoint_goes_on_and_other_ranks_count_once() -> None:
+    log = LogSteps()
+    lines = [f"step: {step} loss: 7.8 tps: 4,000" for step in (50, 51, 51, 52, 51, 52, 20, 20, 21)]
+    steps = [taken[1].step for line in lines if (taken := log.feed(line)) is not None]
+    assert steps == [50, 51, 52, 20, 21]
+    ranks = [log.feed(json.dumps({"step": 7, "step_s": 1.0, "rank": rank})) for log in (LogSteps(),) for rank in (0, 1, 1)]
+    assert [each is not None and each[0] for each in ranks] == [0, 1, False]
+
+
 def test_lines_are_told_as_they_come_in_bounded_memory(times: np.ndarray) -> None:
     """A process that reads standard input: told before the input ends; 60,000 steps later it is no larger."""
     watching = subprocess.Popen([*COMMAND, "watch", "-"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
