@@ -28,6 +28,7 @@ FLOORS = (
         "diagnostics",
         "exchange",
         "learning",
+        "machines",
         "problem",
         "queries",
         "render",

@@ -18,7 +18,7 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_atten
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.frameworks import STAND_INS
-from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -82,6 +82,17 @@ def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEff
 def usual_clocks(gpu: GpuSpec) -> Clocks:
     """Those of the GPU's die, or typical ones."""
     return _clocks(_die(gpu))
+
+
+def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
+    """Raise UnsupportedError where a query caps the power of devices, and it is not known what their clocks do then."""
+    if isinstance(query, str) or query.power_cap_w is None:
+        return
+    if serves or usual_clocks(gpu).gpu is None:
+        why = "of serving, whose passes wait for memory" if serves else f"of {gpu.name}"
+        raise UnsupportedError(
+            f"how the clocks {why} follow a power cap is not known; leave it out", field="cluster.power_cap_w"
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 WORTH_SAYING = 0.01
 """Chance of retries from which an answer names it."""
@@ -124,14 +124,16 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
     effective_days = None
     if kept is not None:
         effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
-    price = cluster.price_per_gpu_hour
+    price, carbon = cluster.price_per_gpu_hour, cluster.grid_carbon_kg_per_kwh
+    energy = seconds * cluster.num_gpus * _power_w(cluster, busy=busy)
     return replace(
         estimate,
         days=days,
         effective_days=effective_days,
         gpu_hours=gpu_hours,
         cost=gpu_hours * price if price is not None else None,
-        energy=seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
+        energy=energy,
+        co2_kg=None if carbon is None else 1e3 * energy / JOULES_PER_MWH * cluster.power_usage_effectiveness * carbon,
     )
 
 
@@ -200,8 +202,7 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     counted at idle power. Cooling, switches and storage are not counted.
     """
     gpu = cluster.gpu
-    idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
-    return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
+    return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:

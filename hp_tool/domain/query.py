@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Fraction, Strict
+from hp_tool.domain.fields import Amount, Choice, Fraction, Strict
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
@@ -135,8 +135,8 @@ class Query(Strict):
     model: str | ModelSpec | dict[str, Any]
     """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command line and Python also a path
     to one."""
-    cluster: str | ClusterQuery
-    """Name of a registered cluster, or a description of one."""
+    cluster: Choice[str | ClusterQuery]
+    """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all with a price."""
     training: TrainingWorkload | None = None
     inference: InferenceWorkload | None = None
     parallel: ParallelQuery = ParallelQuery()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -146,6 +146,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         )
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu, serves=True)
     if cluster.kinds:
         raise UnsupportedError(
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",

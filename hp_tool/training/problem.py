@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hp_tool.catalog import check_trainable, checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import efficiency, machine_profile
+from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
@@ -191,6 +191,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu)
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.training.expert_precision is not None:
         peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")
