@@ -238,10 +238,14 @@ library.on_change(_read.cache_clear)
 def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
     """The profile of this version; without one that of the newest version measured, marked `measured: false` where a version
     was named. On a die (`silicon`) where this version was never measured, but another of the engine was, the constants are
-    those of the nearest such version. UnsupportedError for an engine without any profile.
+    those of the nearest such version. A profile of kernels alone stands for a version that is named, and later ones.
+    UnsupportedError for an engine without any profile.
     """
     known = engine_profiles()
-    versions = sorted((profile for profile in known if profile.engine == engine), key=lambda p: version_key(p.version))
+    versions = sorted(
+        (p for p in known if p.engine == engine and (not p.kernels_alone or _reaches(version, p.version))),
+        key=lambda p: version_key(p.version),
+    )
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
         raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
@@ -252,6 +256,11 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
         settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
         return dataclasses.replace(constants, **settings, measured=False)
     return constants if version in (None, constants.version) else dataclasses.replace(constants, measured=False)
+
+
+def _reaches(version: str | None, release: str) -> bool:
+    """Whether a version is named, and is a release or a later one."""
+    return version is not None and version_key(version) >= version_key(release)
 
 
 SETTINGS_OF_A_RELEASE = (

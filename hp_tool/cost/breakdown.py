@@ -9,10 +9,12 @@ from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
+from hp_tool.cost.model_layers import layer_kinds
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
+from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
+from hp_tool.cost.unlike_layers import blocks_by_stage
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
@@ -252,4 +254,6 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
             "row_fill": workload.tokens_per_row / workload.sequence_length,
             "attended_length": workload.attended_length,
         }
+    if model.blocks is not None and config.pipeline_parallel_size > 1:
+        provenance["blocks_by_stage"] = blocks_by_stage(model, config, case.strategy.pipeline_layout)
     return provenance | simplified(model)

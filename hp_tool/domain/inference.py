@@ -10,6 +10,8 @@ from annotated_types import Interval, MaxLen
 from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Strict
 from hp_tool.domain.hardware import Precision
 
+RATE = "inference.request_rate_per_second"
+"""The path of a rate that a ranking chose."""
 MOST_TRACED = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 
@@ -42,6 +44,9 @@ class SpeculativeSpec(Strict):
     draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
     """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
     multi-token prediction about the ratio of the weights read."""
+    draft_model: str | None = None
+    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where drafts cost nothing, else the
+    model's own layers for it (MTP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,8 @@ class InferenceWorkload(Strict):
     concurrency: Axis[Count] | ConcurrencyRange = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
     request_rate_per_second: Axis[Amount] | RateRange = None
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise. Under objective
+    min_gpus a list asks for the fewest devices at each."""
     think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
     """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
     precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"

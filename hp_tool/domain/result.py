@@ -291,4 +291,4 @@ class Ranking(Generic[Row]):
     groups: tuple[int, ...] = ()
     """How many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Row, ...] = ()
-    """If nothing is acceptable: what lacks least, each infeasible with its reasons."""
+    """If nothing is acceptable, or at one of several rates: what lacks least, each infeasible with its reasons."""

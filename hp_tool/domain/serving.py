@@ -270,6 +270,8 @@ class PoolEstimate:
     max_decode_batch: float
     """The most it has room for."""
     intervals: ServingIntervals
+    tails: Tails | None = None
+    """Of single requests: by their wait for prefill, and at a rate by the load of decoding."""
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
 

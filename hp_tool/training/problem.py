@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hp_tool.catalog import check_trainable, checked_model, is_own_file, model_from_mapping
+from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
@@ -184,7 +184,6 @@ def resolve_training(query: Query) -> TrainingProblem:
             raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = named_model(query.model)
-    check_trainable(model)
     if (parallel := without_usual_layout(query.parallel, model)) is not query.parallel:
         query = dataclasses.replace(query, parallel=parallel)
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)

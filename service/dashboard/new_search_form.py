@@ -140,6 +140,7 @@ WORKLOADS: dict[Kind, tuple[Spec, ...]] = {
         ("inference.request_rate_per_second", "Requests per second", "instead"),
         ("inference.think_time_s", "Think time (s)"),
         ("inference.load.arrival", "Load", "closed"),
+        ("inference.load.client", "Client", "lengths differ"),
         ("inference.precision", "Precision"),
         ("inference.engine", "Engine", "vllm"),
     ),
