@@ -59,35 +59,39 @@ class Unpacked(io.RawIOBase):
         return content
 
 
-def read_traces(paths: Sequence[Path]) -> tuple[RankEvents, ...]:
-    """The ranks that files recorded, by rank, on the clock of the first. Raises InputError for what cannot be read."""
+def read_traces(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> tuple[RankEvents, ...]:
+    """The ranks that files recorded, by rank, on the clock of the first. Raises InputError for what cannot be read.
+
+    `names`: what errors call the files, and what may tell their ranks; None: their paths.
+    """
     if not 1 <= len(paths) <= MAX_FILES:
         raise InputError(f"{len(paths)} traces; give 1 to {MAX_FILES}", field="trace", code="too_many")
     ranks: dict[int, tuple[RankEvents, float]] = {}
-    for place, path in enumerate(paths):
-        for events, origin_s in read_trace(path, rank=_rank_of(path.name, place)):
+    called = [str(path) for path in paths] if names is None else names
+    for place, (path, name) in enumerate(zip(paths, called, strict=True)):
+        for events, origin_s in read_trace(path, name=name, rank=_rank_of(Path(name).name, place)):
             if events.rank in ranks:
-                message = f"{path}: another file is of rank {events.rank} too; give each rank once"
+                message = f"{name}: another file is of rank {events.rank} too; give each rank once"
                 raise InputError(message, field="trace", code="repeated")
             ranks[events.rank] = events, origin_s
     first_s = next(iter(ranks.values()))[1]
     return tuple(_moved(events, origin_s - first_s) for _, (events, origin_s) in sorted(ranks.items()))
 
 
-def read_trace(path: Path, *, rank: int) -> list[tuple[RankEvents, float]]:
+def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, float]]:
     """(events, the origin of their times on its host's clock) of each rank in one file."""
     try:
         with path.open("rb") as stream:
             start = stream.read(len(_SQLITE))
             stream.seek(0)
             if start != _SQLITE:
-                unpacked = cast(BinaryIO, Unpacked(stream, name=str(path)))
-                return [read_kineto(TraceStream(unpacked, name=str(path)), name=str(path), rank=rank)]
+                unpacked = cast(BinaryIO, Unpacked(stream, name=name))
+                return [read_kineto(TraceStream(unpacked, name=name), name=name, rank=rank)]
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", field="trace") from None
+        raise InputError(f"{name} cannot be read: {error.strerror or error}", field="trace") from None
     from hp_tool.traces.nsight import read_nsight
 
-    return [(events, 0.0) for events in read_nsight(path, rank=rank)]
+    return [(events, 0.0) for events in read_nsight(path, name=name, rank=rank)]
 
 
 def _rank_of(name: str, place: int) -> int:

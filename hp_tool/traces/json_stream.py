@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
+from hp_tool import bounds
 from hp_tool.errors import InputError
 
 CHUNK = 2**20
@@ -102,6 +103,7 @@ class TraceStream:
         """Read on; False at the end."""
         if self._done:
             return False
+        bounds.check()
         content = self._stream.read(CHUNK)
         self._done = not content
         self._passed += self._at

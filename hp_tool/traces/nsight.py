@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.errors import InputError
+from hp_tool import bounds
+from hp_tool.errors import HpToolError, InputError
 from hp_tool.timeline.events import KINDS, Phases, RankEvents
 from hp_tool.traces.columns import Floats, Ints, check_room, joined
 from hp_tool.traces.messages import Messages, number
@@ -50,17 +51,29 @@ class _Host:
         self.steps: dict[int, tuple[float, float]] = {}
 
 
-def read_nsight(path: Path, *, rank: int) -> list[RankEvents]:
-    """The ranks of a report, counted from `rank` by process and device. Raises InputError."""
+def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
+    """The ranks of a report, counted from `rank` by process and device. Raises InputError, which calls the file `name`."""
+    steps, stopped = iter(range(MAX_STEPS // 100_000)), list[HpToolError]()
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
-            steps = iter(range(MAX_STEPS // 100_000))
-            connection.set_progress_handler(lambda: next(steps, None) is None, 100_000)
-            return _read(connection, name=str(path), rank=rank)
+            connection.set_progress_handler(lambda: _ends(steps, stopped), 100_000)
+            return _read(connection, name=name, rank=rank)
     except sqlite3.Error as error:
-        raise InputError(f"{path} is no report that SQLite can read: {error}", field="trace", code="syntax") from None
+        if stopped:
+            raise stopped[0] from None
+        raise InputError(f"{name} is no report that SQLite can read: {error}", field="trace", code="syntax") from None
+
+
+def _ends(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
+    """Whether SQLite is to end; what the bounds say goes to `stopped`, as nothing can be raised through SQLite."""
+    try:
+        bounds.check()
+    except HpToolError as error:
+        stopped.append(error)
+        return True
+    return next(steps, None) is None
 
 
 def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankEvents]:

@@ -43,6 +43,16 @@ def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"content": {NDJSON: content}}}
 
 
+def upload(*, example: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes 1 to `most` files `trace`, and a text `query`, as a form."""
+    trace = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1, "maxItems": most}
+    query = {"type": "string", "description": "The query of the configuration that was recorded, as JSON or YAML"}
+    schema = {
+        "type": "object", "required": ["trace"], "properties": {"trace": trace, "query": query}, "additionalProperties": False,
+    }  # fmt: skip
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema, "example": example}}}}
+
+
 def answer_lines(description: str) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route that answers NDJSON."""
     return {200: {"description": description, "content": {NDJSON: {}}}}

@@ -6,7 +6,7 @@ import functools
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 from urllib.parse import quote
 
 import httpx
@@ -54,7 +54,6 @@ ERROR_BY_CODE: dict[str, type[HpToolError]] = {
     "cancelled": ConflictError,
 }
 """A failed search stores only the code of its error; this maps the code back to a class."""
-
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "field"}
 """What every problem has; any other key is of the error's details."""
 
@@ -68,6 +67,8 @@ class Call(Generic[T]):
     answer: Any
     """The type T, for pydantic."""
     json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
+    files: Sequence[tuple[str, Any]] | None = None
+    """Parts of a form, as httpx takes them: open files are streamed."""
     params: Mapping[str, Any] | None = None
     """Parameters of the query string; None leaves one out."""
     headers: Mapping[str, str] | None = None
@@ -79,9 +80,8 @@ class Call(Generic[T]):
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """The request as `http` sends it."""
         params = None if self.params is None else _without_none(self.params)
-        return http.build_request(
-            self.method, self.path, json=self.json, params=params, headers=self.headers, timeout=self.timeout
-        )
+        sent: JsonObject = {"json": self.json, "files": self.files, "params": params, "headers": self.headers}
+        return http.build_request(self.method, self.path, timeout=self.timeout, **sent)
 
     def read(self, response: httpx.Response) -> T:
         """The answer in `response`; raises the error that a problem in it stands for."""
@@ -144,6 +144,12 @@ class Endpoints:
         changes. `options`: format, num_gpus, overrides, variables, files, ignore, log.
         """
         return Call(method="POST", path="/v1/imports", answer=JsonObject, json={"command": command, **options})
+
+    @Endpoint
+    def explain(self, *, traces: Sequence[BinaryIO], query: Mapping[str, Any] | None = None) -> Call[JsonObject]:
+        """What `hp-tool explain --json` says of traces, open as binary files, one for each rank; the server keeps nothing."""
+        files = [*(("trace", each) for each in traces), *(() if query is None else [("query", (None, schema.to_json(query)))])]
+        return Call(method="POST", path="/v1/explanations", answer=JsonObject, files=files, timeout=120.0)
 
     @Endpoint
     def export(self, *, result: Mapping[str, Any], format: str, rank: int = 1, rerank: bool = False) -> Call[JsonObject]:
@@ -338,8 +344,7 @@ def with_result(answer: JsonObject) -> JsonObject:
     if "recommendations" in answer:
         return answer
     error = answer["error"]
-    kind = ERROR_BY_CODE.get(error["code"], HpToolError)
-    raise kind(error["message"], code=error["code"], field=error.get("field"))
+    raise ERROR_BY_CODE.get(error["code"], HpToolError)(error["message"], code=error["code"], field=error.get("field"))
 
 
 def unreachable(server: object, error: httpx.TransportError | str) -> StoreError:

@@ -86,6 +86,9 @@ class Meter:
         bounds.spent_s += now_s - _SEEN_S.get(now_s)
         _SEEN_S.set(now_s)
         if bounds.spent_s > self._max_s:
+            if not bounds.planned:
+                message = f"{self._max_s:g} s of processor time were used up; send less in one request"
+                raise InputError(message, code="request_too_costly")
             share = bounds.done / max(bounds.planned, 1)
             needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
             raise InputError(

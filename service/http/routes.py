@@ -5,13 +5,14 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
 AGENTS_PATH = "/mcp"
 """Its tools ask other routes with their caller's key: what a tool changes, it changes there."""
-STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk"})
+EXPLANATIONS_PATH = "/v1/explanations"
+STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", EXPLANATIONS_PATH})
 """Bodies of any length, never held as a whole."""
 COMPUTING = frozenset(
     {
         *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"),
         *("/searches/new/preview", "/searches/new/preview.json"),
-        AGENTS_PATH,
+        *(AGENTS_PATH, EXPLANATIONS_PATH),
     }
 )
 """Routes that change nothing; they are POST because a query is large."""

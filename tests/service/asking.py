@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from hp_tool.domain.query import Query
 from hp_tool.domain.sizing import SizingQuery
-from service.api import catalog, estimates, measurements, searches
+from service.api import catalog, estimates, explanations, measurements, searches
 from tests.service.routes import Address, every_route
 
 Json = dict[str, Any]
@@ -142,6 +142,11 @@ def _sizing(place: str, value: str) -> Iterator[Json]:
     yield {"json": laid({"tokens": 1e12, "cluster": estimates.SIZING_EXAMPLE["cluster"]}, place, value)}
 
 
+def _upload(place: str, value: str) -> Iterator[Json]:
+    (trace,) = explanations.EXAMPLE["trace"]
+    yield {"files": [("trace", (value, trace)), ("query", (None, json.dumps(asked(place, value))))]}
+
+
 def _registration(place: str, value: str) -> Iterator[Json]:
     if place == "model":
         for new in (catalog.MODEL_EXAMPLE, catalog.CLUSTER_EXAMPLE):
@@ -175,6 +180,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/measurements/bulk": _report,
     "/v1/exports": _export,
     "/v1/imports": _import,
+    "/v1/explanations": _upload,
     "/v1/sizings": _sizing,
     "/v1/watches": _watch,
     "/mcp": _tool,

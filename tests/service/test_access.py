@@ -51,7 +51,9 @@ def key(store: SqlStore, scope: Scope, *, owner: str = "ada", **limits: float) -
 
 def addresses(app: FastAPI) -> list[tuple[str, str]]:
     """(method, path) of every route, with ids that name nothing."""
-    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id"), "nope") | {"action": "cancel"}
+    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope") | {
+        "action": "cancel"
+    }
     return [(address.method, address.at(**nothing)) for address in every_route(app)]
 
 
@@ -87,7 +89,8 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
 ) -> None:
     reading, submitting = key(store, Scope.READ), key(store, Scope.SUBMIT)
     computing = {"/v1/estimates", "/v1/recommendations", "/v1/batch", "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"}
-    computing |= {"/searches/new/preview", "/searches/new/preview.json", "/mcp"}  # tools meet the scopes of what they ask
+    computing |= {"/v1/explanations", "/searches/new/preview", "/searches/new/preview.json"}
+    computing |= {"/mcp"}  # tools meet the scopes of what they ask
     for method, path in addresses(app):
         administration = path.startswith(("/v1/keys", "/v1/audit", "/keys", "/audit"))
         forbidden = administration or (method in CHANGING and path not in computing)

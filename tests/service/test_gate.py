@@ -181,7 +181,9 @@ WRONG = (b"[]", b'{"x": 1}', b"- a\n- b: [")
 
 def test_every_422_names_its_field(http: TestClient) -> None:
     """Of whatever route, whatever is wrong: the body as a whole is `body`."""
-    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id"), "nope") | {"action": "cancel"}
+    nothing = dict.fromkeys(("search_id", "key_id", "name", "run_id", "measurement_id", "watch_id"), "nope") | {
+        "action": "cancel"
+    }
     unnamed, seen = [], 0
     for address in every_route(http.app):
         if not address.pattern.startswith("/v1"):
