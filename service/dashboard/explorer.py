@@ -203,7 +203,7 @@ def _row(row: Recommendation, configuration: Configuration, settings: Settings, 
     return FastRow.of(
         row,
         estimate,
-        arithmetic=formats.arithmetic(row.parallel),
+        arithmetic=formats.arithmetic(row.parallel, "device" if settings.gpu == "cpu" else "GPU"),
         details=formats.configuration_details(configuration),
         unchecked=tuple(unchecked(estimate)),
         chosen=(row.parallel, row.set) == (shown.parallel, shown.set),

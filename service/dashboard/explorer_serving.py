@@ -99,7 +99,7 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
     """The explorer of serving, as shown on its page."""
     known = {"model", *fields("inference")}
     typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
-    values = typed if "model" in typed else EXAMPLE | typed
+    values = _filled(typed)
     registered = set(store.registered_names(kind="model"))
     page = ServingExplorerPage(
         title="Explorer: serving",
@@ -114,6 +114,18 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
         return _answered(page, values, find=find)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
+
+
+def _filled(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of an address, with those of the example for what a question cannot do without."""
+    left_out = set[str]()
+    if "cluster" in typed:  # a registered one says the rest
+        left_out |= {path for path in EXAMPLE if path.startswith("cluster.")}
+    if "inference.trace" in typed:
+        left_out |= {path for path in EXAMPLE if path.startswith("inference.")}
+    elif any(path.startswith("inference.") for path in typed):  # a load that is left open is the highest within the targets
+        left_out.add("inference.concurrency")
+    return {path: value for path, value in EXAMPLE.items() if path not in left_out} | dict(typed)
 
 
 def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Find) -> ServingExplorerPage:

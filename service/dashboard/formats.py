@@ -80,11 +80,11 @@ def duration(value: float | None) -> str:
     return f"{value / 60:.0f} min" if value < 90 * 60 else f"{_significant(value / 3600)} h"
 
 
-def gpu_time(value: float | None) -> str:
-    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours."""
+def gpu_time(value: float | None, device: str = "GPU") -> str:
+    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device`: what the GPU is called."""
     if value is None:
         return ABSENT
-    return f"{_significant(value / 3600)} GPU-h" if value >= 360 else f"{_significant(value)} GPU-s"
+    return f"{_significant(value / 3600)} {device}-h" if value >= 360 else f"{_significant(value)} {device}-s"
 
 
 def tick(value: float, unit: str) -> str:
@@ -187,10 +187,16 @@ def subject(query: JsonObject) -> str:
     return f"{name} on {number} x {gpu_name}" if number else f"{name} on {gpu_name}"
 
 
-def arithmetic(parallel: ParallelConfig) -> str:
+def device_of(query: JsonObject) -> str:
+    """Return what one device of a query's cluster is called: a process of a processor is no GPU."""
+    cluster = query.get("cluster")
+    return "device" if isinstance(cluster, dict) and cluster.get("gpu") == "cpu" else "GPU"
+
+
+def arithmetic(parallel: ParallelConfig, device: str = "GPU") -> str:
     """TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
-    sizes, num_gpus = parallel_sizes(parallel)
-    return f"{sizes} = {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+    sizes, number = parallel_sizes(parallel)
+    return f"{sizes} = {number} {device}{'s' if number > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import RunState
+from hp_tool.domain.records import JsonObject, RunState
 from service.dashboard import trials
 
 
@@ -26,16 +26,16 @@ class Running:
     """Median seconds from submission to end of the search's earlier runs; None for the first."""
 
 
-def running_now(store: Store, *, search_id: str) -> tuple[Running, ...]:
-    """The runs of a search that the engine has, in order."""
+def running_now(store: Store, *, search_id: str, query: JsonObject) -> tuple[Running, ...]:
+    """Return the runs of a search that the engine has, in order; `query`: the search's."""
     now = datetime.now(UTC)
     ended = store.list_runs(search_id=search_id, state=RunState.FINISHED, limit=20, oldest_first=False).items
     took = [(run.finished_at - run.submitted_at).total_seconds() for run in ended if run.finished_at and run.submitted_at]
     return tuple(
         Running(
             number=run.number,
-            arithmetic=trials.words(run.parallel)[0],
-            details=trials.words(run.parallel)[1],
+            arithmetic=trials.words(run.parallel, query)[0],
+            details=trials.words(run.parallel, query)[1],
             why=trials.why(run.predicted.get("chosen_by")),
             submitted_at=run.submitted_at,
             expected_step_s=run.predicted.get("calibrated_step_s"),

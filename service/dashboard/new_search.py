@@ -21,7 +21,7 @@ from hp_tool.domain.fit import Fit
 from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
-from hp_tool.domain.records import WorkerRecord
+from hp_tool.domain.records import Label, WorkerRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
@@ -39,7 +39,7 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.searches import searched
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, configuration_details, details, dotted
+from service.dashboard.formats import arithmetic, configuration_details, details, device_of, dotted
 from service.dashboard.new_search_form import (
     FRAMEWORKS,
     RecipeChoice,
@@ -167,7 +167,8 @@ def form_context(
         return form_page(to_values(query), store=store)
     values = read_form(request.url.query) or EXAMPLE
     with contextlib.suppress(InputError):  # which the preview shows
-        values = to_values(to_query(values))  # paths that have no field go into the YAML
+        named = {name: values[name] for name in ("name",) if name in values}
+        values = named | to_values(to_query(values))  # paths that have no field go into the YAML
     return form_page(values, store=store)
 
 
@@ -242,8 +243,10 @@ def preview_html(page: PreviewDep) -> HTMLResponse:
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     """Queue the search and redirect to its page; on an error, show the form again with its message."""
     try:
-        sent = to_query(values)
+        sent, label = to_query(values), schema.parse(Label, {"name": values.get("name", "")})
         record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find))
+        if label.name:
+            store.label_search(search_id=record.id, label=label)
     except HpToolError as error:
         page = replace(form_page(values, store=store), error=error.as_dict())
         return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
@@ -285,7 +288,7 @@ def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRo
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
         step_s, rate = None, row.known.output_tokens_per_second_per_gpu
     else:
-        heading, time = arithmetic(row.parallel), row.known.time
+        heading, time = arithmetic(row.parallel, device_of(schema.query_mapping(query))), row.known.time
         step_s, rate = time.step_s if time else None, row.known.tokens_per_second_per_gpu
     memory = estimate.memory
     return PreviewRow.of(

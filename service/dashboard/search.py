@@ -11,13 +11,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool.anatomy import Schedule
-from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
 from hp_tool.errors import InputError
 from hp_tool.formats.registry import writable
-from hp_tool.queries import schema
 from hp_tool.render.words import stopped_words
 from service.api.bodies import json_response
 from service.api.dependencies import StoreDep
@@ -25,7 +23,7 @@ from service.api.searches import MEANING, Action, BudgetChange, apply_action, ch
 from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
-from service.dashboard.formats import subject
+from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
@@ -55,6 +53,10 @@ class SearchPage(Page, View):
 
     id: str
     kind: Kind
+    subject: str
+    """Model on cluster."""
+    device: str
+    """What one of its devices is called: GPU, or device where it is a process of a processor."""
     quantity: trials.Quantity
     trials_href: str
     """JSON of its `TrialTable`."""
@@ -131,15 +133,6 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     return PlainTextResponse(log or "No log was stored for this run.")
 
 
-@router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
-def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
-    """Redirect to the page of a run's configuration."""
-    query = store.get_search(search_id=search_id).query
-    run = store.get_run(search_id=search_id, run_id=run_id)
-    configuration = Configuration.of(run, query=schema.parse_query(query))
-    return RedirectResponse(configuration_href(configuration, search_id=search_id), status_code=303)
-
-
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Change how many profile runs the search may start."""
@@ -172,7 +165,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         view,
         kind="inference" if trials.serves(view.query) else "training",
         quantity=trials.quantity(view.query),
-        title=subject(view.query),
+        title=view.label.name or subject(view.query),
+        subject=subject(view.query),
+        device=device_of(view.query),
         json_href=f"/searches/{view.id}.json",
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
@@ -188,7 +183,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         schedule=schedule,
         bubble_fraction=bubble_fraction,
         health=health(store, search_ids=[view.id]),
-        running=() if view.state.ended else running_now(store, search_id=view.id),
+        running=() if view.state.ended else running_now(store, search_id=view.id, query=view.query),
         ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),

@@ -14,7 +14,7 @@ from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
 from service.api.views import SearchView, View
-from service.dashboard.formats import subject
+from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
 from service.dashboard.search import TONES, budget_runs_of
 from service.dashboard.trials import serves, words
@@ -39,6 +39,8 @@ class SearchRow(View):
     kind: Kind
     subject: str
     """Model on cluster."""
+    device: str
+    """What one of its devices is called: GPU, or device where it is a process of a processor."""
     label: Label
     model: str | None
     owner: str | None
@@ -146,8 +148,9 @@ def _row(view: SearchView) -> SearchRow:
         tone=TONES.get(view.state, ""),
         kind="inference" if serves(view.query) else "training",
         subject=subject(view.query),
+        device=device_of(view.query),
         model=model_of(view.query),
-        best=words(decode_configuration(best["parallel"]))[0] if best["parallel"] else None,
+        best=words(decode_configuration(best["parallel"]), view.query)[0] if best["parallel"] else None,
         best_step_s=best["step_s"],
         known=best["source"] if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),

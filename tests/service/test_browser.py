@@ -35,7 +35,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     page.locator("pre", has_text="the end of it").wait_for()  # asked for again
     finish(store, lease)
     page.locator("h1 + .state", has_text="succeeded").wait_for()
-    assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert page.locator("tbody > tr[data-key]:not(.more)").count() == 2
     assert page.locator("progress").count() == 0
 

@@ -279,6 +279,8 @@ def test_submitting_queues_the_search_and_a_clone_fills_the_form(http: TestClien
     stored = store.list_searches().items[0]
     assert answer.headers["location"] == f"/searches/{stored.id}"
     assert schema.parse_query(stored.query) == schema.parse_query(query)
+    named = post(http, "/searches/new", values | {"name": "long context"}, follow_redirects=False).headers["location"]
+    assert "<h1>long context</h1>" in http.get(named).text and ">long context</a>" in http.get("/searches").text
     cloned = http.get(f"/searches/new.json?from={stored.id}").json()["values"]
     assert schema.parse_query(to_query(cloned)) == schema.parse_query(query)
     assert http.get("/searches/new?from=nope").status_code == 422

@@ -33,6 +33,7 @@ def submit(http: TestClient, query: Query) -> str:
 
 def test_the_arithmetic_of_a_configuration() -> None:
     assert formats.arithmetic(TWO_WAY) == "TP 2 x PP 1 x DP 1 = 2 GPUs"
+    assert formats.arithmetic(TWO_WAY, "device") == "TP 2 x PP 1 x DP 1 = 2 devices"
     assert formats.arithmetic(ParallelConfig()) == "TP 1 x PP 1 x DP 1 = 1 GPU"
     assert formats.details(TWO_WAY) == "micro-batch 1, sequence parallel, selective recomputation"
 
@@ -69,8 +70,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     finish(store, lease)
     page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
     assert page.headers["content-type"].startswith("text/html")
-    assert "TP 1 x PP 1 x DP 2 = 2 GPUs" in page.text
-    assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert "TP 1 x PP 1 x DP 2 = 2 devices" in page.text
+    assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert twin["events_href"] is None
     trials = http.get(twin["trials_href"]).json()
     assert (trials["best"], trials["state"], trials["cause"]) == (0, ["ok", "crashed"], [None, EVIL])
@@ -87,8 +88,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     }
     log = http.get(twin["logs_href"] + trials["run_id"][1])
     assert (log.text, log.headers["content-type"]) == (EVIL, "text/plain; charset=utf-8")
-    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}", follow_redirects=False)
-    assert configuration.headers["location"].startswith("/configurations?query=")
+    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}.json", follow_redirects=False).json()
+    assert configuration["view"]["heading"] == "TP 2 x PP 1 x DP 1 = 2 devices", "a short address shows the page itself"
     asked = dict(zip("ab", trials["run_id"], strict=True))
     assert "measured" in http.get(f"/searches/{search}/compare", params=asked).text
     both = http.get(f"/searches/{search}/compare.json", params=asked).json()
@@ -143,7 +144,7 @@ def test_a_run_in_progress_is_compared_with_the_newest(http: TestClient, store: 
             connection.execute(sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended))
     waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
     store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
-    (running,) = running_now(store, search_id=lease.search_id)
+    (running,) = running_now(store, search_id=lease.search_id, query=query)
     assert running.usual_s == 11.5, "the median of 2 to 21 seconds"
 
 
@@ -201,7 +202,7 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
     first = http.get("/searches.json").json()
     assert len(first["rows"]) == 50
     assert first["next_href"] in http.get("/").text.replace("&amp;", "&")
-    assert http.get(first["next_href"]).text.count('<a class="mono" href="/searches/') == 1
+    assert http.get(first["next_href"]).text.count('<a class="break" href="/searches/') == 1
 
 
 def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:

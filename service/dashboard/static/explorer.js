@@ -9,6 +9,7 @@ const anew = `[data-anew], ${software}`;
 const whole = `${anew}, textarea, input:not([type])`; // text is read when it is complete
 const machine = /^(precision$|inference\.precision$|cluster\.(?!gpu$|num_gpus$)|parallel\.)/; // what suits one model and cluster, and perhaps not another
 let asking;
+let moved = ""; // the control of the newest entry of the history: moving it on replaces that entry
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
 form.querySelector(".unscripted").hidden = true;
@@ -51,10 +52,12 @@ function slider(select) {
     select.selectedIndex = range.valueAsNumber;
     say();
   });
-  select.addEventListener("input", () => {
-    range.value = select.selectedIndex;
-    say();
-  });
+  for (const change of ["input", "restored"]) {
+    select.addEventListener(change, () => {
+      range.value = select.selectedIndex;
+      say();
+    });
+  }
   say();
   select.before(range);
 }
@@ -70,14 +73,40 @@ async function follow(parameters, changed) {
     const layout = changed?.closest("[data-layout]") && changed.name !== "sequence_length";
     if ("ranked" in form.dataset && !layout) show(await fetched(`${address}&listed=false`, signal), ":not([data-part=best])");
     show(await fetched(address, signal));
-    history.replaceState(null, "", address);
-    findings.setAttribute("aria-busy", "false");
+    history[changed && changed.name === moved ? "replaceState" : "pushState"](null, "", address);
+    moved = changed?.name ?? "";
+    settled();
   } catch (error) {
     if (error.name === "AbortError") return;
-    findings.setAttribute("aria-busy", "false");
-    console.info("update failed, the next change tries again", error);
+    settled(`The server is unreachable: showing ${findings.querySelector(".arithmetic")?.textContent ?? "nothing"}. The next change tries again.`);
   }
 }
+
+function settled(trouble = "") {
+  findings.setAttribute("aria-busy", "false");
+  document.querySelector("#connection").textContent = trouble;
+}
+
+// Back takes back what was moved last.
+addEventListener("popstate", async () => {
+  asking?.abort();
+  moved = "";
+  findings.setAttribute("aria-busy", "true");
+  try {
+    const fresh = await fetched(location.href);
+    for (const control of form.elements) {
+      const then = [...fresh.querySelector("form[data-follow]").elements].find((each) => each.name === control.name && each.type === control.type && (each.type !== "checkbox" || each.value === control.value));
+      if (!then || !control.name) continue;
+      control.value = then.value;
+      control.checked = then.checked;
+      control.dispatchEvent(new Event("restored"));
+    }
+    show(fresh);
+    settled();
+  } catch {
+    location.reload();
+  }
+});
 
 async function fetched(address, signal) {
   const response = await fetch(address, { signal, headers: { Accept: "text/html" } });

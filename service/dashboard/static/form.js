@@ -15,8 +15,10 @@ form.addEventListener("input", () => {
 
 async function preview() {
   const mine = ++latest;
+  const values = filled();
+  history.replaceState(null, "", `/searches/new?${values}`); // which Back and a reload come to again
   place.setAttribute("aria-busy", "true");
-  const response = await fetch("/searches/new/preview", { method: "POST", body: filled() }).catch(() => null);
+  const response = await fetch("/searches/new/preview", { method: "POST", body: values }).catch(() => null);
   const text = response?.ok ? await response.text() : null;
   if (mine !== latest) return; // a later request is under way
   place.setAttribute("aria-busy", "false");

@@ -14,7 +14,7 @@ const part = (name) => root.querySelector(`[data-part="${name}"]`);
 const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front, waterfall }).filter(([name]) => part(name)));
 const pending = new Set(); // figures to draw once they become visible
 const visible = new Set();
-const picked = new Set();
+const picked = new Set(); // rows, which the address names by their runs' numbers
 const open = new Set();
 const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
@@ -45,6 +45,8 @@ async function load() {
     if (mine !== loads) return; // asked again meanwhile: an answer that comes late is not the newest
     trials = answer;
   }
+  const numbers = kept().get("picked")?.split(".") ?? [];
+  trials.number.forEach((number, i) => numbers.includes(String(number + 1)) && picked.add(i));
   columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
   controls();
@@ -119,7 +121,7 @@ function chooseColumns() {
 }
 
 function reset() {
-  set(Object.fromEntries(selects.map(([name]) => [name, ""])));
+  set({ picked: "", ...Object.fromEntries(selects.map(([name]) => [name, ""])) });
   picked.clear();
   part("only").checked = false;
   page = 0;
@@ -212,6 +214,7 @@ function sortBy(next) {
 
 function pick(i) {
   if (!picked.delete(i)) picked.add(i);
+  set({ picked: [...picked].map((each) => trials.number[each] + 1).join(".") });
   table();
 }
 
