@@ -18,6 +18,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
+from hp_tool.render.figures import LESS_IS_BETTER, Unit
 from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import read_query
@@ -26,7 +27,7 @@ from service.api.search_results import known_estimates
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
+from service.dashboard.metrics import Metric, measured_metrics
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, error_status, page_at
 from service.dashboard.trials import TONES
 
@@ -56,7 +57,7 @@ class MetricRow:
     """One figure of every configuration."""
 
     name: str
-    unit: MetricUnit
+    unit: Unit
     values: tuple[float | None, ...]
     changes: tuple[float | None, ...]
     """By value: itself / the first - 1; None for the first."""
@@ -242,7 +243,7 @@ def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured:
     )
 
 
-def _best(values: Sequence[float | None], unit: MetricUnit) -> int | None:
+def _best(values: Sequence[float | None], unit: Unit) -> int | None:
     known = [value for value in values if value is not None]
     least, most = min(known), max(known)
     if most - least <= EQUAL * abs(least):

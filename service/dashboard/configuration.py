@@ -227,25 +227,26 @@ def _view(
 ) -> ConfigurationView:
     """`stages`: pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
-    memory: Stack | None = None
+    mapping = schema.query_mapping(query)
+    memory, device = None, formats.device_of(mapping)
     assert estimate.parallel is not None
     if isinstance(estimate, InferenceEstimate):
         config = estimate.parallel
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        metrics = serving_metrics(estimate)
+        metrics = serving_metrics(estimate, device)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
             memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
         time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
-        heading = formats.arithmetic(estimate.parallel, formats.device_of(schema.query_mapping(query)))
-        metrics = training_metrics(estimate, calibrated)
+        heading = formats.arithmetic(estimate.parallel, device)
+        metrics = training_metrics(estimate, calibrated, device)
         memory = _memory(stages, estimate, calibrated or estimate) if stages else None
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     this = Configuration(query=query, parallel=estimate.parallel)
-    mapping, known = schema.query_mapping(query), calibrated or estimate
+    known = calibrated or estimate
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
     return ConfigurationView.of(
         estimate,

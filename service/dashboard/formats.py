@@ -1,8 +1,11 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
+
+from markupsafe import Markup
 
 from hp_tool.configuration import Configuration
 from hp_tool.domain.knobs import FREE
@@ -11,7 +14,7 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.render import fit
-from hp_tool.render.words import parallel_sizes
+from hp_tool.render.words import MEANINGS, parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
@@ -227,6 +230,16 @@ def details(parallel: ParallelConfig) -> str:
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
     return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+
+
+def letters(text: str) -> Markup:
+    """Escaped text in which each of the field's letters says what it stands for."""
+    parts = _LETTERS.split(text)
+    return Markup().join(_ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts))
+
+
+_ABBREVIATED = Markup('<abbr title="{}">{}</abbr>')
+_LETTERS = re.compile(rf"\b({'|'.join(letters for letters in MEANINGS if letters[:2].isupper() and ' ' not in letters)})\b")
 
 
 def configuration_details(configuration: Configuration) -> str:
