@@ -18,6 +18,7 @@ from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
+from hp_tool.queries.shown import RECIPE, Field, Section
 from hp_tool.render.columns import unchecked
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
@@ -29,7 +30,7 @@ from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices, to_values
+from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
 from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at
 
 MAX_ROWS = 5

@@ -15,6 +15,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
+from hp_tool.queries.shown import Section, fields, sections
 from hp_tool.render.words import serving_arithmetic
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
@@ -22,7 +23,7 @@ from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import MAX_SIZE, Control, numbers, powers
-from service.dashboard.new_search_form import Section, fields, sections, to_query
+from service.dashboard.new_search_form import to_query
 from service.dashboard.page import (
     ErrorFields,
     Page,

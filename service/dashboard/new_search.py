@@ -5,7 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
 from fastapi import APIRouter, Depends, Request
@@ -27,6 +27,7 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.queries.shown import Section, sections
 from hp_tool.render.bill import bill_sentences
 from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
@@ -39,17 +40,8 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.searches import searched
 from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, configuration_details, details, device_of, dotted
-from service.dashboard.new_search_form import (
-    FRAMEWORKS,
-    RecipeChoice,
-    Section,
-    kind_of,
-    recipe_choices,
-    sections,
-    to_query,
-    to_values,
-)
+from service.dashboard.formats import arithmetic, configuration_details, count, details, device_of, dotted, seconds
+from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query, to_values
 from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
 
@@ -137,7 +129,7 @@ class Preview:
     seconds: float = 0.0
     rejections: tuple[tuple[str, int], ...] = ()
     """Reasons why candidates were rejected, and how many for each."""
-    figure: Figure | None = None
+    figures: tuple[Figure, ...] = ()
     """For plot.js."""
     unsearchable: str | None = None
     """Why profile runs cannot search this query; the predictions stand."""
@@ -200,7 +192,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
         answer = recommend_answer(resolved, top=MAX_POINTS, calibrations=calibrations)
-        figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
+        figures = _figures(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
     plan = _plan(resolved, store=store) if answer.recommendations else None
@@ -217,7 +209,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         groups=answer.groups,
         seconds=answer.space.seconds,
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
-        figure=figure,
+        figures=figures,
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
         plan=plan,
         bill=() if plan is None else bill_sentences(plan),
@@ -318,14 +310,14 @@ def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendat
         return ()
 
 
-def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
+def _figures(query: Query, answer: RecommendAnswer) -> tuple[Figure, ...]:
     if query.kind == "training":
         rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
-        return _training_figure(rows, front=answer.pareto or ()) if rows else None
+        return (_training_figure(rows, front=answer.pareto or ()),) if rows else ()
     # An unknown load's front; else without targets, so that the plot also shows configurations that miss them.
     rows_shown = answer.throughput_front or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
     serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
-    return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
+    return _serving_figures(serving_rows, targets=query.targets) if serving_rows else ()
 
 
 def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommendation]) -> Figure:
@@ -333,26 +325,25 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
     limit = max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0) / GIB
-    vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
     return {
-        "data": [
-            _candidates("Candidates", rows, marker={"color": "--series-1", "size": 6, "opacity": 0.6}),
+        "traces": [
+            _candidates("Candidates", rows, marker={"color": "--series-1", "opacity": 0.6}),
             line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
             _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
         ],
-        "layout": {
-            "xaxis": {"title": "Memory per GPU, GiB"},
-            "yaxis": {"title": "Tokens/s per GPU"},
-            "shapes": [vertical | {"line": {"color": "--bad", "dash": "dash", "width": 1}}] if limit else [],
-        },
+        "x": {"title": "Memory per GPU, GiB"},
+        "y": {"title": "Tokens/s per GPU"},
+        "shapes": [{"at": limit, "color": "--bad"}] if limit else [],
     }
 
 
 def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
     points = [_memory_and_rate(row) for row in rows]
-    text = [f"{arithmetic(row.parallel)}<br>{details(row.parallel)}" for row in rows]
-    hover = "%{x:.1f} GiB<br>%{y:,.0f} tokens/s per GPU"
-    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, marker=marker)
+    text = [
+        f"{arithmetic(row.parallel)}\n{details(row.parallel)}\n{memory:.1f} GiB, {rate:,.0f} tokens/s per GPU"
+        for row, (memory, rate) in zip(rows, points, strict=True)
+    ]
+    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, marker=marker)
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
@@ -360,31 +351,27 @@ def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
     return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
 
 
-def _serving_figure(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> Figure:
+def _serving_figures(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> tuple[Figure, ...]:
     """Throughput against both latencies; the region that meets a target is shaded."""
-    rate = [row.estimate.output_tokens_per_second_per_gpu for row in rows]
-    text = [serving_arithmetic(row.parallel, replicas=row.estimate.replicas) for row in rows]
-    data: list[Trace] = []
-    shapes: list[dict[str, Any]] = []
-    for axis, name, latencies, target in (
-        ("", "TTFT", [row.estimate.ttft_s for row in rows], targets.ttft_s if targets else None),
-        ("2", "TPOT", [row.estimate.tpot_s for row in rows], targets.tpot_s if targets else None),
-    ):
-        hover = f"{name} %{{x:.3g}} s<br>%{{y:,.0f}} tokens/s per GPU"
-        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, marker={"color": "--series-1", "size": 7})
-        data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"})
-        if target is not None:
-            region = {"x0": 0, "x1": target, "y0": 0, "y1": 1, "yref": f"y{axis} domain", "xref": f"x{axis}"}
-            style = {"type": "rect", "fillcolor": "--good", "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
-            shapes.append(style | region)
+    return tuple(
+        latency_figure(name, rows, getattr(targets, name) if targets is not None else None) for name in ("ttft_s", "tpot_s")
+    )
+
+
+def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: float | None) -> Figure:
+    """Return throughput against one latency; `limit`: the target, in seconds."""
+    letters = name.removesuffix("_s").upper()
+    points = [(getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row) for row in rows]
+    text = [
+        f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} {seconds(latency)}\n"
+        f"{count(rate)} tokens/s per GPU"
+        for latency, rate, row in points
+    ]
+    marker = {"color": "--series-1", "size": 7}
+    shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
     return {
-        "data": data,
-        "layout": {
-            "showlegend": False,
-            "xaxis": {"title": "TTFT, s", "domain": [0, 0.46], "rangemode": "tozero"},
-            "xaxis2": {"title": "TPOT, s", "domain": [0.54, 1], "rangemode": "tozero"},
-            "yaxis": {"title": "Output tokens/s per GPU"},
-            "yaxis2": {"anchor": "x2", "matches": "y", "showticklabels": False},
-            "shapes": shapes,
-        },
+        "traces": [markers(letters, x=(each[0] for each in points), y=(each[1] for each in points), text=text, marker=marker)],
+        "x": {"title": f"{letters}, s", "zero": True},
+        "y": {"title": "Output tokens/s per GPU"},
+        "shapes": shade,
     }

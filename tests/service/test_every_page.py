@@ -45,21 +45,20 @@ CUT = """() => [...document.querySelectorAll(".scroll")].filter((each) => each.c
   .map((each) => `a table of ${each.scrollWidth} pixels in ${each.clientWidth}: ${each.innerText.slice(0, 60)}`)"""
 PAPER = 718
 """Pixels of A4 between margins of 10 mm."""
-MOST_SHIFT = 0.05
+MOST_SHIFT = 0.02
 SHIFTS = """window.shifted = 0;
 new PerformanceObserver((list) => list.getEntries().forEach((each) => { if (!each.hadRecentInput) shifted += each.value; }))
   .observe({ type: "layout-shift", buffered: true });"""
 FOLLOWED = """() => {
-  const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink-soft").trim();
   const busy = document.querySelector("[aria-busy=true]");  // dimmed until its answer is there
-  return !busy && [...document.querySelectorAll(".js-plotly-plot")].every(({_fullLayout: drawn, clientWidth: width}) =>
-    drawn.font.color === ink && (width === 0 || Math.abs(drawn.width - width) < 2));
+  return !busy && [...document.querySelectorAll(".plot:has(> svg)")].every(({dataset, clientWidth: width}) =>
+    width === 0 || Number(dataset.width) === width);
 }"""
-"""Answers are there, and Plotly has followed the screen and the scheme."""
+"""Answers are there, and charts have followed the screen."""
 DRAWN = """() => [...document.querySelectorAll("[data-figure], #trials .plot")]
   .every((each) => !each.checkVisibility() || each.querySelector("svg"))"""
-EMPTY = """() => [...document.querySelectorAll(".js-plotly-plot")].filter((each) => each.checkVisibility())
-  .filter((each) => !each.data.some((trace) => trace.x?.length && trace.y?.some((value) => value != null)))
+EMPTY = """() => [...document.querySelectorAll(".plot:has(> svg)")].filter((each) => each.checkVisibility())
+  .filter((each) => !each.figure.traces.some((trace) => trace.x?.length && trace.y?.some((value) => value != null)))
   .map((each) => `empty axes: ${each.ariaLabel}`)"""
 
 
@@ -164,7 +163,7 @@ def _on_paper(page: Page) -> list[str]:
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     width = page.evaluate("document.documentElement.scrollWidth")
-    charts = page.evaluate("[...document.querySelectorAll('.main-svg')].every((each) => each.hasAttribute('viewBox'))")
+    charts = page.evaluate("[...document.querySelectorAll('.plot > svg')].every((each) => each.hasAttribute('viewBox'))")
     page.emulate_media(media="screen")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     return [f"on paper it is {width} pixels wide"] * (width > PAPER) + ["on paper a chart keeps its width"] * (not charts)

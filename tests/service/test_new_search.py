@@ -15,7 +15,8 @@ from markupsafe import escape
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from service.dashboard.new_search_form import fields, to_query, to_values
+from hp_tool.queries.shown import fields
+from service.dashboard.new_search_form import to_query, to_values
 from service.dashboard.page import read_form
 
 Query = dict[str, Any]
@@ -244,7 +245,7 @@ def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient
     shown = post(http, "/searches/new/preview.json", SERVED).json()
     assert shown["rows"][0]["ttft_s"] <= 1.0
     assert shown["rows"][0]["tpot_s"] <= 0.03
-    assert [shape["x1"] for shape in shown["figure"]["layout"]["shapes"]] == [1.0, 0.03]
+    assert [shape["to"] for figure in shown["figures"] for shape in figure["shapes"]] == [1.0, 0.03]
     assert shown["unsearchable"]
 
 

@@ -19,9 +19,10 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.queries import schema
+from hp_tool.queries.shown import fields
 from hp_tool.training.evaluate import resolve_configuration
 from service.dashboard.explorer_settings import AXES, detail_fields
-from service.dashboard.new_search_form import fields, to_query
+from service.dashboard.new_search_form import to_query
 from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
 
@@ -102,11 +103,11 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(page: P
     wrong.wait_for()
     assert segment.is_visible() and segment.get_attribute("aria-invalid") == "true"
     segment.fill("")
-    page.get_by_text("Fine-tuning").click()
+    page.locator("summary", has_text="Fine-tuning").click()
     page.get_by_label("LoRA rank").fill("16")
     page.locator("[data-error='training.lora.rank']", has_text="task lora").wait_for()
     page.get_by_label("LoRA rank").fill("")
-    page.get_by_text("Parallelism: fixed or allowed values").click()
+    page.locator("summary", has_text="Parallelism").click()
     page.get_by_label("Recomputation").fill("none, selective layernorm+mlp")
     page.get_by_role("heading", name="Best configurations").wait_for()
     page.get_by_role("button", name="Start the search").click()

@@ -53,6 +53,7 @@ def test_the_file_holds_everything_and_nothing_a_user_wrote_is_markup(url: str, 
     code, said = hp_tool("report", search, "-o", str(path), "--database-url", url)
     assert (code, said.strip()) == (0, str(path))
     text = path.read_text()
+    assert len(text.encode()) <= 400_000
     assert EVIL not in text
     assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text) == []
     assert re.findall(r'from "(?!data:)', text.rsplit('<script type="module">', 1)[1]) == []

@@ -79,9 +79,9 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     assert "2 runs, 4.18 s – 5.18 s" in cells["measured"]
 
     page.locator("[data-part=history]").scroll_into_view_if_needed()
-    page.locator("[data-part=history] .main-svg").first.wait_for()
+    page.locator("[data-part=history] > svg").wait_for()
     drawn = page.evaluate(
-        """() => Object.fromEntries(document.querySelector("[data-part=history]").data.map((t) => [t.name, [...t.y]]))"""
+        "() => Object.fromEntries(document.querySelector('[data-part=history]').figure.traces.map((t) => [t.name, t.y]))"
     )
     assert drawn["Best"] == [group.step_s]
     assert drawn["Best so far"][-1] == group.step_s

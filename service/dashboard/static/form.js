@@ -24,15 +24,10 @@ async function preview() {
   place.setAttribute("aria-busy", "false");
   if (text === null) return say("The server does not respond; the next change tries again.");
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
-  const figure = place.querySelector("#preview-figure");
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
   place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
   keepInSight(() => mark(place.querySelector("[data-code]")));
-  const data = place.querySelector("#preview-data");
-  if (!data) return;
-  const slot = place.querySelector("#preview-figure");
-  if (figure) slot.replaceWith(figure); // Plotly updates a figure faster than it creates one
-  await draw(figure ?? slot, JSON.parse(data.textContent));
+  for (const plot of place.querySelectorAll("[data-plot]")) draw(plot, JSON.parse(plot.dataset.plot));
 }
 
 // A line that comes or goes above the focused field does not push it out of the window.

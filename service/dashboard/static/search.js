@@ -165,7 +165,7 @@ function blank() {
   root.classList.toggle("none", !trials.run_id.length);
 }
 
-async function drawVisible() {
+function drawVisible() {
   for (const name of [...pending].filter((each) => visible.has(each))) {
     pending.delete(name);
     if (name === "parallel") {
@@ -173,9 +173,7 @@ async function drawVisible() {
     } else {
       const figure = figures[name](trials, shown, part(name));
       if (marked != null) ring(figure, marked, trials);
-      await draw(part(name), figure);
-      part(name).removeAllListeners("plotly_click");
-      part(name).on("plotly_click", ({ points }) => points[0].customdata != null && reveal(points[0].customdata));
+      draw(part(name), figure);
     }
   }
   root.dataset.drawn = String(shown.length);
@@ -277,7 +275,10 @@ const watch = new IntersectionObserver((entries) => {
   }
   if (trials) drawVisible();
 });
-for (const name of [...Object.keys(figures), "parallel"]) watch.observe(part(name));
+for (const name of [...Object.keys(figures), "parallel"]) {
+  watch.observe(part(name));
+  part(name).addEventListener("pick", ({ detail }) => reveal(detail));
+}
 
 // Paper shows every chart, also those that nobody has scrolled to.
 matchMedia("print").addEventListener("change", ({ matches }) => {
