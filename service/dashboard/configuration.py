@@ -87,6 +87,8 @@ class ConfigurationView(View):
     """The chance of running out of memory, and its interval; empty where it fits."""
     answer: str
     """The main figures in a sentence; empty where there are none."""
+    chance: str
+    """Its chance of running out of memory, in words; empty of serving."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -130,7 +132,7 @@ class ConfigurationPage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, "/configurations", template="configuration.html", section="Explorer", status=error_status)
+@page_at(router, "/configurations", template="configuration.html", section="Ask", status=error_status)
 def configuration_context(
     query: QueryText, calibrations: CalibrationsDep, find: FindDep, store: StoreDep, search: SearchId = None
 ) -> ConfigurationPage:
@@ -256,6 +258,7 @@ def _view(
         details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
+        chance=chance(known) if isinstance(known, Estimate) else "",
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
         unchecked=tuple(unchecked(known)),
         tone=tone,

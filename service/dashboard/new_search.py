@@ -1,13 +1,10 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
 import contextlib
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-import yaml
 from fastapi import APIRouter, Depends, Request
 from fastapi import Query as QueryParameter
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -16,8 +13,6 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
-from hp_tool.configuration import Configuration
-from hp_tool.domain.fit import Fit
 from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
@@ -29,7 +24,6 @@ from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
 from hp_tool.queries.shown import Section, sections
 from hp_tool.render.bill import bill_sentences
-from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
@@ -38,12 +32,13 @@ from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.searches import searched
-from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, configuration_details, count, details, device_of, dotted, seconds
+from service.dashboard.formats import arithmetic, count, details, seconds
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query, to_values
-from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
+from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
+from service.dashboard.ranking import RankedRow, ranked_row
+from service.dashboard.run import Way, as_text
 
 MAX_ROWS = 8
 MAX_POINTS = 60
@@ -52,6 +47,37 @@ FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The cost model's answer to the fields filled in so far."""
+
+    kind: Kind
+    error: ErrorFields | None
+    """What is wrong or missing; the rest is then empty."""
+    calibrated: bool = False
+    """Whether runs measured on the cluster correct the figures."""
+    rows: tuple[RankedRow, ...] = ()
+    misses: tuple[RankedRow, ...] = ()
+    """The nearest infeasible configurations, if none is feasible."""
+    legal: int = 0
+    feasible: int = 0
+    pruned: int = 0
+    groups: tuple[int, ...] = ()
+    """How many layouts each group has."""
+    seconds: float = 0.0
+    rejections: tuple[tuple[str, int], ...] = ()
+    """Reasons why candidates were rejected, and how many for each."""
+    figures: tuple[Figure, ...] = ()
+    """For plot.js."""
+    unsearchable: str | None = None
+    """Why profile runs cannot search this query; the predictions stand."""
+    plan: SearchPlan | None = None
+    """What a search would cost; None of serving."""
+    bill: tuple[str, ...] = ()
+    """The plan's cost in words: expected, and at worst."""
+    commands: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,74 +96,8 @@ class NewSearchPage(Page):
     presets: dict[str, Preset]
     preset: str | None = None
     """The one that fills the form."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreviewRow(View):
-    """A configuration's predictions: step time for training, latencies for serving."""
-
-    rank: int
-    arithmetic: str
-    details: str
-    unchecked: tuple[str, ...] = ()
-    """What no published run covers, which widens its interval."""
-    href: str
-    """Page of the configuration."""
-    step_s: float | None = None
-    tokens_per_second_per_gpu: float | None = None
-    mfu: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    users: int | None = None
-    """People who keep up the load, each with one request at a time."""
-    memory_bytes: float | None = None
-    capacity_bytes: float | None = None
-    group: int | None = None
-    """1: cannot be told apart from the best."""
-    out_of_memory_probability: float | None = None
-    fit: Fit | None = None
-    """Whether it fits, in a word; None of serving."""
-    reasons: tuple[str, ...] = ()
-    """Why it is infeasible."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """The query as text."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """The cost model's answer to the fields filled in so far."""
-
-    kind: Kind
-    error: ErrorFields | None
-    """What is wrong or missing; the rest is then empty."""
-    calibrated: bool = False
-    """Whether runs measured on the cluster correct the figures."""
-    rows: tuple[PreviewRow, ...] = ()
-    misses: tuple[PreviewRow, ...] = ()
-    """The nearest infeasible configurations, if none is feasible."""
-    legal: int = 0
-    feasible: int = 0
-    pruned: int = 0
-    groups: tuple[int, ...] = ()
-    """How many layouts each group has."""
-    seconds: float = 0.0
-    rejections: tuple[tuple[str, int], ...] = ()
-    """Reasons why candidates were rejected, and how many for each."""
-    figures: tuple[Figure, ...] = ()
-    """For plot.js."""
-    unsearchable: str | None = None
-    """Why profile runs cannot search this query; the predictions stand."""
-    plan: SearchPlan | None = None
-    """What a search would cost; None of serving."""
-    bill: tuple[str, ...] = ()
-    """The plan's cost in words: expected, and at worst."""
-    commands: tuple[Command, ...] = ()
+    preview: Preview | None = None
+    """The answer to the values, where the address asks for it, as browsers without scripts do."""
 
 
 @page_at(router, "", template="new_search.html", section="New search")
@@ -148,6 +108,10 @@ def form_context(
         str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
     ] = None,
     preset: Annotated[str | None, QueryParameter(max_length=40, description="A query to start from")] = None,
+    ranked: Annotated[bool, QueryParameter(description="Also answer the fields in the address")] = False,
+    *,
+    find: FindDep,
+    calibrations: CalibrationsDep,
 ) -> NewSearchPage:
     """Form of a new search, as shown on its page; filled with a preset, a search's query, or the fields in the address."""
     if preset is not None:
@@ -161,7 +125,8 @@ def form_context(
     with contextlib.suppress(InputError):  # which the preview shows
         named = {name: values[name] for name in ("name",) if name in values}
         values = named | to_values(to_query(values))  # paths that have no field go into the YAML
-    return form_page(values, store=store)
+    page = form_page(values, store=store)
+    return replace(page, preview=preview(values, request, store, find, calibrations)) if ranked else page
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
@@ -201,8 +166,8 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         kind=query.kind,
         error=None,
         calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
-        rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
-        misses=tuple(_row(query, row) for row in answer.nearest_misses),
+        rows=tuple(ranked_row(row, query=query, chosen=row.rank == 1) for row in answer.recommendations[:MAX_ROWS]),
+        misses=tuple(ranked_row(row, query=query) for row in answer.nearest_misses),
         legal=answer.space.legal,
         feasible=answer.space.feasible,
         pruned=answer.space.pruned,
@@ -213,7 +178,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
         plan=plan,
         bill=() if plan is None else bill_sentences(plan),
-        commands=commands(query, server=str(request.base_url).rstrip("/")),
+        commands=as_text(query, server=str(request.base_url).rstrip("/")),
     )
 
 
@@ -245,20 +210,6 @@ def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
-def commands(query: Query, *, server: str) -> tuple[Command, ...]:
-    """The query as YAML, as a command line and as a request."""
-    mapping = schema.query_mapping(query)
-    body = json.dumps(mapping, ensure_ascii=False)
-    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in dotted(mapping).items())
-    settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
-    posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in ("recommendations", "searches"))
-    return (
-        Command(label="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
-        Command(label="Command line", text=f"hp-tool recommend {settings}\nhp-tool tune --server {server} {settings}"),
-        Command(label="curl", text="\n".join(posts)),
-    )
-
-
 def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | None:
     try:
         resolve_search(query)
@@ -272,32 +223,6 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
     with contextlib.suppress(HpToolError):  # what cannot be searched says why
         return bill(query, store=store).plan
     return None
-
-
-def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
-    this, estimate = Configuration.of(row, query=query), row.known
-    if isinstance(row, ServingRecommendation):
-        heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        step_s, rate = None, row.known.output_tokens_per_second_per_gpu
-    else:
-        heading, time = arithmetic(row.parallel, device_of(schema.query_mapping(query))), row.known.time
-        step_s, rate = time.step_s if time else None, row.known.tokens_per_second_per_gpu
-    memory = estimate.memory
-    return PreviewRow.of(
-        row,
-        estimate,
-        arithmetic=heading,
-        details=configuration_details(this),
-        unchecked=tuple(unchecked(estimate)),
-        href=configuration_href(this),
-        step_s=step_s,
-        tokens_per_second_per_gpu=rate,
-        memory_bytes=memory.total_bytes if memory else None,
-        capacity_bytes=memory.capacity_bytes if memory else None,
-        out_of_memory_probability=estimate.out_of_memory_probability,
-        fit=estimate.fit,
-        reasons=tuple(reason.message for reason in estimate.reasons),
-    )
 
 
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:

@@ -43,9 +43,9 @@ MAX_QUERY = 20_000
 """Characters of a query in an address."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
-    ("Searches", "/"),
+    ("Ask", "/"),
+    ("Searches", "/searches"),
     ("New search", "/searches/new"),
-    ("Explorer", "/explorer"),
     ("Calibration", "/calibration"),
     ("Workers", "/workers"),
     ("Models", "/models"),

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BeforeValidator
 
 from hp_tool.domain.access import Scope
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import Label, SearchState
 from hp_tool.store.columns import decode_configuration
@@ -98,7 +99,7 @@ class SearchesPage(Page):
     next_href: str | None
 
 
-@page_at(router, "/searches", template="searches.html", section="Searches", home=True)
+@page_at(router, "/searches", template="searches.html", section="Searches")
 def searches_context(
     request: Request,
     store: StoreDep,
@@ -133,8 +134,13 @@ def searches_context(
         live=any(not record.state.ended for record in page.items),
         no_worker=any(record.state is SearchState.QUEUED for record in page.items) and not store.live_workers(),
         rows=rows,
-        next_href=next_href("/", page, parameters),
+        next_href=next_href("/searches", page, parameters),
     )
+
+
+def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
+    """Return the rows of the newest searches that the caller may see."""
+    return tuple(_row(SearchView.of(record)) for record in store.list_searches(limit=most).items)
 
 
 def _row(view: SearchView) -> SearchRow:

@@ -60,7 +60,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     evil = query | {"model": own}
     detailed = _asked("/configurations", query=DETAILED["rack"])
     return {
-        "searches": "/",
+        "ask": "/",
+        "searches": "/searches",
         "new-search": "/searches/new",
         "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
@@ -68,12 +69,14 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "search-all-failed": f"/searches/{failed}",
         "search-queued": f"/searches/{waiting}",
         "search-serving": f"/searches/{served}",
+        "run-of-a-search": f"/searches/{ended}/runs/{first}",
         "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
         "configuration": _asked("/configurations", query=pipeline),
         "configuration-too-large": _asked("/configurations", query=alone),
         "configuration-serving": _asked("/configurations", query=SERVING),
         "configuration-serving-too-slow": _asked("/configurations", query=hurried),
         "configuration-named": _asked("/configurations", query=evil),
+        "run": _asked("/run", query=pipeline),
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),

@@ -45,7 +45,7 @@ def test_it_opens_at_the_fastest_configuration(shared_http: TestClient) -> None:
 def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
     page = twin(shared_http, **LLAMA)
     second = page["fastest"][1]
-    there = shared_http.get(second["href"].replace("/explorer?", "/explorer.json?")).json()
+    there = shared_http.get(second["settings_href"].replace("/explorer?", "/explorer.json?")).json()
     assert there["view"]["heading"] == second["arithmetic"]
     assert shared_http.get(page["configuration_href"]).status_code == 200
     again = shared_http.get(page["json_href"]).json()
@@ -174,7 +174,7 @@ def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClien
     other = shared_http.get("/explorer/serving.json?parallel.tensor_parallel_size=8").json()
     (shown,) = (control["value"] for control in other["controls"] if control["name"] == "parallel.tensor_parallel_size")
     assert shown == "8" and other["view"]["heading"].startswith("TP 8") and other["rows"][0]["rank"] == 1
-    assert shared_http.get(best["href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
+    assert shared_http.get(best["settings_href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
     form = shared_http.get(page["form_href"].replace("?", ".json?")).json()
     assert form["kind"] == "inference" and form["values"]["inference.concurrency"] == "64"
     slow = shared_http.get("/explorer/serving.json?targets.tpot_s=0.0001").json()

@@ -114,8 +114,8 @@ def test_a_search_from_the_empty_page_to_its_command(page: Page, hands: Mouse, d
             page.keyboard.press("Tab")
             hands.press(page.get_by_role("link", name="Skip to content"))
             page.keyboard.press("Tab")
-            assert page.evaluate("document.activeElement.textContent") == "New search"
-        hands.press(page.locator("main").get_by_role("link", name="New search"))
+            assert page.evaluate("document.activeElement.textContent") == "Training"
+        hands.press(page.locator("main").get_by_role("link", name="new search"))
         for label, value in (
             ("GPU", "cpu"),
             ("GPUs", "0"),

@@ -72,7 +72,7 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     finish(store, lease)
     page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
     assert page.headers["content-type"].startswith("text/html")
-    assert "TP 1 x PP 1 x DP 2 = 2 devices" in page.text
+    assert '<abbr title="tensor parallel ranks">TP</abbr> 1 x ' in page.text and " 2 = 2 devices" in page.text
     assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert twin["events_href"] is None
     trials = http.get(twin["trials_href"]).json()
@@ -167,7 +167,7 @@ def test_nothing_a_user_wrote_hides_or_turns_what_stands_beside_it(http: TestCli
     for path in ("/", f"/searches/{search}", f"/searches/{search}/configuration?run=0"):
         text = http.get(path).text
         assert not {"\u202e", "\u2066", "\x1b"} & set(text), path
-    assert "gpt\\u202eexe.\\u2066\\u001b[2Jx" in http.get("/").text
+    assert "gpt\\u202eexe.\\u2066\\u001b[2Jx" in http.get("/searches").text
     assert http.get(f"/v1/searches/{search}").json()["query"]["model"]["name"] == name
 
 
@@ -203,7 +203,7 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
         submit(http, query)
     first = http.get("/searches.json").json()
     assert len(first["rows"]) == 50
-    assert first["next_href"] in http.get("/").text.replace("&amp;", "&")
+    assert first["next_href"] in http.get("/searches").text.replace("&amp;", "&")
     assert http.get(first["next_href"]).text.count('<a class="break" href="/searches/') == 1
 
 
@@ -234,9 +234,9 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
 
 
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
-    page = http.get("/").text
+    page = http.get("/searches").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         response = http.get(file)
         assert response.status_code == 200

@@ -120,7 +120,7 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     (series,) = http.get("/calibration.json").json()["series"]
     learnt = http.get(series["href"]).text
     assert "Error of request latency" in learnt and "Outliers" not in learnt
-    for path in ("/measurements", "/"):
+    for path in ("/measurements", "/searches"):
         assert "replica" in http.get(path).text
 
 
@@ -131,4 +131,4 @@ def test_one_that_runs_exports_its_leader_as_a_deployment(searched: Searched) ->
     store.set_progress(lease=lease, progress={"best_parallel": {"tensor_parallel_size": 2, "max_num_seqs": 4}})
     text = http.get(f"/searches/{search}/export", params={"format": "vllm"}).text
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 4" in text
-    assert "TP 2 x 1 replica" in http.get("/").text
+    assert "TP 2 x 1 replica" in http.get("/searches").text

@@ -37,7 +37,7 @@ with TestClient(app, base_url="http://127.0.0.1:8000") as http:
         "explorer": http.get("/explorer?model=gpt3-13b&num_gpus=8&global_batch_size=64&listed=false").text,
         "openapi": http.get("/openapi.json").json()["components"]["schemas"],
         "refused": http.post("/v1/estimates", json=query).json()["detail"],
-        "help": CliRunner().invoke(build("fields"), ["toy knob"]).output,
+        "help": CliRunner().invoke(build("fields"), ["fields", "toy knob"]).output,
         "table": tables(),
         "client": estimate(query | {"training": query["training"] | {"toy_knob": 2},
                                     "parallel": {"tensor_parallel_size": 8}}).query["training"]["toy_knob"],

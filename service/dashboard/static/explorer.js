@@ -1,6 +1,9 @@
 // Update the explorer when a control changes: fetch the page again and replace the parts that show results. Only the server
 // computes and draws. Without this script the form has a button.
 
+import { drawAll } from "./plot.js";
+import { shown } from "./take.js";
+
 const form = document.querySelector("form[data-follow]");
 const findings = document.querySelector(".findings");
 const here = form.getAttribute("action");
@@ -12,17 +15,18 @@ let asking;
 let moved = ""; // the control of the newest entry of the history: moving it on replaces that entry
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
-form.querySelector(".unscripted").hidden = true;
+document.querySelector("[data-unscripted]").hidden = true;
 
-form.addEventListener("input", (event) => {
+document.addEventListener("input", (event) => {
+  if (event.target.form !== form) return; // the sentence stands before the form
   if (!form.reportValidity()) return;
   if (event.target.matches(whole)) return; // handled when the change is complete, see below
   follow(filled(), event.target);
 });
 
 // Another model, cluster, framework or recipe has other options: load the page at its fastest configuration.
-form.addEventListener("change", (event) => {
-  if (!event.target.matches(whole) || !form.reportValidity()) return;
+document.addEventListener("change", (event) => {
+  if (event.target.form !== form || !event.target.matches(whole) || !form.reportValidity()) return;
   if (!event.target.matches(anew)) return follow(filled(), event.target);
   const values = filled();
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
@@ -70,7 +74,7 @@ async function follow(parameters, changed) {
   const address = `${here}?${parameters}`;
   try {
     const { signal } = asking;
-    const layout = changed?.closest("[data-layout]") && changed.name !== "sequence_length";
+    const layout = changed?.closest("[data-layout]");
     if ("ranked" in form.dataset && !layout) show(await fetched(`${address}&listed=false`, signal), ":not([data-part=best])");
     show(await fetched(address, signal));
     history[changed && changed.name === moved ? "replaceState" : "pushState"](null, "", address);
@@ -95,7 +99,7 @@ addEventListener("popstate", async () => {
   try {
     const fresh = await fetched(location.href);
     for (const control of form.elements) {
-      const then = [...fresh.querySelector("form[data-follow]").elements].find((each) => each.name === control.name && each.type === control.type && (each.type !== "checkbox" || each.value === control.value));
+      const then = [...fresh.querySelector("form[data-follow]").elements, ...fresh.querySelectorAll("[form=ask]")].find((each) => each.name === control.name && each.type === control.type && (each.type !== "checkbox" || each.value === control.value));
       if (!then || !control.name) continue;
       control.value = then.value;
       control.checked = then.checked;
@@ -122,5 +126,7 @@ function show(fresh, only = "") {
     part.replaceChildren(...next.childNodes);
     part.querySelectorAll("details").forEach((details, index) => (details.open = opened[index] ?? false));
   }
+  drawAll();
+  shown();
   for (const selector of ["link[rel=alternate]", ".foot a"]) document.querySelector(selector).href = fresh.querySelector(selector).href;
 }

@@ -1,6 +1,7 @@
 // The new search's form: show the cost model's answer as the user types, and each error at its field.
 
-import { draw } from "./plot.js";
+import { drawAll } from "./plot.js";
+import { shown } from "./take.js";
 
 const WAIT_MS = 250; // after the last keystroke
 const form = document.querySelector("#query");
@@ -26,8 +27,9 @@ async function preview() {
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
   place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
+  shown();
   keepInSight(() => mark(place.querySelector("[data-code]")));
-  for (const plot of place.querySelectorAll("[data-plot]")) draw(plot, JSON.parse(plot.dataset.plot));
+  drawAll();
 }
 
 // A line that comes or goes above the focused field does not push it out of the window.

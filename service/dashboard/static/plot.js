@@ -197,6 +197,12 @@ function tell(event) {
   place.querySelector(":scope > svg").append(tip);
 }
 
+// Figures that stand in the page.
+export function drawAll() {
+  for (const place of document.querySelectorAll("[data-plot]")) if (!drawn.has(place)) draw(place, JSON.parse(place.dataset.plot));
+}
+
+drawAll();
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {
   const { figures } = await twin();

@@ -159,8 +159,10 @@ function update() {
 function blank() {
   const some = (values) => values.some((each) => each != null);
   const measured = some(trials.measured_step_s);
-  const expected = some(trials.calibrated_step_s) || some(trials.predicted_step_s);
-  const shows = { history: measured || expected, parallel: trials.axes.length > 0 };
+  const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
+  part("more").hidden = !trials.run_id.length;
+  const several = two(trials.measured_step_s);
+  const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
   root.classList.toggle("none", !trials.run_id.length);
 }
