@@ -62,6 +62,8 @@ class RunPage(Page):
     heading: str = ""
     subject: str = ""
     configuration_href: str | None = None
+    warning: str | None = None
+    """Why the usual tool of its framework or engine cannot run it."""
     ways: tuple[Way, ...] = ()
     """The usual tool of its framework or engine first, those that lack something last."""
     error: ErrorFields | None = None
@@ -86,6 +88,7 @@ def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
         heading=view.heading,
         subject=view.subject,
         configuration_href=view.href,
+        warning=f"{ways[0].title}: {ways[0].lacks}" if ways[0].lacks else None,
         ways=tuple(sorted(ways, key=lambda way: way.lacks is not None)),
     )
 

@@ -116,6 +116,7 @@ def test_every_page(browser: Browser, site: Site, pictures: Path | None, looks: 
         assert answer is not None and answer.status == 200
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self'" in policy and "unsafe" not in policy
+        page.evaluate("document.querySelectorAll('.more-of, .change').forEach((each) => (each.open = true))")
         if page.locator("#trials").count():  # its charts are drawn when they come into sight
             page.set_viewport_size({"width": WIDE, "height": 2 * page.evaluate("document.documentElement.scrollHeight")})
         page.wait_for_function(DRAWN)

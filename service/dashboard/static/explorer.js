@@ -31,6 +31,9 @@ document.addEventListener("change", (event) => {
   const values = filled();
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
   for (const name of dropped) values.delete(name);
+  // What the ranking put in for the old question is not asked for the new one.
+  const asked = new URLSearchParams(location.search);
+  if ("ranked" in form.dataset) for (const name of [...values.keys()]) if (name.includes(".") && name !== event.target.name && !asked.has(name)) values.delete(name);
   if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
   findings.setAttribute("aria-busy", "true");
   location.assign(`${here}?${values}`);

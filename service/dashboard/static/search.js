@@ -284,6 +284,7 @@ for (const name of [...Object.keys(figures), "parallel"]) {
 
 // Paper shows every chart, also those that nobody has scrolled to.
 matchMedia("print").addEventListener("change", ({ matches }) => {
+  if (matches) part("more").open = true;
   if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
 });
 
