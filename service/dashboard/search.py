@@ -37,6 +37,8 @@ TONES: dict[SearchState, Tone] = {
     SearchState.FAILED: "bad",
 }
 
+MOST_ROWS = 500
+"""Rows of the plain table of runs."""
 START_UP_S = 20.0
 """A guess at what a run takes before its first step, for a limit that lets it end."""
 LIMITS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 24 * 3600)
@@ -133,6 +135,31 @@ def trials_json(search_id: str, store: StoreDep) -> Response:
     """All profile runs of a search in columns, as its charts and its table show them."""
     record = store.get_search(search_id=search_id)
     return json_response(trials.trial_table(record=record, runs=store.run_figures(search_id=search_id)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsPage(Page):
+    """The runs of a search as a table that needs no scripts."""
+
+    search_href: str
+    runs: trials.TrialTable
+    order: tuple[int, ...]
+    """Indices of the rows, the fastest first."""
+
+
+@page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches")
+def runs_context(search_id: str, store: StoreDep) -> RunsPage:
+    """All runs of a search in columns, as their plain table shows them."""
+    record = store.get_search(search_id=search_id)
+    table = trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
+    seconds = table.measured_step_s
+    return RunsPage(
+        title=f"Runs of {record.label.name or subject(record.query)}",
+        json_href=f"/searches/{record.id}/runs.json",
+        search_href=f"/searches/{record.id}",
+        runs=table,
+        order=tuple(sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))[:MOST_ROWS]),
+    )
 
 
 @router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)

@@ -69,6 +69,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "search-all-failed": f"/searches/{failed}",
         "search-queued": f"/searches/{waiting}",
         "search-serving": f"/searches/{served}",
+        "runs": f"/searches/{ended}/runs",
         "run-of-a-search": f"/searches/{ended}/runs/{first}",
         "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
         "configuration": _asked("/configurations", query=pipeline),
