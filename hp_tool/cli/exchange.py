@@ -236,7 +236,10 @@ def _print(assessment: Assessment) -> None:
         console.print("[bold]no configuration is predicted to be faster[/bold]")
         return
     console.print("[bold]better[/bold]")
-    gain = "" if assessment.gain_fraction is None else f", {assessment.gain_fraction:+.1%} throughput"
+    gain = ""
+    if assessment.gain_fraction is not None and assessment.gain_interval is not None:
+        low, high = assessment.gain_interval
+        gain = f", {assessment.gain_fraction:+.1%} throughput ({low:+.0%} to {high:+.0%})"
     best = assessment.better.estimate
     if isinstance(best, Estimate):
         console.print(arithmetic(assessment.better.parallel))  # type: ignore[arg-type]

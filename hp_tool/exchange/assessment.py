@@ -1,5 +1,6 @@
 """A run compared with its prediction and with the best configuration for the same work."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -58,6 +59,8 @@ class Assessment:
     """None where nothing acceptable is predicted to be faster than what runs, by 0.05 % or more."""
     gain_fraction: float | None
     """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the same time."""
+    gain_interval: tuple[float, float] | None
+    """(low, high) of the gain, 90 %: nothing that both predictions share is taken to cancel, which only widens it."""
     switched_on: tuple[str, ...]
     """Overlaps (of training.overlap) that the better configuration counts on and the command leaves off."""
     parts_gained_s: dict[str, float]
@@ -87,10 +90,10 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     rows = problem_of(free).rank(top=1).recommendations
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
     theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
-    gain = None if theirs is None or ours is None else theirs / ours - 1.0
-    if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
+    gain = None if theirs is None or ours is None else _gain(theirs, ours)
+    if estimate.feasible and gain is not None and gain[0] < LEAST_CHANGE:
         best, gain = None, None
-    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
+    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs[0] - 1.0
     hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     both = None
@@ -104,7 +107,8 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         logged=logged,
         step_gap_fraction=gap,
         better=best,
-        gain_fraction=gain,
+        gain_fraction=gain[0] if gain else None,
+        gain_interval=gain[1:] if gain else None,
         switched_on=off if best is not None else (),
         parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
         changes=() if both is None else _changes(*both, tool, reading),
@@ -117,12 +121,27 @@ def search_query(query: Query, *, tool: str) -> Query:
     return replace(query, parallel=ParallelQuery(**runs(tool, query)), search=replace(query.search, baseline=query.parallel))
 
 
-def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
-    """Seconds a step; of serving device-seconds an output token. None where neither is known."""
+def _slowness(estimate: Estimate | InferenceEstimate) -> tuple[float, float, float] | None:
+    """(seconds, low, high) of a step; of serving, device-seconds of an output token. None where neither is known."""
     if isinstance(estimate, Estimate):
-        return None if estimate.time is None else estimate.time.step_s
+        step_s = None if estimate.time is None else estimate.time.step_s
+        return None if step_s is None else (step_s, *(estimate.intervals.step_s if estimate.intervals else (step_s, step_s)))
     throughput = estimate.output_tokens_per_second_per_gpu
-    return 1.0 / throughput if throughput else None
+    if not throughput:
+        return None
+    low, high = estimate.intervals.output_tokens_per_second_per_gpu if estimate.intervals else (throughput, throughput)
+    return 1.0 / throughput, 1.0 / high, 1.0 / low
+
+
+def _gain(theirs: tuple[float, float, float], ours: tuple[float, float, float]) -> tuple[float, float, float]:
+    """(gain, low, high) of the second of two slownesses over the first, their errors independent and log-normal by side."""
+    (one, one_low, one_high), (other, other_low, other_high) = theirs, ours
+    factor = one / other
+    down, up = (
+        math.exp(math.hypot(math.log(a), math.log(b)))
+        for a, b in ((one / one_low, other_high / other), (one_high / one, other / other_low))
+    )
+    return factor - 1.0, factor / down - 1.0, factor * up - 1.0
 
 
 def _parts_gained(theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate) -> dict[str, float]:

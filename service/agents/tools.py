@@ -181,6 +181,7 @@ class Tools:
             "logged": _logged(answer.get("logged") or {}, answer.get("step_gap_fraction")),
             "better": figures.recommendation(better) if better else None,
             "gain_fraction": answer.get("gain_fraction"),
+            "gain_interval": answer.get("gain_interval"),
             "changes": figures.bounded(answer["changes"], most=100),
             "switched_on": answer["switched_on"],
             "read": figures.bounded(f"{each['flag']} {each['value']} -> {each['field']}" for each in answer["read"]),

@@ -39,11 +39,14 @@ def test_is_what_i_run_any_good(script: Path, tmp_path: Path) -> None:
     assert answer["query"]["cluster"]["num_gpus"] == 32
     assert answer["logged"]["step_s"] == pytest.approx(5.2055)
     assert answer["gain_fraction"] > 0.2  # full recomputation, unsharded norms, exposed reductions on an 8B model
+    low, high = answer["gain_interval"]
+    assert low < answer["gain_fraction"] < high
     assert answer["switched_on"] == ["data_parallel"]
     ours, best = answer["estimate"]["time"]["step_s"], answer["better"]["estimate"]["time"]["step_s"]
     assert sum(answer["parts_gained_s"].values()) == pytest.approx(ours - best)
     talk = hp_tool("import", str(script), "--log", str(log), "--gpu", "h100-sxm-80gb").stdout
     assert "in the log" in talk
+    assert f"({low:+.0%} to {high:+.0%})" in talk
     assert "where the gain comes from" in talk
 
 
