@@ -219,13 +219,13 @@ def test_the_preview_is_the_recommendation(http: TestClient) -> None:
     assert [row["out_of_memory_probability"] for row in shown["rows"]] == risks[:8]
     assert dict(shown["rejections"]) == answer["rejections"]
     page = post(http, "/searches/new/preview", FILLED).text
-    assert shown["rows"][0]["arithmetic"] in page
+    assert shown["rows"][0]["details"] in page
     assert re.findall(r"<script(?! type=\"application/json\")", page) == []
 
 
 def test_the_same_as_text_says_the_same(http: TestClient) -> None:
     values = FILLED | {"parallel.tensor_parallel_size": "2, 4", "extra": "training:\n  optimizer: muon\nid: it's 'mine'"}
-    commands = {c["label"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
+    commands = {c["title"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
     query = schema.parse_query(to_query(values))
     assert schema.parse_query(commands["YAML"]) == query
     told = shlex.split(commands["Command line"].splitlines()[0])
