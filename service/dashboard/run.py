@@ -74,10 +74,10 @@ def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
     """What runs a configuration in each tool, as shown on its page."""
     json_href = address("/run.json", {"query": query})
     try:
-        asked = read_query(query.encode(), find=find)
-        view, estimate = configuration_view(asked, calibrations=None, with_fixes=False)
+        parsed = read_query(query.encode(), find=find)
+        view, estimate = configuration_view(parsed, calibrations=None, with_fixes=False)
         assert estimate.parallel is not None
-        this = Configuration(query=asked, parallel=estimate.parallel)
+        this = Configuration(query=parsed, parallel=estimate.parallel)
         server = str(request.base_url).rstrip("/")
         ways = (*(_way(this, name) for name in _tools(this.query)), *as_text(this.query, server=server, task="estimate"))
     except HpToolError as error:
