@@ -17,7 +17,7 @@ from hp_tool.render.words import serving_arithmetic
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.new_search_form import to_values
-from service.dashboard.page import address, configuration_href
+from service.dashboard.page import address
 
 LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
 """What a search around a row keeps of it."""
@@ -68,6 +68,7 @@ def ranked_row(
 ) -> RankedRow:
     """Return the row of a recommendation for a query as it was typed, in which a registered name is still a name."""
     this, estimate, mapping = Configuration.of(row, query=query), row.known, schema.query_mapping(query)
+    text = this.text()
     if isinstance(row, ServingRecommendation):
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
         step_s, between, rate = None, None, row.known.output_tokens_per_second_per_gpu
@@ -83,8 +84,8 @@ def ranked_row(
         arithmetic=heading,
         details=formats.configuration_details(this),
         unchecked=tuple(unchecked(estimate)),
-        href=configuration_href(this),
-        run_href=run_href(this),
+        href=address("/configurations", {"query": text}),
+        run_href=address("/run", {"query": text}),
         search_href=_search_href(mapping, row.parallel),
         settings_href=settings_href,
         chosen=chosen,

@@ -56,7 +56,7 @@ def test_the_page_labels_lists_and_reports(http: TestClient, query: dict[str, An
         assert "Nightly &lt;b&gt;" in page and "two" in page
     assert "No matching searches" in http.get("/searches", params={"words": "three"}).text
     report = http.get(f"/searches/{search}/report")
-    assert report.headers["content-disposition"] == f'attachment; filename="{search}.html"'
+    assert report.headers["content-disposition"] == f'attachment; filename="nightly-b-{search[:8]}.html"'
     assert "<script" in report.text and search in report.text
 
 

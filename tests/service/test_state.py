@@ -23,6 +23,7 @@ def test_back_takes_back_a_slider_and_a_silent_server_is_said(browser: Browser, 
         page.goto(f"{server}/explorer?model=gpt3-13b&num_gpus=8&global_batch_size=64")
         heading = page.locator("[data-part=verdict] .arithmetic")
         before = heading.inner_text()
+        page.locator("summary", has_text="Change").click()
         choice = page.locator("select[name=mbs]")
         first = choice.input_value()
         for value in ("2", "4"):  # one control moved on is one step back
