@@ -1,6 +1,7 @@
 """hp_tool: choose the parallelism of large transformers by predicting, measuring little and calibrating.
 
-`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` budgets; `hp_tool.api` says how.
+`hp_tool.estimate` and `hp_tool.recommend` answer queries, `hp_tool.size` budgets; `hp_tool.explain` reads traces; `hp_tool.api`
+says how.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_tool.answers import EstimateAnswer, RecommendAnswer
-    from hp_tool.api import estimate, export, make_query, recommend, size
+    from hp_tool.api import estimate, explain, export, make_query, recommend, size
     from hp_tool.domain.result import Estimate, Recommendation
     from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
     from hp_tool.domain.sizing import Sizing, SizingAnswer
@@ -24,6 +25,7 @@ __all__ = [
     "Sizing",
     "SizingAnswer",
     "estimate",
+    "explain",
     "export",
     "make_query",
     "recommend",
@@ -32,7 +34,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "hp_tool.api": ("estimate", "export", "make_query", "recommend", "size"),
+    "hp_tool.api": ("estimate", "explain", "export", "make_query", "recommend", "size"),
     "hp_tool.answers": ("EstimateAnswer", "RecommendAnswer"),
     "hp_tool.domain.result": ("Estimate", "Recommendation"),
     "hp_tool.domain.serving": ("InferenceEstimate", "ServingRecommendation"),

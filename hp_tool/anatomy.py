@@ -10,15 +10,16 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
-from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents, whole_pipeline
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents
 from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds
-from hp_tool.cost.training import model_layers, training_costs
+from hp_tool.cost.training import stages_and_layers, training_costs
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
-from hp_tool.domain.pipeline_layout import chunk_layers
+from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers, layout_text, parse_layout
 from hp_tool.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, float | None, tuple[bool, bool], TrainingCase]
@@ -62,11 +63,14 @@ def stages(*, problem: TrainingProblem, config: ParallelConfig) -> tuple[StageAn
 def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pipeline, TrainingCase]]:
     """Each stage as a part of the pipeline of its own, and the case on its device."""
     p, layout, model = int(candidate.pipeline_parallel_size), problem.strategy.pipeline_layout, problem.model
+    if model.blocks is not None and p > 1 and layout is None:
+        layout = _usual_layout(model, candidate)
     if layout is not None:
         for rank in range(p):
             yield rank_contents(layout, rank=rank, stages=p, model=model).pipeline(model), problem
     elif p == 1 and not problem.cluster.kinds:
-        yield whole_pipeline(problem, candidate), problem
+        m = micro_batches(candidate, workload=problem.workload)
+        yield stages_and_layers(case=problem, candidates=candidate, micro_batches=m)[0], problem
     else:
         contents = _of_two_kinds(problem, candidate, p) if problem.cluster.kinds else _contents(problem, candidate, p)
         for rank, (before, count, dense, (first, last), case) in enumerate(contents):
@@ -75,6 +79,13 @@ def _parts(problem: TrainingProblem, candidate: Candidates) -> Iterator[tuple[Pi
                 output=last,
             )  # fmt: skip
             yield part, case
+
+
+def _usual_layout(model: ModelSpec, candidate: Candidates) -> PipelineLayout:
+    """What each chunk of a model holds that nobody lays out."""
+    sizes = {"stages": int(candidate.pipeline_parallel_size), "chunks": int(candidate.virtual_pipeline_parallel_size)}
+    mtp, dense = model.num_nextn_predict_layers, model.begins_dense
+    return parse_layout(layout_text(num_layers=model.num_hidden_layers, mtp_layers=mtp, begins_dense=dense, **sizes))
 
 
 def _contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
@@ -214,8 +225,7 @@ def schedule(*, problem: TrainingProblem, config: ParallelConfig, each: Sequence
     # To show how it fills, runs and drains.
     enough = {"interleaved": 2 * p, "zbv": 2 * p + 2, "dualpipe": 2 * p + 4, "dualpipe-v": 2 * p + 4}
     drawn = min(m, enough.get(name, p + 4))
-    pipeline = whole_pipeline(problem, candidate)
-    layers = model_layers(case=problem, candidates=candidate, pipeline=pipeline, micro_batches=all_micro_batches)
+    pipeline, layers = stages_and_layers(case=problem, candidates=candidate, micro_batches=all_micro_batches)
     layer = layers.mean_time(pipeline)
     work = [_passes(stage, layer) for stage in each]
     if name == "interleaved":

@@ -74,7 +74,8 @@ class RecommendAnswer:
     groups: tuple[int, ...] = ()
     """Trainings: how many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons."""
+    """If nothing is acceptable: what lacks least of memory, days or money, or of targets, each estimate with its reasons;
+    and of each rate of a list that nothing bears."""
     pareto: tuple[Recommendation, ...] | None = None
     """Configurations that no other beats in two objectives at once; None unless asked for."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None

@@ -1,4 +1,4 @@
-"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size` and `export`, the commands of the same names.
+"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size`, `export` and `explain`, the commands of the same names.
 
     import hp_tool
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hp_tool.domain.query import Query
     from hp_tool.domain.sizing import SizingAnswer
     from hp_tool.exchange import Exported
+    from hp_tool.exchange.explanation import Explanation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -148,6 +149,24 @@ def export(
     if rerank:
         return exchange.export_for(result=content, format=format, read=schema.parse_own_query)
     return exchange.exported(result=content, format=format, rank=rank, read=schema.parse_own_query)
+
+
+@_with_keys
+def explain(
+    *traces: Path | str,
+    query: Query | Mapping[str, Any] | Path | None = None,
+    **keys: Unpack[QueryKeys],
+) -> Explanation:
+    """Where the seconds of recorded steps went, beside the prediction for the configuration that ran.
+
+    `traces`: files of torch.profiler, one for each rank, or reports of Nsight Systems exported to SQLite. `query` and `keys` as
+    of `estimate`; without them ranks and groups are held against each other alone. Raises HpToolError.
+    """
+    from hp_tool.exchange.explanation import explain as explained
+    from hp_tool.traces import read_traces
+
+    parsed = None if query is None and not keys else make_query(query, **keys)
+    return explained(read_traces([Path(each) for each in traces]), query=parsed)
 
 
 def make_query(query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Unpack[QueryKeys]) -> Query:

@@ -89,6 +89,16 @@ class Stalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What the parts of a step that a trace measured say of the same parts elsewhere."""
+
+    link_log_sd: float
+    part_log_sd: float
+    part_scatter_log_sd: float
+    least_part_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """How memory needs scatter."""
 
@@ -167,6 +177,7 @@ class Assumptions:
     variances: Variances
     step_time: StepTime
     stalls: Stalls
+    traces: Traces
     memory: Memory
     repeats: Repeats
     slow_devices: SlowDevices

@@ -48,7 +48,6 @@ def _model(query: SizingQuery) -> ModelSpec | None:
     if query.model is None:
         return None
     model = named_model(query.model)
-    catalog.check_trainable(model)
     if model.architecture != "decoder":
         raise UnsupportedError(
             f"{model.name} is no decoder, and the laws were fitted on decoders; `hp-tool recommend` gives its days",

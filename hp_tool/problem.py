@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hp_tool.catalog.hardware import names_several
 from hp_tool.domain.beside import Beside
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking
@@ -45,6 +46,10 @@ class Problem(Protocol):
 
 def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = None) -> Problem:
     """Return the problem of a query; `configuration`: its one configuration, if that was resolved or costed earlier."""
+    if names_several(query.cluster) is not None:
+        from hp_tool.machines.answers import Machines
+
+        return Machines(query=query, of_one=problem_of)
     if query.kind == "inference":
         from hp_tool.serving.answers import Serving
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents"},
-    {"cost", "space", "calibration", "sizing"},
-    {"catalog", "search", "launchers", "formats", "store"},
+    {"cost", "space", "calibration", "sizing", "timeline"},
+    {"catalog", "search", "launchers", "formats", "store", "traces"},
     {
         "anatomy",
         "answers",
@@ -28,6 +28,7 @@ FLOORS = (
         "diagnostics",
         "exchange",
         "learning",
+        "machines",
         "problem",
         "queries",
         "render",
@@ -51,6 +52,7 @@ PURE = {
     "space": {"numpy"},
     "calibration": {"numpy", "scipy", "threadpoolctl"},
     "sizing": set(),
+    "timeline": {"numpy"},
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
 IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}

@@ -18,6 +18,7 @@ from benchmarks.accuracy.fit_frameworks import (
     today_left_out,
     today_runs,
 )
+from benchmarks.accuracy.fit_training_mixers import hybrids_left_out
 from benchmarks.accuracy.groups import FORMULAS, OPS, TODAY, Group, LeftOut, on, votes
 from benchmarks.accuracy.heldout import Case, b200_cases
 from benchmarks.accuracy.korthikanti import GPU, table4
@@ -39,6 +40,7 @@ def groups(folder: Path) -> list[Group]:
     groups = [
         *_paper(folder),
         *_megatron(folder),
+        *_hybrids(folder),
         *_tuning(folder),
         *new_dies(folder),
         *_plain(folder),
@@ -128,6 +130,12 @@ def _megatron(folder: Path) -> list[Group]:
             rows=[row for row in unseen if row.what not in today],
         ),
     ]  # fmt: skip
+
+
+def _hybrids(folder: Path) -> list[Group]:
+    """Pre-training of models whose layers differ."""
+    saw = f"{TODAY}; the scan's rate without the GPU"
+    return [Group(title="Nemotron 3 Nano on a GPU left out", left_out="GPU", saw=saw, rows=hybrids_left_out(folder))]
 
 
 def _tuning(folder: Path) -> list[Group]:

@@ -30,6 +30,7 @@ from hp_tool import documents
 from hp_tool.calibration.microbenchmarks import robust_fit, short
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
+from hp_tool.cost import scans
 from hp_tool.cost.roofline import peak_flops, roofline_seconds
 from hp_tool.cost.serving import mixers
 from hp_tool.domain.efficiency import MixerRoofline
@@ -76,13 +77,11 @@ def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
     card, model, sequences, lengths, _ = batch
     peak = peak_flops(card, precision="bf16")
     if kernel in ("convolution", "scan"):
-        work = mixers.convolution_work(model, 1) if kernel == "convolution" else mixers.scan_work(model, 1)
-        return np.asarray(
-            mixers.chunked_seconds(roof, work, tokens=sequences * lengths, prompts=sequences, gpu=card, peak=peak)
-        )
+        work = scans.convolution_work(model, 1) if kernel == "convolution" else scans.scan_work(model, 1)
+        return np.asarray(scans.chunked_seconds(roof, work, tokens=sequences * lengths, prompts=sequences, gpu=card, peak=peak))
     drafted = lengths.astype(np.int64) - 1
     window = mixers.window_work(model, 1, drafted)
-    work = window if kernel == "convolution_update" else mixers.Work(0.0, mixers.state_traffic(model, 1, drafted))
+    work = window if kernel == "convolution_update" else scans.Work(0.0, mixers.state_traffic(model, 1, drafted))
     return np.asarray(roofline_seconds(sequences * work.flops, sequences * work.traffic, roof, gpu=card, peak=peak))
 
 
@@ -207,7 +206,7 @@ class Fitted:
 
 def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
     """A card's constants for another: what is not a share of its datasheet goes by the ratio of their arithmetic."""
-    theirs, own = (peak_flops(each, precision=mixers.wide_precision(each)) for each in (gpu(SYSTEMS[system]), gpu(card)))
+    theirs, own = (peak_flops(each, precision=scans.wide_precision(each)) for each in (gpu(SYSTEMS[system]), gpu(card)))
     return dataclasses.replace(roof, token_s=short(roof.token_s * theirs / own))
 
 

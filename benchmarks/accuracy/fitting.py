@@ -32,6 +32,8 @@ Values = dict[Any, float]
 FRAMEWORKS = FOLDER / "frameworks"
 SCATTER = ("time_log_sd", "expert_time_log_sd", "earlier_expert_time_log_sd", "pair_log_sd", "expert_pair_log_sd")
 """Fields of a framework's profile that fit_intervals writes."""
+KEPT = (*SCATTER, "state_scan_flops_per_second")
+"""Those that other fits leave as they are: also what fit_training_mixers writes."""
 
 
 class Prior(NamedTuple):
@@ -118,10 +120,10 @@ def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> Fra
 
 
 def write_framework(name: str, constants: FrameworkEfficiency, *, command: str) -> None:
-    """Write the profile of one die (or `default`) as a data file, whose scatter fit_intervals has written stays."""
+    """Write the profile of one die (or `default`) as a data file, in which `KEPT` stays."""
     path = FRAMEWORKS / constants.framework / f"{name}.yaml"
     known = documents.read(path) if path.is_file() else {}
-    fields = dataclasses.asdict(constants) | {key: known[key] for key in SCATTER if key in known}
+    fields = dataclasses.asdict(constants) | {key: known[key] for key in KEPT if key in known}
     write_constants(path, fields, command=command)
 
 

@@ -134,7 +134,8 @@ def refitted(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
 def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
     """Every version with constants of its own, predicted by those of the engine's nearest other version."""
     results = {}
-    profiles = sorted(engine_profiles(), key=lambda profile: version_key(profile.version))
+    fitted = (profile for profile in engine_profiles() if not profile.kernels_alone)
+    profiles = sorted(fitted, key=lambda profile: version_key(profile.version))
     for (name, version), members in by_version(runs).items():
         before, after = ([p for p in profiles if p.engine == name and test(version_key(p.version), version_key(version))]
                          for test in (operator.lt, operator.gt))  # fmt: skip

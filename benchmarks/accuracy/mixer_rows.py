@@ -16,13 +16,15 @@ from benchmarks.accuracy.fitting import Floats
 from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import engine_efficiency
-from hp_tool.cost.matrices import attention_matrices, index_width
+from hp_tool.cost import scans
+from hp_tool.cost.matrices import attention_flops, attention_matrices, index_width
 from hp_tool.cost.matrix import shapes_by_source
 from hp_tool.cost.recurrent import convolved_width
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving import mixers
 from hp_tool.cost.serving.operations import matmuls_seconds, visible_keys
-from hp_tool.cost.serving.weights import attention_flops, weight_format
+from hp_tool.cost.serving.weights import weight_format
+from hp_tool.cost.sparse_attention import SCORE_BYTES
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
 from hp_tool.domain.inference import InferenceWorkload
@@ -166,12 +168,12 @@ def sparse_modules(
         ends = list(zip(cached + length, cached, strict=True))
         seen = np.array([visible_keys(end, cached=start) for end, start in ends])
         chosen = np.array([visible_keys(end, cached=start, most=topk) for end, start in ends])
-        traffic = tokens * seen * 2.0 * mixers.SCORE_BYTES
+        traffic = tokens * seen * 2.0 * SCORE_BYTES
     gpu_, bandwidth = case.cluster.gpu, case.cluster.gpu.memory_bandwidth_bytes_per_second
     return Modules(
         seconds=seconds,
         projections=projections,
-        scores=tokens * seen * mixers.index_flops(model) / peak_flops(gpu_, precision="fp8"),
+        scores=tokens * seen * scans.index_flops(model) / peak_flops(gpu_, precision="fp8"),
         index=traffic / bandwidth,
         products=tokens * chosen * attention_flops(model, 1, decoding=True) / peak_flops(gpu_, precision="bf16"),
         tokens=tokens,

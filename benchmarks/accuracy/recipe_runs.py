@@ -31,9 +31,13 @@ MODELS = {
     "gpt_oss_20b": "gpt-oss-20b",
     "kimi_k2": "kimi-k2",
     "llama31_405b": "llama-3.1-405b",
+    "nemotron_3_nano": "nemotron-3-nano-30b-a3b",
     "qwen3_235b_a22b": "qwen3-235b-a22b",
 }
 """Those of other names are left out."""
+HYBRIDS = ("nemotron_3_nano",)
+ABSENT = dict.fromkeys(("mtp", "token_drop", "layout"), "")
+"""Columns of the first table alone."""
 GPUS = {
     "H100": "h100-sxm-80gb",
     "H200": "h200-sxm-141gb",
@@ -84,16 +88,20 @@ def gb300_cases(folder: Path) -> list[Case]:
     """Recipes on GB300 with their knobs, of models that other cards ran too; a row that does not give them has those of its
     release's preset.
     """
-    absent = dict.fromkeys(("mtp", "token_drop", "layout"), "")  # columns of the other table alone
     presets = {tuple(row[name] for name in PRESET): row for row in read(folder, FILE_PRESETS)}
     cases = []
     for row in read(folder, FILE_GB300):
-        if row["model"] in MODELS and row["gpu"] == "GB300":
+        if row["model"] in MODELS and row["gpu"] == "GB300" and row["model"] not in HYBRIDS:
             cell = (row["release"], row["model"], "gb300", row["precision"], row["task"])
             known = {} if row["knobs_from"] else {name: presets.get(cell, {}).get(name, "") for name in KNOBS}
             narrow = {} if row["knobs_from"] else {"fp8_params": str(int(row["precision"].startswith("fp8")))}
-            cases.append(recipe_case(absent | row | known | narrow))
+            cases.append(recipe_case(ABSENT | row | known | narrow))
     return cases
+
+
+def hybrid_cases(folder: Path) -> list[Case]:
+    """Recipes of models whose layers differ, on all cards."""
+    return [recipe_case(ABSENT | row) for row in read(folder, FILE_GB300) if row["model"] in HYBRIDS]
 
 
 def recipe_cases(folder: Path) -> list[Case]:

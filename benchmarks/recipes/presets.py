@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.recipe_runs import DISPATCHERS, GPUS, MODELS, PRECISIONS, SCALING, TASKS
+from benchmarks.accuracy.recipe_runs import DISPATCHERS, GPUS, HYBRIDS, MODELS, PRECISIONS, SCALING, TASKS
 from hp_tool.catalog import model
 from hp_tool.domain.hardware import Precision
 
@@ -55,7 +55,8 @@ class Preset:
 def presets(path: Path) -> list[Preset]:
     """Return the presets of models and GPUs that the catalogue has, those of one cell once."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] in MODELS and row["system"].upper() in GPUS]
+        known = MODELS.keys() - set(HYBRIDS)
+        rows = [row for row in csv.DictReader(file) if row["model"] in known and row["system"].upper() in GPUS]
     return list({preset.cell: preset for preset in map(_preset, rows)}.values())
 
 

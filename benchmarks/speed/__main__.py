@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed import measure
-from benchmarks.speed.workloads import dense_query, mixed_query, moe_query
+from benchmarks.speed.workloads import dense_query, mixed_query, moe_query, unlike_query
 
 
 def evaluate() -> dict[str, Any]:
@@ -22,6 +22,8 @@ def evaluate() -> dict[str, Any]:
         "dense": measure.candidates_per_second(dense_query()),
         "moe": measure.candidates_per_second(moe_query()),
         "mixed": measure.candidates_per_second(mixed_query()),
+        "unlike": measure.candidates_per_second(unlike_query()),
+        "alike": measure.candidates_per_second(unlike_query(alike=True)),
         "estimates": measure.estimates_per_second(),
         "growth": measure.growth(),
         "recommend": measure.recommend_process(),
@@ -31,6 +33,7 @@ def evaluate() -> dict[str, Any]:
     report["limits"] = {
         "dense_candidates_per_second": report["dense"]["per_second"] >= limits["candidates_per_second"],
         "moe_candidates_per_second": report["moe"]["per_second"] >= limits["candidates_per_second"],
+        "unlike_over_alike": report["unlike"]["per_second"] >= limits["unlike_over_alike"] * report["alike"]["per_second"],
         "estimates_per_second": report["estimates"]["per_second"] >= limits["estimates_per_second"],
         "million_ranked_s": million["cpu_s"] / million["candidates"] * 1e6 < limits["million_ranked_s"],
         "ten_million_ranked_s": ten_million["cpu_s"] / ten_million["candidates"] * 1e7 < limits["ten_million_ranked_s"],
@@ -52,7 +55,7 @@ def as_text(report: dict[str, Any]) -> str:
             f"  {kind['model']}, {kind['candidates']:,}: {kind['per_second'] / 1e6:.2f} million/s "
             f"(median {kind['per_second_median'] / 1e6:.2f}); one by one {kind['baseline_one_by_one_per_second']:,.0f}/s, "
             f"NumPy additions {kind['baseline_numpy_additions_per_second'] / 1e6:,.0f} million/s"
-            for kind in (report["dense"], report["moe"], report["mixed"])
+            for kind in (report["dense"], report["moe"], report["mixed"], report["unlike"], report["alike"])
         ),
         f"single estimates, {e['queries']} different queries:",
         f"  {e['per_second']:8,.0f}/s as a call (median {e['per_second_median']:,.0f})",

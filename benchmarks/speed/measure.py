@@ -30,6 +30,7 @@ from hp_tool.training.ranking.rank import keep_heap
 REPEATS = 7
 LIMITS = {
     "candidates_per_second": 3e6,
+    "unlike_over_alike": 0.6,
     "estimates_per_second": 3e3,
     "million_ranked_s": 0.5,
     "ten_million_ranked_s": 5.0,

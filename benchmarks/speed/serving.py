@@ -1,26 +1,30 @@
-"""`python -m benchmarks.speed.serving [--peer PYTHON] [--json]`: serving candidates a second on one core, and a full answer.
+"""`python -m benchmarks.speed.serving [--peer PYTHON] [--data DIR] [--json]`: candidates a second, and a full answer.
 
 The question leaves the load open: the answer is a ranking under targets with its front, as a library call and as a process.
-`--peer` names the interpreter of an environment with aiconfigurator; its answer and its time then stand beside ours.
+`--peer` names the interpreter of an environment with aiconfigurator: its answer and its time then stand beside ours, and, with
+`--data`, its errors on measured rows (`peer_rows`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
+from benchmarks.speed import peer_rows
 from benchmarks.speed.measure import cpu_seconds
 from hp_tool.answers import recommend_answer
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.queries.schema import parse_query
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.recommend import CHUNK
+from hp_tool.serving.ranked import CHUNK
 from hp_tool.space.serving import serving_space
 
 QUERY: dict[str, Any] = {
@@ -109,11 +113,14 @@ def peer_answer(python: str) -> dict[str, Any] | str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.serving", description=__doc__)
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of an environment with aiconfigurator")
+    parser.add_argument("--data", type=Path, default=os.environ.get("HP_REFERENCE_DATA"), help="measured rows for the peer")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
     if arguments.peer:
         report["peer"] = peer_answer(arguments.peer)
+        if arguments.data:
+            report["rows"] = peer_rows.beside(Path(arguments.data), arguments.peer)
     if arguments.json:
         print(json.dumps(report, indent=2))
         return
@@ -130,6 +137,8 @@ def main() -> None:
     )
     if "peer" in report:
         print(f"aiconfigurator: {report['peer']}")
+    if "rows" in report:
+        print(peer_rows.as_text(report["rows"]))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,18 @@ MIXED_QUERY: dict[str, Any] = {
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 1024},
     "training": {"sequence_length": 4096, "global_batch_size": 1536},
 }
+UNLIKE_QUERY: dict[str, Any] = QUERY | {
+    "model": {
+        "name": "100 unlike blocks",
+        "num_hidden_layers": 100,
+        "hidden_size": 12288,
+        "num_attention_heads": 96,
+        "vocab_size": 51200,
+        "linear_num_key_heads": 96,
+        "linear_key_head_dim": 128,
+        "blocks": [{"count": 3, "mixer": "gated_delta"}, {}],
+    }
+}
 LARGE_QUERY: dict[str, Any] = {
     "kind": "training",
     "model": "gpt-1t",
@@ -84,6 +96,14 @@ def moe_query() -> Query:
 def mixed_query() -> Query:
     """The dense space's axes for a model with dense layers before those with experts."""
     return parse_query(MIXED_QUERY | {"parallel": EVERYTHING | {"recompute": recomputations(7)}})
+
+
+def unlike_query(*, alike: bool = False) -> Query:
+    """The dense space's axes for layers of which three in four have a delta rule, which split no sequence; `alike`: for as many
+    layers of attention.
+    """
+    model = {name: value for name, value in UNLIKE_QUERY["model"].items() if not (alike and name == "blocks")}
+    return parse_query(UNLIKE_QUERY | {"model": model, "parallel": DENSE | {"context_parallel_size": 1}})
 
 
 def growing_query(step: int) -> Query:

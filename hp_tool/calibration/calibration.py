@@ -11,6 +11,7 @@ import numpy as np
 from hp_tool.calibration.evidence import Evidence
 from hp_tool.calibration.fitting import Prior, prior_for
 from hp_tool.calibration.memory import MemoryFit, fit_memory
+from hp_tool.calibration.parts import part_factors
 from hp_tool.calibration.repeats import without_surplus
 from hp_tool.calibration.step_time import StepTimeFit, fit_step_time
 
@@ -38,11 +39,14 @@ class Calibration:
             "residual_log_sd": self.step_time.residual_log_sd,
             "memory_factor": self.memory.factor,
             "memory_overhead_bytes": self.memory.overhead_bytes,
-        }
+        } | ({"part_factors": factors} if (factors := part_factors(self.step_time.part_logs)) else {})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready payload, readable by `from_dict` of this and later versions."""
-        return {"version": PAYLOAD_VERSION, **_payload(self), "prior": asdict(self.prior), "summary": self.summary()}
+        payload = _payload(self)
+        if not len(self.step_time.part_logs):  # as versions without it wrote
+            del payload["step_time"]["part_logs"]
+        return {"version": PAYLOAD_VERSION, **payload, "prior": asdict(self.prior), "summary": self.summary()}
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:

@@ -48,9 +48,12 @@ class Evidence:
     """(n,) the run ended because memory did: it needs more than capacity_bytes, how much more is unknown."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `residual_features`, each (n,); without them only the multipliers learn."""
+    measured_parts_s: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Seconds of some of `parts_s` as traces measured them, each (n,); NaN where there was no trace."""
 
     def __post_init__(self) -> None:
-        arrays = (*self.parts_s.values(), *self.features.values(), *(getattr(self, name) for name in _COLUMNS))
+        tables = (self.parts_s, self.features, self.measured_parts_s)
+        arrays = (*(array for each in tables for array in each.values()), *(getattr(self, name) for name in _COLUMNS))
         if any(array.shape != (len(self),) for array in arrays):
             raise ValueError("every column of Evidence has one value per measurement id")
 
@@ -63,28 +66,32 @@ class Evidence:
             measurement_ids=tuple(self.measurement_ids[row] for row in rows),
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
             features={name: values[rows] for name, values in self.features.items()},
+            measured_parts_s={name: seconds[rows] for name, seconds in self.measured_parts_s.items()},
             **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
     @staticmethod
     def empty() -> Evidence:
         """No runs."""
-        nothing = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
+        nothing: dict[str, Any] = {name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS}
         return Evidence(measurement_ids=(), parts_s={}, features={}, **nothing)
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
         """All rows of all pieces in order; a part or feature that a piece does not name is zero there."""
 
-        def table(attribute: str) -> dict[str, FloatArray]:
+        def table(attribute: str, missing: float = 0.0) -> dict[str, FloatArray]:
             names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
-            rows = {name: [getattr(piece, attribute).get(name, np.zeros(len(piece))) for piece in pieces] for name in names}
+            rows = {
+                name: [getattr(piece, attribute).get(name, np.full(len(piece), missing)) for piece in pieces] for name in names
+            }
             return {name: np.concatenate(columns) for name, columns in rows.items()}
 
         return Evidence(
             measurement_ids=tuple(i for piece in pieces for i in piece.measurement_ids),
             parts_s=table("parts_s"),
             features=table("features"),
+            measured_parts_s=table("measured_parts_s", missing=np.nan),
             **{name: np.concatenate([getattr(piece, name) for piece in (Evidence.empty(), *pieces)]) for name in _COLUMNS},
         )
 

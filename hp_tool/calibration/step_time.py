@@ -23,23 +23,11 @@ from hp_tool.calibration.evidence import (
     scaled,
 )
 from hp_tool.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
+from hp_tool.calibration.parts import GROUP_OF_PART, GROUPS, as_traced, part_logs
 from hp_tool.calibration.plain import PlainFactor, plain_factor
 from hp_tool.calibration.prediction import SlowRegime, StepPrediction
 from hp_tool.calibration.regimes import Judgement, Stalls, judge, stalls
 
-GROUPS = ("compute", "attention", "communication", "memory_bound")
-_GROUP_OF_PART = {
-    "attention": "attention",
-    "tensor_parallel": "communication",
-    "context_parallel": "communication",
-    "expert_parallel": "communication",
-    "pipeline_p2p": "communication",
-    "data_parallel": "communication",
-    "optimizer": "memory_bound",
-    "offload": "memory_bound",
-}
-# Parts not named above (compute, recompute, pipeline_bubble, ...) are time the matmuls and their neighbours take: the
-# bubble is other ranks' forward and backward time, so it scales with it.
 _NUM_PARAMETERS = 1 + len(GROUPS) + 2
 ROUNDS = 3
 """Turns of fitting parameters, scales and regimes, each given the others."""
@@ -77,6 +65,8 @@ class StepTimeFit:
     """None: no run stalled, nor do they usually."""
     plain: PlainFactor | None = None
     """Where the runs contradict what was fitted to them: it is said in place of all of it."""
+    part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
+    """(parts,) ln of the factor on each of TIME_PARTS that traces taught; empty: no trace."""
 
     @property
     def factors(self) -> dict[str, float]:
@@ -115,8 +105,8 @@ class StepTimeFit:
         """Each part times its group's factor, and the overheads as a part `overhead`; they sum to the median step time.
         What the rest of a prediction `step` for the same rows shifts, it shifts in proportion; stalls are overhead.
         """
-        factors = self.factors
-        parts = {name: seconds * factors[_GROUP_OF_PART.get(name, "compute")] for name, seconds in parts_s.items()}
+        factors, known_s = self.factors, as_traced(parts_s, self.part_logs)
+        parts = {name: seconds * factors[GROUP_OF_PART.get(name, "compute")] for name, seconds in known_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(layer_passes, dtype=np.float64)
         parts["overhead"] = parts.get("overhead", 0.0) + overhead
         if step is None:
@@ -135,7 +125,7 @@ class StepTimeFit:
         """Predict n configurations from their uncalibrated parts, and their features where they have some. With no evidence
         the median is the parts' sum.
         """
-        design = _design(parts_s=parts_s, layer_passes=layer_passes)
+        design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
         before_s, gradient = self._model.seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
         doubt = self._rows(gradient, known).variances().sum(axis=0)
@@ -181,16 +171,17 @@ class StepTimeFit:
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     """The posterior of the parameters and effects given the runs that have a step time."""
     runs = evidence.take(np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0)))
-    design, log_measured = _design(parts_s=runs.parts_s, layer_passes=runs.layer_passes), np.log(runs.measured_step_s)
+    traced = StepTimeFit(prior=prior, x=np.zeros(_NUM_PARAMETERS), part_logs=part_logs(evidence, prior=prior))
+    design = _design(parts_s=as_traced(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes)
+    log_measured = np.log(runs.measured_step_s)
     # Sums over rows are done in sorted order, so that the answer does not depend on the order in which runs ended.
     order = np.lexsort((*design.T, *runs.features.values(), log_measured))
     design, log_measured, runs = design[order], log_measured[order], runs.take(order)
     if not len(runs):
-        return StepTimeFit(prior=prior, x=np.zeros(_NUM_PARAMETERS))
+        return traced
     features, names = runs.features, tuple(sorted(set(runs.features) - STATED))
-    plain = StepTimeFit(
-        prior=prior,
-        x=np.zeros(_NUM_PARAMETERS),
+    plain = replace(
+        traced,
         width=_width(design, features, prior=prior),
         names=names,
         shapes=np.unique(scaled(features, SHAPE), axis=0) if features else np.empty((0, len(SHAPE))),
@@ -360,7 +351,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, len(GROUPS) + 2))
     for name in sorted(parts_s):
-        design[:, GROUPS.index(_GROUP_OF_PART.get(name, "compute"))] += parts_s[name]
+        design[:, GROUPS.index(GROUP_OF_PART.get(name, "compute"))] += parts_s[name]
     design[:, -2] = 1.0
     design[:, -1] = layer_passes
     return design

@@ -18,7 +18,7 @@ from hp_tool.cost.roofline import at_sustained_clocks, below_16_bits, with_atten
 from hp_tool.domain.efficiency import Clocks, Doubts, EfficiencyProfile, FrameworkEfficiency, GpuEfficiency, Link
 from hp_tool.domain.engines import ISOLATED, EngineEfficiency, ExpertEfficiency, PoolEfficiency
 from hp_tool.domain.frameworks import STAND_INS
-from hp_tool.domain.hardware import GpuSpec, Precision
+from hp_tool.domain.hardware import ClusterQuery, GpuSpec, Precision
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
 
@@ -82,6 +82,17 @@ def sustained(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEff
 def usual_clocks(gpu: GpuSpec) -> Clocks:
     """Those of the GPU's die, or typical ones."""
     return _clocks(_die(gpu))
+
+
+def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
+    """Raise UnsupportedError where a query caps the power of devices, and it is not known what their clocks do then."""
+    if isinstance(query, str) or query.power_cap_w is None:
+        return
+    if serves or usual_clocks(gpu).gpu is None:
+        why = "of serving, whose passes wait for memory" if serves else f"of {gpu.name}"
+        raise UnsupportedError(
+            f"how the clocks {why} follow a power cap is not known; leave it out", field="cluster.power_cap_w"
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -227,10 +238,14 @@ library.on_change(_read.cache_clear)
 def engine_efficiency(*, engine: str, version: str | None, silicon: str | None = None) -> EngineEfficiency:
     """The profile of this version; without one that of the newest version measured, marked `measured: false` where a version
     was named. On a die (`silicon`) where this version was never measured, but another of the engine was, the constants are
-    those of the nearest such version. UnsupportedError for an engine without any profile.
+    those of the nearest such version. A profile of kernels alone stands for a version that is named, and later ones.
+    UnsupportedError for an engine without any profile.
     """
     known = engine_profiles()
-    versions = sorted((profile for profile in known if profile.engine == engine), key=lambda p: version_key(p.version))
+    versions = sorted(
+        (p for p in known if p.engine == engine and (not p.kernels_alone or _reaches(version, p.version))),
+        key=lambda p: version_key(p.version),
+    )
     if not versions:
         names = ", ".join(dict.fromkeys(profile.engine for profile in known))
         raise UnsupportedError(f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine")
@@ -241,6 +256,11 @@ def engine_efficiency(*, engine: str, version: str | None, silicon: str | None =
         settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
         return dataclasses.replace(constants, **settings, measured=False)
     return constants if version in (None, constants.version) else dataclasses.replace(constants, measured=False)
+
+
+def _reaches(version: str | None, release: str) -> bool:
+    """Whether a version is named, and is a release or a later one."""
+    return version is not None and version_key(version) >= version_key(release)
 
 
 SETTINGS_OF_A_RELEASE = (

@@ -9,8 +9,11 @@ from typing import Any
 from hp_tool.catalog import library, records
 from hp_tool.domain.fields import checked
 from hp_tool.domain.hardware import ClusterQuery, ClusterRuns, ClusterSpec, GpuSpec, NodeType
+from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError
 
+Cluster = str | ClusterQuery
+"""What a query says of its cluster; of several machines a tuple of them."""
 RUNS = "runs"
 """Key of a cluster's entry: how profile runs reach it."""
 
@@ -30,11 +33,12 @@ def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
     return records.build(NodeType, mapping, field="cluster")
 
 
-def cluster(query: str | ClusterQuery) -> ClusterSpec:
+def cluster(query: Cluster) -> ClusterSpec:
     """The cluster a query means: a registered name, or a description whose gaps the catalogue fills.
 
     A node type's name alone means one such node. InputError names the field, its value and the mend.
     """
+    check_one(query)
     if isinstance(query, str):
         node_type(query)  # an unknown name is the fault of `cluster`, not of cluster.node_type
         query = ClusterQuery(name=query, node_type=query)
@@ -42,6 +46,25 @@ def cluster(query: str | ClusterQuery) -> ClusterSpec:
         return _known(query, library.folders())
     except TypeError:  # a device described by its datasheet has no hash
         return _resolved(query)
+
+
+def names_several(query: Cluster) -> str | None:
+    """The field by which a query's cluster means several machines: a list, or all that have a price; None: it means one."""
+    if isinstance(query, tuple) or query == PRICED:
+        return "cluster"
+    for name in ("node_type", "gpu", "num_gpus"):
+        value = getattr(query, name, None)
+        if isinstance(value, tuple) or value == PRICED:
+            return f"cluster.{name}"
+    return None
+
+
+def check_one(query: Cluster) -> None:
+    """Raise InputError where a query's cluster means several machines, which `recommend` alone compares."""
+    if (several := names_several(query)) is not None:
+        raise InputError(
+            "several machines are compared by `recommend` alone; name one here", field=several, code="several_machines"
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -58,7 +81,7 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
         return _mixed_cluster(query)
     checked(query, field="cluster")
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
-    device = _device(query, node)
+    device = _capped(_device(query, node), query.power_cap_w)
     num_gpus = _num_gpus(query, node)
     usual_node = node.gpus_per_node if node else device.gpus_per_node
     usual_domain = node.nvlink_domain_size if node else device.nvlink_domain_size
@@ -79,6 +102,9 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
             query.inter_node_bandwidth_bytes_per_second or (node or device).inter_node_bandwidth_bytes_per_second
         ),
         price_per_gpu_hour=next((price for price in prices if price is not None), None),
+        interruptions_per_node_day=query.interruptions_per_node_day or 0.0,
+        grid_carbon_kg_per_kwh=query.grid_carbon_kg_per_kwh,
+        power_usage_effectiveness=query.power_usage_effectiveness or 1.0,
         **_network(query, node),
     )
     if query.inter_node_latency_s is not None:
@@ -111,6 +137,19 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
             f"gpu {device.name!r} is not what {node.name} has ({node.gpu}); leave one of them out", field="cluster.gpu"
         )
     return device
+
+
+def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
+    """The device with its power limit set to `power_w`: its clocks follow (`cost.roofline.at_sustained_clocks`)."""
+    if power_w is None:
+        return device
+    if not device.idle_w < power_w <= device.power_w:
+        raise InputError(
+            f"power_cap_w {power_w:g} is not between what {device.name} draws idle ({device.idle_w:g} W) and its limit "
+            f"({device.power_w:g} W)",
+            field="cluster.power_cap_w",
+        )
+    return dataclasses.replace(device, power_w=power_w, idle_power_w=device.idle_w)
 
 
 def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
@@ -218,7 +257,7 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
     if gpus[0].kind != gpus[1].kind:
         raise InputError("one of the kinds is cpu, the other a GPU; they cannot share a pipeline", field="cluster.stages")
     known = [name for name in gpus[0].peak_flops_per_second if name in gpus[1].peak_flops_per_second]
-    idle = [gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w for gpu in gpus]
+    idle = [gpu.idle_w for gpu in gpus]
     return dataclasses.replace(
         gpus[0],
         name=" + ".join(gpu.name for gpu in gpus),
@@ -240,6 +279,7 @@ def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
     """The registered cluster that a query means, whole or in part; None where it describes one."""
+    check_one(cluster)
     return cluster if isinstance(cluster, str) else cluster.node_type
 
 

@@ -27,7 +27,7 @@ from hp_tool import documents
 from hp_tool.catalog.records import nearest
 from hp_tool.errors import InputError, NotFoundError
 
-Kind = Literal["models", "gpus", "clusters", "lengths", "recipes", "trainers"]
+Kind = Literal["models", "gpus", "clusters", "lengths", "recipes", "trainers", "prices", "grids"]
 
 _BUILT_IN = Path(__file__).parent / "data"
 _SINGULAR: dict[Kind, str] = {
@@ -37,6 +37,8 @@ _SINGULAR: dict[Kind, str] = {
     "lengths": "distribution of lengths",
     "recipes": "recipe",
     "trainers": "trainer",
+    "prices": "price",
+    "grids": "grid",
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.fields import checked
 from hp_tool.domain.model import ModelSpec
-from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.errors import InputError
 
 _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "gated_delta": ("linear_num_key_heads", "linear_key_head_dim"),
@@ -32,24 +32,6 @@ def checked_model(spec: ModelSpec) -> ModelSpec:
         needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
         raise _wrong("sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}")
     return spec
-
-
-def check_trainable(model: ModelSpec) -> None:
-    """Raise UnsupportedError for layers whose time and memory in training are not modelled yet."""
-    fields = (
-        (model.index_topk is not None, "index_topk"),
-        (model.moe_latent_size is not None, "moe_latent_size"),
-        (model.values_are_keys, "values_are_keys"),
-        (model.attention_output_gate is not None, "attention_output_gate"),
-        (model.blocks is not None, "blocks"),
-        (model.mixer != "attention", "mixer"),
-        (model.feed_forward == "none", "feed_forward"),
-    )
-    if field := next((name for holds, name in fields if holds), None):
-        raise UnsupportedError(
-            f"{model.name}: layers with {field} are counted and served, and not trained yet",
-            field=f"model.{field}",
-        )
 
 
 def _check_pattern(spec: ModelSpec) -> None:

@@ -4,7 +4,7 @@ micro-benchmarks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +15,7 @@ from hp_tool.cli import queries
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
+    from hp_tool.answers import Line
     from hp_tool.domain.measurement_records import Imported, MeasurementRecord
     from hp_tool.domain.ports import Store
     from hp_tool.learning import MadeCalibration
@@ -50,7 +51,11 @@ def calibrate(
 
     report = _benchmark(cluster, launcher=launcher, precisions=precision) if cluster is not None else None
     with closing(open_store()) as store:
-        imported = _import(store, measurements) if measurements is not None else Imported(stored=(), refused=())
+        imported = (
+            import_lines(store, queries.read_lines(measurements))
+            if measurements is not None
+            else Imported(stored=(), refused=())
+        )
         made = learning.calibrate(store=store, gpu=gpu, framework=framework)
     if as_json:
         held_back = [record.id for record in imported.stored if record.state == "held"]
@@ -147,7 +152,7 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
             console.print(f"{record.id}: {warning}", highlight=False, markup=False)
 
 
-def _import(store: Store, path: str) -> Imported:
+def import_lines(store: Store, lines: Iterable[Line]) -> Imported:
     """Store the measurement of every line that is in order, a repeated line once; of the others standard error says why not."""
     from hp_tool.domain.digests import json_digest
     from hp_tool.learning import add_reports
@@ -155,7 +160,7 @@ def _import(store: Store, path: str) -> Imported:
     from hp_tool.training.problem import self_contained
 
     imported = add_reports(
-        queries.read_lines(path),
+        lines,
         store=store,
         source="file",
         key=lambda _, line: f"file:{json_digest(line.decode())}",

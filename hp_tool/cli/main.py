@@ -15,6 +15,7 @@ from hp_tool.cli.calibrate import calibrate, measurements
 from hp_tool.cli.catalog import clusters, fields, gpus, models, recipes, trainers
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import FormatsCommand, export, import_
+from hp_tool.cli.explain import explain
 from hp_tool.cli.predict import estimate, recommend, size
 from hp_tool.cli.printable import printable
 from hp_tool.cli.tune import tune
@@ -26,7 +27,7 @@ BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitE
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    **{command.__name__: command for command in (estimate, recommend, tune, size, calibrate, measurements, batch)},
+    **{command.__name__: command for command in (estimate, recommend, explain, tune, size, calibrate, measurements, batch)},
     **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, fields, doctor)},
 }
 

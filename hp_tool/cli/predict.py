@@ -78,6 +78,8 @@ def recommend(
     parsed = queries.read_query(query, queries.flags(context), settings)
 
     from hp_tool import answers
+    from hp_tool.catalog.hardware import names_several
+    from hp_tool.domain.result import Recommendation
     from hp_tool.queries import schema
 
     if plot is not None:
@@ -86,12 +88,19 @@ def recommend(
         plots.check_path(plot)
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.recommend_answer(parsed, top=top, calibrations=calibrations, pareto=pareto, sensitivity=sensitivity)
-    if plot is not None and answer.sensitivity is not None:
+    if plot is not None and answer.pareto and names_several(parsed.cluster) is not None:
+        rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
+        plots.write(plots.machines_figure(rows, answer.pareto, title=plots.title(parsed)), path=plot)
+    elif plot is not None and answer.sensitivity is not None:
         plots.write(plots.sensitivity_figure(answer.sensitivity, title=plots.title(parsed)), path=plot)
     elif plot is not None and answer.recommendations:
         plots.write(plots.recommendations_figure(answer.recommendations, title=plots.title(parsed)), path=plot)
     if as_json:
         typer.echo(schema.to_json(answer))
+    elif names_several(parsed.cluster) is not None:
+        from hp_tool.cli import machine_tables
+
+        machine_tables.print_machines(answer, parsed)
     elif parsed.kind == "inference":
         from hp_tool.cli import serving_tables
 

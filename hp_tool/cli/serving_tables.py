@@ -16,6 +16,7 @@ from hp_tool.cli.tables import (
     print_space,
     rank_column,
 )
+from hp_tool.domain.inference import RATE
 from hp_tool.domain.serving import InferenceEstimate, PoolConfig, PoolRecommendation, ServingRecommendation
 from hp_tool.render import figures
 from hp_tool.render.columns import (
@@ -117,7 +118,9 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many each rule rejected."""
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
-    if ranked:
+    if any(RATE in row.set for row in ranked):
+        _print_gpus_by_rate(console, ranked)
+    elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
     print_space(console, answer)
@@ -171,6 +174,18 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
         *(column for column in serving_figures(estimates) if column.head in ("tokens", "TTFT", "TPOT")),
     ]
     print_columns(console, columns, title="Pareto-optimal configurations: throughput per user and per GPU")
+
+
+def _print_gpus_by_rate(console: Console, rows: Sequence[ServingRecommendation]) -> None:
+    estimates = [row.estimate for row in rows]
+    columns = [
+        rank_column(rows),
+        Column(head="rate", unit="/s", cells=tuple(f"{row.set[RATE]:g}" for row in rows), meaning="requests"),
+        Column(head="GPUs", cells=tuple(str(row.estimate.provenance["num_gpus"]) for row in rows)),
+        *serving_columns(rows),
+        *serving_figures(estimates),
+    ]
+    print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")
 
 
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:

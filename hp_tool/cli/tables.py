@@ -6,6 +6,7 @@ from rich.console import Console
 
 from hp_tool.answers import RecommendAnswer
 from hp_tool.cli.layout import make_console, print_columns
+from hp_tool.domain.inference import RATE
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.render import figures
@@ -240,7 +241,8 @@ def print_nearest(console: Console, nearest: Iterable[object]) -> None:
         elif isinstance(row, ServingRecommendation):
             reasons = "; ".join(reason.message for reason in row.known.reasons)
             layout = serving_arithmetic(row.parallel, replicas=row.estimate.replicas)
-            line = f"nearest: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}"
+            at = f" at {row.set[RATE]:g}/s" if RATE in row.set else ""
+            line = f"nearest{at}: {layout}, {row.parallel.max_num_seqs} requests at once: {reasons}"
             bearable = row.estimate.highest_load
             console.print(line + ("" if bearable is None else f"; it bears a load of {bearable:,.4g}"), highlight=False)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+ComplexArray = NDArray[np.complex128]
 BoolArray = NDArray[np.bool_]
 """Shape (n,) for n candidates, or any shape that broadcasts to a grid."""
 

@@ -9,6 +9,7 @@ from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, all_to_all_seconds, dense_group, group_ring, split
 from hp_tool.cost.precision import cast_traffic
 from hp_tool.cost.roofline import additive_seconds, elementwise_seconds, matmul_seconds, peak_flops, weight_matmuls
+from hp_tool.cost.sparse_attention import chosen_core_seconds, index_bytes
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Strategy
 from hp_tool.domain.workload import TrainingWorkload
@@ -59,6 +60,11 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     if model.kv_lora_rank is not None:
         # Inputs of the latents' norms, their outputs (inputs of the up-projections).
         latent = s.tokens * (s.e + s.saved_input) * ((model.q_lora_rank or 0) + model.kv_lora_rank) / s.shards
+    if model.attention_output_gate is not None:  # the gate, and what it lets through
+        gates = heads * (v if model.attention_output_gate == "channel" else 1)
+        split = split + s.tokens * (s.e * gates + s.saved_input * heads * v)
+    if model.index_topk is not None:
+        split = split + index_bytes(model, s)
     gathered = s.tokens * s.h * s.e * (1.0 + s.sharded)
     return BlockBytes(
         saved=replicated + split + latent + unrotated,
@@ -96,6 +102,9 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     cast, cast_backward = cast_traffic(workload, matrices)
     forward = s.tokens * (s.h * per_hidden / s.shards + rotary + 2.0 * normed + cast)
     backward = s.tokens * (s.h * per_hidden_backward / s.shards + rotary + 3.0 * normed + cast_backward)
+    if model.attention_output_gate is not None:
+        gated = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
+        forward, backward = forward + 3.0 * gated, backward + 5.0 * gated
     if not workload.kernel_fusion:
         split = projected(model, s) if model.has_attention_bias else 0.0
         forward = forward + unfused_bytes(s=s, split=split, bias=model.has_attention_output_bias)
@@ -125,6 +134,8 @@ def core_seconds(
     In cross attention `keys_per_query` is the number of keys per query; `causal` defaults to the model's own attention.
     """
     model, workload, profile = case.model, case.workload, case.profile
+    if model.index_topk is not None:
+        return chosen_core_seconds(case=case, s=s)
     gpu, length = case.cluster.gpu, float(workload.sequence_length)
     keys = length * keys_per_query
     heads = query_heads(model, s.t)

@@ -73,6 +73,13 @@ class BlockBytes:
         return BlockBytes(saved=self.saved + other.saved, core=self.core + other.core, working=working)
 
 
+NO_TIME, NO_BYTES = (
+    BlockTime(matmul=0.0, weight_gradient=0.0, elementwise=0.0, elementwise_backward=0.0),
+    BlockBytes(saved=0.0, working=0.0),
+)
+"""Of a block that a layer does not have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
     """Seconds per layer and micro-batch; shape (n,). Communication is the exposed part."""
@@ -135,10 +142,15 @@ def windowed_length(model: ModelSpec, length: float) -> float:
     window = model.sliding_window
     if window is None or window >= length:
         return length
-    seen = window * (2.0 - window / length) if model.architecture == "decoder" else float(window)
+    seen = seen_keys(window, length) if model.architecture == "decoder" else float(window)
     layers = model.num_hidden_layers
     share = 1.0 if model.sliding_window_layers is None else model.sliding_window_layers / layers
     return share * seen + (1.0 - share) * length
+
+
+def seen_keys(most: float, length: float) -> float:
+    """W (2 - W / s): keys, before the causal half, of a token that sees W = `most` of a sequence: the last, or chosen ones."""
+    return most * (2.0 - most / length) if most < length else length
 
 
 # Sizes that every block of a layer needs, computed once per kind of candidate.

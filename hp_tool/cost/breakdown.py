@@ -9,17 +9,19 @@ from hp_tool.cost.flops import TokenFlops, step_tokens, token_flops
 from hp_tool.cost.goodput import goodput
 from hp_tool.cost.legality_reasons import host_memory_reason, memory_reason
 from hp_tool.cost.lora import trained_parameters
+from hp_tool.cost.model_layers import layer_kinds
 from hp_tool.cost.recomputation import recomputed_layer_fraction, repeated_token_flops
 from hp_tool.cost.roofline import peak_flops
-from hp_tool.cost.training import TrainingCosts, layer_kinds, training_costs
+from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.cost.uncertainty import exceeds, intervals, memory_log_sd, simplified, unchecked_features
+from hp_tool.cost.unlike_layers import blocks_by_stage
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.result import Estimate, MemoryEstimate, Reason, TimeEstimate
 from hp_tool.domain.workload import VariableLengthWorkload
-from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 WORTH_SAYING = 0.01
 """Chance of retries from which an answer names it."""
@@ -124,14 +126,16 @@ def _with_whole_training(estimate: Estimate, *, case: TrainingCase, tokens: floa
     effective_days = None
     if kept is not None:
         effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
-    price = cluster.price_per_gpu_hour
+    price, carbon = cluster.price_per_gpu_hour, cluster.grid_carbon_kg_per_kwh
+    energy = seconds * cluster.num_gpus * _power_w(cluster, busy=busy)
     return replace(
         estimate,
         days=days,
         effective_days=effective_days,
         gpu_hours=gpu_hours,
         cost=gpu_hours * price if price is not None else None,
-        energy=seconds * cluster.num_gpus * _power_w(cluster, busy=busy),
+        energy=energy,
+        co2_kg=None if carbon is None else 1e3 * energy / JOULES_PER_MWH * cluster.power_usage_effectiveness * carbon,
     )
 
 
@@ -200,8 +204,7 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     counted at idle power. Cooling, switches and storage are not counted.
     """
     gpu = cluster.gpu
-    idle = gpu.idle_power_w if gpu.idle_power_w is not None else 0.25 * gpu.power_w
-    return idle + (gpu.power_w - idle) * busy + gpu.host_power_w
+    return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recomputation(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
@@ -251,4 +254,6 @@ def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]
             "row_fill": workload.tokens_per_row / workload.sequence_length,
             "attended_length": workload.attended_length,
         }
+    if model.blocks is not None and config.pipeline_parallel_size > 1:
+        provenance["blocks_by_stage"] = blocks_by_stage(model, config, case.strategy.pipeline_layout)
     return provenance | simplified(model)

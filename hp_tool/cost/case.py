@@ -32,6 +32,17 @@ class TrainingCase(Machine):
     recorded: EfficiencyProfile | None = None
     """The profile with recorded CUDA graphs, where the query leaves open whether there are any."""
 
+    def of(self, model: ModelSpec) -> TrainingCase:
+        """The case of a model's layers of one kind (`ModelSpec.kinds`)."""
+        return TrainingCase(
+            model=model,
+            cluster=self.cluster,
+            workload=self.workload,
+            profile=self.profile,
+            strategy=self.strategy,
+            recorded=self.recorded,
+        )
+
     @property
     def with_graphs(self) -> TrainingCase:
         """The case with CUDA graphs recorded, where the query leaves them open."""

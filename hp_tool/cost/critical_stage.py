@@ -13,7 +13,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import DenseLayers
 from hp_tool.cost.embedding_and_head import HeadTime
 from hp_tool.cost.host import host_waits
-from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
 from hp_tool.cost.recomputation import recomputed_layer_fraction, recomputed_seconds
 from hp_tool.cost.schedules.bubble import share_of_ends, split_bubble_share
 from hp_tool.domain.model import ModelSpec
@@ -70,9 +70,7 @@ def critical_stage(
     c = candidates
     if pipeline.dense is None:
         (layer,) = layers
-        stage = stage_time(
-            case=case, candidates=c, layer=layer, layers=pipeline.critical.count, expert_share=pipeline.critical.expert_share
-        )
+        stage = stage_time(case=case, candidates=c, layer=layer, stage=pipeline.critical)
         slowest = _with_ends(model=case.model, candidates=c, head=head, stage=stage, pipeline=pipeline)
     else:
         slowest = _slowest(case=case, candidates=c, kinds=layers, head=head, pipeline=pipeline, leading=pipeline.dense)
@@ -84,10 +82,9 @@ def critical_stage(
     return CriticalStage(stage=slowest.stage, ends=slowest.ends, ends_communication=slowest.ends_communication, bubble=bubble)
 
 
-def stage_time(
-    *, case: TrainingCase, candidates: Candidates, layer: LayerTime, layers: Floats, expert_share: Floats
-) -> StageTime:
-    """Seconds of `layers` layers of a full stage, each the mean `layer`."""
+def stage_time(*, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers) -> StageTime:
+    """Seconds of the layers of a full stage, each the mean `layer`."""
+    layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
     whole = recomputed_layer_fraction(candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size)
     attention = layers * (layer.attention + layer.attention_backward)
@@ -105,8 +102,7 @@ def stage_time(
         in_forward, in_backward = host_waits(
             case=case,
             candidates=candidates,
-            layers=layers,
-            moe_fraction=expert_share,
+            layers=stage,
             recomputed_fraction=whole,
             forward_s=forward,
             backward_s=total - forward,
@@ -154,7 +150,7 @@ def _with_ends(*, model: ModelSpec, candidates: Candidates, head: HeadTime, stag
     layer_s = stage.occupied / pipeline.critical.count
     collectives = (1.0 + depths) * head.output_communication
     embedding, output = head.embedding, (1.0 + depths) * (head.output + head.output_communication)
-    if pipeline.depths:
+    if anywhere(pipeline.depths):
         output = output + pipeline.depths / pipeline.critical.count * stage.total
     if pipeline.part is not None:
         embedding, output = pipeline.embedding * embedding, pipeline.output * output
@@ -205,7 +201,7 @@ def _slowest(
     c, p, depths = candidates, candidates.pipeline_parallel_size, case.model.num_nextn_predict_layers
     each = pipeline.critical.count
     dense, experts = (
-        stage_time(case=case, candidates=c, layer=layer, layers=each, expert_share=share)
+        stage_time(case=case, candidates=c, layer=layer, stage=StageLayers(count=each, expert_share=share))
         for layer, share in zip(kinds, (0.0, 1.0), strict=True)
     )
     embedding = pipeline.embedding * head.embedding

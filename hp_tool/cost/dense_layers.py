@@ -44,8 +44,8 @@ class DenseLayers:
 
 
 def has_both_kinds(model: ModelSpec) -> bool:
-    """Whether a model has layers with experts, and dense ones before them."""
-    return bool(model.num_experts) and model.moe_layers < model.num_hidden_layers
+    """Whether a model without `blocks` has layers with experts, and dense ones before them."""
+    return model.blocks is None and bool(model.num_experts) and model.moe_layers < model.num_hidden_layers
 
 
 def dense_layers(model: ModelSpec, c: Candidates, *, late: bool) -> DenseLayers:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hp_tool.cost.block import windowed_length
+from hp_tool.cost.block import seen_keys, windowed_length
 from hp_tool.cost.encoder_decoder import decoder_length, row_flops
 from hp_tool.cost.lora import token_adapter_parameters
-from hp_tool.cost.matrices import attention_matrices, mlp_matrices
+from hp_tool.cost.matrices import attention_flops, has_indexer, mixer_matrices, mlp_matrices
 from hp_tool.cost.matrix import entries
 from hp_tool.cost.parameters import active_expert_matrices, head_matrices
+from hp_tool.cost.recurrent import recurrent_width
+from hp_tool.cost.scans import index_flops
 from hp_tool.cost.shared import Shared
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.workload import TrainingWorkload
@@ -64,24 +66,56 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     visible = 0.5 if workload.attention_mask_flops == "causal" and model.architecture == "decoder" else 1.0
     if model.architecture == "encoder_decoder":
         return _two_sided_flops(model, workload)
-    layers, extra = float(model.num_hidden_layers), float(model.num_nextn_predict_layers)
-    sparse = model.moe_layers + (extra if model.num_experts else 0.0)
-    blocks = (layers + extra - sparse) * entries(mlp_matrices(model))
-    if model.num_experts:
-        blocks = blocks + sparse * active_expert_matrices(model)
-    matrices = 2.0 * float((layers + extra) * entries(attention_matrices(model)) + blocks + extra * 2.0 * model.hidden_size**2)
+    extra = float(model.num_nextn_predict_layers)
+    counts = [count + extra * mtp for (count, _), mtp in zip(model.kinds, model.mtp_kinds, strict=True)]
+    matrices, states, scores = 0.0, 0.0, 0.0
+    for layers, (_, kind) in zip(counts, model.kinds, strict=True):
+        matrices += _entries_met(kind, layers=layers)
+        states += layers * _state_flops(kind)
+        scores += _score_flops(kind, workload, layers=layers, visible=visible)
+    matrices = 2.0 * float(matrices + extra * 2.0 * model.hidden_size**2)
     adapters = 2.0 * token_adapter_parameters(model, workload.lora) if workload.lora is not None else 0.0
-    attended = windowed_length(model, workload.attended_length)
     logits = 2.0 * ((1.0 + extra) * model.hidden_size * model.vocab_size + head_matrices(model))
-    width = model.qk_head_size + model.v_head_size
-    scores = (layers + extra) * 2.0 * attended * model.num_attention_heads * width * visible
     return TokenFlops(
-        layers=matrices + adapters,
+        layers=matrices + adapters + states,
         frozen=(matrices if workload.lora is not None else 0.0) + (logits if workload.freezes_output_layer else 0.0),
         attention=scores,
         masked=0.5 * scores if visible == 1.0 and model.architecture == "decoder" else 0.0,
         logits=logits,
     )
+
+
+def _entries_met(model: ModelSpec, *, layers: float) -> float:
+    """Entries of matrices that a token multiplies with in so many layers of one kind."""
+    dense = float(model.num_hidden_layers - model.moe_layers) if model.num_experts else layers
+    second = 0.0 if model.feed_forward == "none" else dense * entries(mlp_matrices(model))
+    if model.num_experts:
+        second = second + (layers - dense) * active_expert_matrices(model)
+    return float(layers * entries(mixer_matrices(model)) + second)
+
+
+def _state_flops(model: ModelSpec) -> float:
+    """Forward FLOPs of a token on one layer's recurrent state, which it decays, writes and reads: 7 for a number of a state
+    space's (Megatron-LM, training.py), 6 for one of a delta rule's (arXiv 2412.06464, section 3.1).
+    """
+    if not model.is_recurrent:
+        return 0.0
+    width = 7.0 * (model.ssm_state_size or 0) if model.mixer in ("mamba", "mamba2") else 6.0 * (model.linear_key_head_dim or 0)
+    return width * recurrent_width(model)
+
+
+def _score_flops(model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float) -> float:
+    """Forward FLOPs of a token's scores and their product with the values in so many layers of one kind; of chosen keys in the
+    latent space, with the indexer's scores of all.
+    """
+    length = workload.attended_length
+    if model.mixer != "attention":
+        return 0.0
+    if model.index_topk is None:
+        width = model.qk_head_size + model.v_head_size
+        return layers * 2.0 * windowed_length(model, length) * model.num_attention_heads * width * visible
+    index = length * index_flops(model) if has_indexer(model) else 0.0
+    return layers * visible * (seen_keys(model.index_topk, length) * float(attention_flops(model, 1, decoding=True)) + index)
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:

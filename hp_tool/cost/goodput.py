@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+
+from hp_tool.cost.arrays import ComplexArray, FloatArray
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.optimizer import bytes_per_parameter
 from hp_tool.cost.parameters import total_parameters
@@ -21,18 +24,24 @@ _MOST_MTBFS = 300.0
 _LONG_CHECKPOINT = 30.0
 """Checkpoint length in mean times between failures, beyond which the best interval is M to thirteen digits."""
 _NEWTON_STEPS = 12
+BINS = 1 << 13
+"""Of the distribution of lost time."""
+SPREADS = 10.0
+"""Standard deviations above its mean that the bins reach."""
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
-    """Goodput of a training on the whole cluster; None if the workload has no `reliability`.
+    """Goodput of a training on the whole cluster; None if the workload has no `reliability` and no node is taken back.
 
     Failures of devices are independent, so the job's MTBF is a device's MTBF over their number; a failed node is replaced by a
-    spare. A checkpoint holds weights, master copy and optimizer states: 14 bytes per parameter with Adam, as Megatron-LM's 13.8
-    TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Planned maintenance and evaluation are not
-    counted. Checkpoints written in the background stop training only for the copy: set checkpoint_s to its time.
+    spare, and a spot node that is taken back, at its own rate, by another. A checkpoint holds weights, master copy and
+    optimizer states: 14 bytes per parameter with Adam, as Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473);
+    Muon's saving is not subtracted. Planned maintenance and evaluation are not counted. Checkpoints written in the background
+    stop training only for the copy: set checkpoint_s to its time.
     """
     cluster, workload = case.cluster, case.workload
-    spec = workload.reliability
+    taken_per_day = cluster.interruptions_per_node_day
+    spec = workload.reliability or (ReliabilitySpec() if taken_per_day else None)
     if spec is None:
         return None
     kept = bytes_per_parameter(workload)
@@ -40,6 +49,8 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     nodes = cluster.num_nodes
     mtbf_hours = spec.mtbf_per_gpu_hours
     mtbf_s = (MTBF_PER_GPU_S if mtbf_hours is None else mtbf_hours * SECONDS_PER_HOUR) / cluster.num_gpus
+    if taken_per_day:
+        mtbf_s = 1.0 / (1.0 / mtbf_s + nodes * taken_per_day / SECONDS_PER_DAY)
     checkpoint_s = _given(spec.checkpoint_s, size / (nodes * WRITE_BYTES_PER_NODE_SECOND))
     restart_s = _given(spec.restart_s, DIAGNOSIS_S + size / (nodes * READ_BYTES_PER_NODE_SECOND))
     interval_s = _given(spec.checkpoint_interval_s, best_interval_s(checkpoint_s=checkpoint_s, mtbf_s=mtbf_s))
@@ -65,6 +76,35 @@ def time_stretch(*, interval_s: float, checkpoint_s: float, restart_s: float, mt
     """
     restart, segment = (min(span_s / mtbf_s, _MOST_MTBFS) for span_s in (restart_s, interval_s + checkpoint_s))
     return mtbf_s * math.exp(restart) * math.expm1(segment) / interval_s
+
+
+def lost_s(
+    *, stretches: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
+) -> tuple[FloatArray, FloatArray]:
+    """(seconds, probability), each (BINS,): how much longer so many stretches of training take than without a failure.
+
+    A stretch of w = tau + C passes with probability p = e^(-w/M); each failure before costs X < w, truncated exponential, and a
+    restart D, which failures begin anew as well. With phi the Fourier transforms of these times on equal bins, that of the sum
+    over n stretches is (p / (1 - (1 - p) phi_X phi_D))^n: a compound negative binomial.
+    """
+    w, m = min(interval_s + checkpoint_s, _MOST_MTBFS * mtbf_s), mtbf_s
+    passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
+    once_s = m * (1.0 - w / m * passes / -math.expm1(-w / m)) + m * math.expm1(min(restart_s / m, _MOST_MTBFS))
+    width_s = (failures + SPREADS * math.sqrt(failures * (1.0 + failures / stretches)) + SPREADS) * once_s * 2.0 / BINS
+    seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
+
+    def before(end_s: float) -> ComplexArray:
+        """The transform of the time of a failure, known to come before."""
+        edges = np.clip((np.arange(BINS + 1) - 0.5) * width_s, 0.0, end_s)
+        return np.fft.rfft(np.diff(-np.expm1(-edges / m)) / -math.expm1(-end_s / m))
+
+    again = min(restart_s, _MOST_MTBFS * m)
+    restart = np.exp(-2j * np.pi * np.arange(BINS // 2 + 1) / BINS * (again / width_s))
+    if again > 0.0:
+        through = math.exp(-again / m)
+        restart = through * restart / (1.0 - (1.0 - through) * before(again))
+    total = (passes / (1.0 - (1.0 - passes) * before(w) * restart)) ** stretches
+    return seconds, np.clip(np.fft.irfft(total, BINS), 0.0, 1.0)
 
 
 def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 
-from hp_tool.cost import attention, mlp, moe
-from hp_tool.cost.arrays import Floats, Ints, maximum, minimum
+from hp_tool.cost import attention, mlp, moe, recurrent_block
+from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum
 from hp_tool.cost.block import Kernels
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import added_launches
+from hp_tool.cost.pipeline_stages import StageLayers
 from hp_tool.domain.efficiency import FrameworkEfficiency
+from hp_tool.domain.model import ModelSpec
 
 
-def _launches(second: Kernels) -> Kernels:
-    """All kernels of a layer of attention and this second block: two matmuls per block, each with two more in the backward
-    pass, and attention's core.
+def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
+    """All kernels of a layer of `blocks` blocks: two matmuls in each, with two more each in the backward pass, and attention's
+    core.
     """
     return Kernels(
-        forward=attention.KERNELS.forward + second.forward + 2 * 2 + 1,
-        backward=attention.KERNELS.backward + second.backward + 2 * 4 + 1,
+        forward=mixer.forward + second.forward + 2 * blocks + cores,
+        backward=mixer.backward + second.backward + 4 * blocks + cores,
     )
 
 
-_DENSE, _EXPERTS = _launches(mlp.KERNELS), _launches(moe.KERNELS)
+_DENSE, _EXPERTS = _launches(attention.KERNELS, mlp.KERNELS), _launches(attention.KERNELS, moe.KERNELS)
+_NOTHING = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
 """Of the two tensor-parallel regions of a layer, as with sequence parallelism."""
 DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
@@ -45,6 +48,32 @@ def without_host(framework: FrameworkEfficiency, *, modules: tuple[str, ...] | N
     )  # fmt: skip
 
 
+def kind_launches(kind: ModelSpec) -> tuple[Kernels, int]:
+    """(all kernels of a layer of one kind, its blocks)."""
+    mixer = recurrent_block.KERNELS if kind.is_recurrent else attention.KERNELS
+    mixer = _NOTHING if kind.mixer == "none" else mixer
+    second = {"none": _NOTHING, "experts": moe.KERNELS}.get(kind.feed_forward or "", mlp.KERNELS)
+    blocks = (kind.mixer != "none") + (kind.feed_forward != "none")
+    return _launches(mixer, second, blocks=blocks, cores=int(kind.mixer == "attention")), blocks
+
+
+def _mean_launches(case: TrainingCase, layers: StageLayers, spread: Bools) -> tuple[Floats, Floats]:
+    """(forward, backward) kernels and collectives of the mean layer of a stage with unlike layers; those that CUDA graphs of
+    recurrent layers alone hold are not launched.
+    """
+    model, recorded = case.model, case.workload.cuda_graphs and "mamba" in (case.workload.cuda_graph_modules or ())
+    forward: Floats = 0.0
+    backward: Floats = 0.0
+    for count, (_, kind) in zip(layers.kinds, model.kinds, strict=True):
+        if recorded and kind.is_recurrent and kind.feed_forward == "none":
+            continue
+        kernels, blocks = kind_launches(kind)
+        share = count / layers.count
+        forward = forward + share * (kernels.forward + 0.5 * blocks * _COLLECTIVES.forward * spread)
+        backward = backward + share * (kernels.backward + 0.5 * blocks * _COLLECTIVES.backward * spread)
+    return forward, backward
+
+
 def launches(
     layers: Floats,
     *,
@@ -52,13 +81,17 @@ def launches(
     moe_fraction: Floats = 0.0,
     recomputed_fraction: Floats = 0.0,
     added: tuple[float, float] = (0.0, 0.0),
+    mean: tuple[Floats, Floats] | None = None,
 ) -> tuple[Floats, Floats]:
     """(forward, backward) kernels and collectives that one micro-batch launches on `layers` layers.
 
     The shares `moe_fraction` and `recomputed_fraction` of these have experts and are recomputed whole, which launches the
-    forward pass again; `added` are a layer's further kernels by pass.
+    forward pass again; `added` are a layer's further kernels by pass, `mean` all others where layers are unlike.
     """
     spread = tensor_parallel_size > 1
+    if mean is not None:
+        forward = layers * (added[0] + mean[0])
+        return forward, layers * (added[1] + mean[1]) + recomputed_fraction * forward
 
     def of_layer(dense: float, experts: float, collectives: float) -> Floats:
         return dense + (experts - dense) * moe_fraction + collectives * spread
@@ -72,8 +105,7 @@ def host_waits(
     *,
     case: TrainingCase,
     candidates: Candidates,
-    layers: Floats,
-    moe_fraction: Floats,
+    layers: StageLayers,
     recomputed_fraction: Floats,
     forward_s: Floats,
     backward_s: Floats,
@@ -93,11 +125,12 @@ def host_waits(
         stall = stall + framework.host_pipeline_stall_s * (candidates.pipeline_parallel_size > 1)
     each = framework.host_launch_s + t * stall / DENSE_LAUNCHES
     forward, backward = launches(
-        layers,
+        layers.count,
         tensor_parallel_size=t,
-        moe_fraction=moe_fraction,
+        moe_fraction=layers.expert_share,
         recomputed_fraction=recomputed_fraction,
         added=_added_launches(case, candidates),
+        mean=_mean_launches(case, layers, t > 1) if layers.kinds else None,
     )
     return maximum(each * forward - forward_s, 0.0), maximum(each * backward - backward_s, 0.0)
 

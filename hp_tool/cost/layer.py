@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from hp_tool.cost.arrays import Floats, anywhere, maximum, minimum, where
 from hp_tool.cost.attention import attention_bytes, attention_time
-from hp_tool.cost.block import BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
+from hp_tool.cost.block import NO_BYTES, NO_TIME, BlockBytes, BlockTime, LayerBytes, LayerTime, Shapes, shapes
 from hp_tool.cost.candidates import CORE_ATTN, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import adapter_tensor_seconds, wide_gathers, with_adapter_bytes, with_adapter_time
 from hp_tool.cost.mlp import mlp_bytes, mlp_time
 from hp_tool.cost.moe import behind_other_pass, expert_bytes, expert_time
 from hp_tool.cost.recomputation import dropped_bytes, per_op_bytes, repeated_seconds
+from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
@@ -38,8 +39,8 @@ def layer_bytes(
     is the block's, if it was computed earlier.
     """
     s = s or shapes(case=case, candidates=candidates)
-    attention = attention or attention_bytes(case=case, candidates=candidates, s=s)
-    second = expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
+    attention = attention or mixer_bytes(case=case, candidates=candidates, s=s)
+    second = _second_bytes(case=case, candidates=candidates, s=s, moe=moe)
     both = attention + second
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s, moe=moe)
@@ -67,6 +68,39 @@ def layer_bytes(
     )
 
 
+def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
+    """Activation bytes of what mixes tokens in a layer. Where nothing follows it, its norm is part of its projection's kernel
+    and not recomputed (Megatron Core, mamba_layer_specs.py).
+    """
+    if case.model.mixer == "none":
+        return NO_BYTES
+    block = attention_bytes if case.model.mixer == "attention" else recurrent_bytes
+    kept = block(case=case, candidates=candidates, s=s)
+    return replace(kept, norm_output=0.0) if case.model.feed_forward == "none" else kept
+
+
+def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
+    """Seconds of what mixes tokens in a layer."""
+    if case.model.mixer == "none":
+        return NO_TIME
+    block = attention_time if case.model.mixer == "attention" else recurrent_time
+    return block(case=case, candidates=candidates, s=s)
+
+
+def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockBytes:
+    """Activation bytes of what follows the mixer."""
+    if case.model.feed_forward == "none":
+        return NO_BYTES
+    return expert_bytes(case=case, candidates=candidates, s=s) if moe else mlp_bytes(model=case.model, s=s)
+
+
+def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes, moe: bool) -> BlockTime:
+    """Seconds of what follows the mixer."""
+    if case.model.feed_forward == "none":
+        return NO_TIME
+    return expert_time(case=case, candidates=candidates, s=s) if moe else mlp_time(case=case, s=s)
+
+
 def layer_time(
     *,
     case: TrainingCase,
@@ -86,21 +120,22 @@ def layer_time(
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
-    attention = attention or attention_time(case=case, candidates=candidates, s=s)
+    attention = attention or mixer_time(case=case, candidates=candidates, s=s)
     if second is None:
-        second = expert_time(case=case, candidates=candidates, s=s) if moe else mlp_time(case=case, s=s)
+        second = _second_time(case=case, candidates=candidates, s=s, moe=moe)
     if merged:
         second = behind_other_pass(second, attention=attention)
     both = attention + second
     if workload.lora is not None:
         both = with_adapter_time(both, case=case, candidates=candidates, s=s, moe=moe)
     # An MoE block's tokens stay sharded over the tensor group; its shared experts gather and scatter like a dense MLP.
-    regions = 1.0 if moe and not model.num_shared_experts else 2.0
+    alone = model.feed_forward == "none" or (moe and not model.num_shared_experts)
+    regions = 2.0 - 1.0 * alone - 1.0 * (model.mixer == "none")
     trained = workload.lora is None
     wide = 0 if trained else wide_gathers(case, candidates, moe=moe)
     layer = as_layer_time(both, case=case, s=s, regions=regions, split_backward=split_backward, trained=trained, wide=wide)
     if candidates.names_modules:
-        region = layer.tensor / regions
+        region = layer.tensor / max(regions, 1.0)
         again = repeated_seconds(
             case=case, candidates=candidates, s=s, attention=attention, second=second, region=region, moe=moe
         )

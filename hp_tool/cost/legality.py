@@ -1,5 +1,7 @@
 """Which configurations frameworks accept: a bit per rule, computed for all candidates at once."""
 
+import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from hp_tool.cost.candidates import (
 )
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.pipeline_stages import splits
-from hp_tool.domain.frameworks import facts
+from hp_tool.cost.recurrent import key_heads, value_heads
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig, Strategy
 from hp_tool.domain.pipeline_layout import PipelineLayout, splits_unevenly
@@ -168,6 +171,7 @@ REASONS = (
     "kinds_not_divisible",
     "encoder_decoder_not_split",
     *STRATEGY_REASONS,
+    "mixer_not_divisible",
 )
 """Bit i of a legality code stands for REASONS[i]."""
 
@@ -181,11 +185,10 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     c = candidates
     t, p, v = c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
     rank_batch = c.data_parallel_size * c.micro_batch_size
-    # Key/value heads are split, or copied whole if there are fewer heads than ranks.
-    kv = model.kv_heads
+    kinds = [kind for _, kind in model.kinds]
     broken = (
-        (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0)),
-        (model.hidden_size % t != 0) | (model.ffn_size % t != 0),
+        functools.reduce(operator.or_, [heads_broken(kind, t) for kind in kinds]),
+        functools.reduce(operator.or_, [width_broken(kind, t) for kind in kinds]),
         case.strategy.pipeline_layout is None and _layers_broken(case, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
@@ -200,9 +203,55 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
         # Megatron Core's schedules and context parallelism do not support cross attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
         *strategy_broken(case=case, candidates=c),
+        functools.reduce(operator.or_, [mixer_broken(kind, c, framework=workload.framework) for kind in kinds]),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
+
+
+def heads_broken(model: ModelSpec, t: Ints) -> Bools:
+    """Whether the heads of attention layers cannot be divided over t ranks. Key/value heads are split, or copied whole if there
+    are fewer heads than ranks.
+    """
+    if model.mixer != "attention":
+        return False
+    kv = model.kv_heads
+    broken: Bools = (model.num_attention_heads % t != 0) | ((kv % t != 0) & (t % kv != 0))
+    return broken
+
+
+def width_broken(model: ModelSpec, t: Ints) -> Bools:
+    """Whether hidden size or dense MLP cannot be divided over t ranks."""
+    width = 0 if model.feed_forward == "none" else model.ffn_size
+    broken: Bools = (model.hidden_size % t != 0) | (width % t != 0)
+    return broken
+
+
+def mixer_broken(model: ModelSpec, c: Candidates, *, framework: str) -> Bools:
+    """Whether a framework cannot split the mixers of layers that are alike.
+
+    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over context-parallel ones, where a
+    group may be copied, and does not interleave its layers (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py); it
+    splits a gated delta rule's heads and no sequence (ssm/gated_delta_net.py), nor one whose keys an indexer chooses
+    (transformer_config.py). Other frameworks run transformers' layers whole.
+    """
+    t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
+    if model.mixer == "attention":
+        chosen: Bools = (context > 1) if model.index_topk is not None else False
+        return chosen
+    if not model.is_recurrent:
+        return False
+    if wrapped(framework) != "megatron-core":
+        whole: Bools = (t > 1) | (context > 1) | (p > 1)
+        return whole
+    if model.mixer != "mamba2":
+        delta: Bools = (key_heads(model) % t != 0) | (value_heads(model) % t != 0) | (context > 1)
+        return delta
+    heads, groups = model.mamba_num_heads or 1, model.mamba_n_groups
+    each = maximum(groups // t, 1)
+    over_sequence = (heads // t % context != 0) | ((each % context != 0) & (context % each != 0))
+    broken: Bools = (heads % t != 0) | (groups % t != 0) | over_sequence | (c.virtual_pipeline_parallel_size > 1)
+    return broken
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:

@@ -3,10 +3,22 @@
 import math
 from collections.abc import Callable
 
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.legality import MEMORY, REASONS, STRATEGY_REASONS, explain_strategy, least_micro_batches, schedule_rule
+from hp_tool.cost.legality import (
+    MEMORY,
+    REASONS,
+    STRATEGY_REASONS,
+    explain_strategy,
+    heads_broken,
+    least_micro_batches,
+    mixer_broken,
+    schedule_rule,
+    width_broken,
+)
 from hp_tool.cost.pipeline_stages import splits
-from hp_tool.domain.frameworks import facts
+from hp_tool.cost.recurrent import key_heads
+from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.parallel import ParallelConfig, divisors
 from hp_tool.domain.result import Reason
 from hp_tool.units import gib
@@ -61,17 +73,20 @@ _Explanation = tuple[str, float, float]
 
 
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
-    t, heads = config.tensor_parallel_size, case.model.num_attention_heads
+    t = config.tensor_parallel_size
+    kind = next(kind for _, kind in case.model.kinds if heads_broken(kind, t))
+    heads = kind.num_attention_heads
     return (
         f"tensor_parallel_size {t} does not divide num_attention_heads {heads} (and num_key_value_heads "
-        f"{case.model.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
+        f"{kind.kv_heads}); choose one of {list(divisors(heads, limit=64))}",
         t,
         heads,
     )
 
 
 def _hidden(case: TrainingCase, config: ParallelConfig) -> _Explanation:
-    t, model = config.tensor_parallel_size, case.model
+    t = config.tensor_parallel_size
+    model = next(kind for _, kind in case.model.kinds if width_broken(kind, t))
     return (
         f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and intermediate_size "
         f"{model.ffn_size}; choose a common divisor",
@@ -210,6 +225,27 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation
     )
 
 
+def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
+    framework, candidate = case.workload.framework, Candidates.alone(config)
+    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, framework=framework))
+    t, c, v = config.tensor_parallel_size, config.context_parallel_size, config.virtual_pipeline_parallel_size
+    sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
+    if kind.is_recurrent and wrapped(framework) != "megatron-core":
+        rule = f"{framework} runs them whole: choose 1 for all three of tensor, context and pipeline_parallel_size"
+    elif kind.mixer == "mamba2":
+        rule = (
+            f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by the tensor-parallel ranks, a "
+            "rank's heads by the context-parallel ones, of whose number a rank's groups are a divisor or a multiple, and "
+            f"virtual_pipeline_parallel_size (here {v}) must be 1"
+        )
+    else:
+        rule = "choose a context_parallel_size of 1" + (
+            f" and a tensor_parallel_size that divides the {key_heads(kind)} heads of their keys" if kind.is_recurrent else ""
+        )
+    what = kind.mixer if kind.is_recurrent else "chosen keys (index_topk)"
+    return f"layers of {what}: {rule}; {sizes}", max(t * c, v), 1
+
+
 _EXPLANATIONS: dict[str, Callable[[TrainingCase, ParallelConfig], _Explanation]] = {
     "heads_not_divisible": _heads,
     "hidden_not_divisible": _hidden,
@@ -225,4 +261,5 @@ _EXPLANATIONS: dict[str, Callable[[TrainingCase, ParallelConfig], _Explanation]]
     "schedule_not_applicable": _schedule,
     "kinds_not_divisible": _kinds,
     "encoder_decoder_not_split": _encoder_decoder,
+    "mixer_not_divisible": _mixer,
 }

@@ -145,6 +145,19 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
     return query_heads(model, tensor) if model.attention == "latent" else maximum(model.kv_heads / tensor, 1.0)
 
 
+def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
+    """FLOPs per query token and visible key: 4 a d / t.
+
+    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills with expanded heads.
+    """
+    heads = query_heads(model, t)
+    if model.kv_lora_rank is None:
+        return 2.0 * heads * (model.head_size + model.v_head_size)
+    rope = float(model.qk_rope_head_dim or 0)
+    width = 2.0 * model.kv_lora_rank + rope if decoding else model.qk_nope_size + rope + model.v_head_size
+    return 2.0 * heads * width
+
+
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
     """Numbers that a KV cache holds per token and layer on one rank.
 

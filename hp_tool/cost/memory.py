@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, column, maximum, minimum, where
 from hp_tool.cost.block import LayerBytes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadBytes, head_bytes, waiting_logit_bytes
-from hp_tool.cost.matrices import mlp_matrices, rank_matrices
+from hp_tool.cost.matrices import layer_matrices, mlp_matrices, rank_matrices
 from hp_tool.cost.matrix import Matrix
 from hp_tool.cost.model_states import StageStates, StateCosts
 from hp_tool.cost.optimizer import offload_activations
@@ -100,7 +101,8 @@ def memory(
         fuller = here > allocated
         if place >= len(pipeline.ends):
             between = pipeline.between(candidates)
-            fuller, on_host = between & fuller, where(between, on_host, 0.0)
+            fuller = between & fuller
+            on_host = where(between, on_host, 0.0) if anywhere(on_host) else 0.0
         host = maximum(host, on_host)
         if anywhere(fuller):
             parts = {name: where(fuller, size, parts[name]) for name, size in each[place].parts.items()}
@@ -179,6 +181,13 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> tuple[Floats, Floats]:
     def entries(matrices: Sequence[Matrix]) -> Floats:
         return sum(matrix.rows * matrix.inputs for matrix in matrices)
 
+    if model.blocks is not None:
+        apart: dict[Any, Matrix] = {}
+        for _, kind in model.kinds:
+            whole = layer_matrices(kind, kind.layer_kind(moe=bool(kind.num_experts)))
+            for matrix, undivided in zip(rank_matrices(kind, c, moe=bool(kind.num_experts)), whole, strict=True):
+                apart.setdefault((matrix.module, undivided.shape), matrix)
+        return entries([matrix for (module, _), matrix in apart.items() if module != "router"]), 0.0
     each = rank_matrices(model, c, moe=bool(model.num_experts))
     dense = mlp_matrices(model, tensor=c.tensor_parallel_size) if model.num_experts else []
     return entries([matrix for matrix in each if matrix.module != "router"]), entries(dense)

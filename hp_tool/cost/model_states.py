@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hp_tool.cost.arrays import Bools, Floats, Ints, anywhere, maximum, minimum, where
@@ -136,10 +136,13 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    if candidates.is_alone:
-        dense, more = _weights.get((model,), (t,), lambda: _layer_weights(model, t))
-    else:
-        dense, more = _layer_weights(model, t)
+
+    def of(kind: ModelSpec) -> tuple[Floats, Floats]:
+        if candidates.is_alone:
+            return _weights.get((kind,), (t,), lambda: _layer_weights(kind, t))
+        return _layer_weights(kind, t)
+
+    layers = _layer_sums(model, candidates, pipeline, of)
     embedding = embedding_parameters(model, sequence_length=case.workload.sequence_length, tensor_parallel_size=t)
     own_output = ((p > 1) & (candidates.pipeline_schedule < ZBV)) if model.tie_word_embeddings else 1.0
     head = output_parameters(model, tensor_parallel_size=t) * own_output + final_norm_weights(model)
@@ -148,14 +151,23 @@ def stage_parameters(case: TrainingCase, candidates: Candidates, pipeline: Pipel
     # Each multi-token-prediction layer also has a projection from 2h to h and two norms.
     extra = 2.0 * (model.hidden_size**2 + norm_weights(model)) if model.num_nextn_predict_layers else 0.0
     return [
-        stage.layer_sum(dense=dense, more=more)
-        + stage.embedding_copies * embedding
-        + (stage.output * head + stage.extra_layers * extra)
-        for stage in pipeline.stages
+        weights + stage.embedding_copies * embedding + (stage.output * head + stage.extra_layers * extra)
+        for weights, stage in zip(layers, pipeline.stages, strict=True)
     ]
 
 
 _weights: Shared[tuple[Floats, Floats]] = Shared()
+
+
+def _layer_sums(
+    model: ModelSpec, c: Candidates, pipeline: Pipeline, of: Callable[[ModelSpec], tuple[Floats, Floats]]
+) -> list[Floats]:
+    """Sums over each stage's layers; `of` gives (a layer's without experts, what one with experts has more) of a kind."""
+    each = [of(kind) for _, kind in model.kinds]
+    if model.blocks is None:
+        ((dense, more),) = each
+        return [stage.layer_sum(dense=dense, more=more) for stage in pipeline.stages]
+    return [stage.kinds_sum([dense + more for dense, more in each]) for stage in pipeline.stages]
 
 
 def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
@@ -167,10 +179,15 @@ def _layer_weights(model: ModelSpec, t: Ints) -> tuple[Floats, Floats]:
 def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipeline) -> list[Floats]:
     """Entries of the layers' weight matrices, without routed experts, on one rank of each stage."""
     model = case.model
-    dense = _matrix_entries(model, candidates, moe=False)
-    more = _matrix_entries(model, candidates, moe=True) - dense if model.num_experts else 0.0
+
+    def of(kind: ModelSpec) -> tuple[Floats, Floats]:
+        dense = _matrix_entries(kind, candidates, moe=False)
+        return dense, _matrix_entries(kind, candidates, moe=True) - dense if kind.num_experts else 0.0
+
+    layers = _layer_sums(model, candidates, pipeline, of)
     return [
-        stage.layer_sum(dense=dense, more=more) + stage.extra_layers * 2.0 * model.hidden_size**2 for stage in pipeline.stages
+        weights + stage.extra_layers * 2.0 * model.hidden_size**2
+        for weights, stage in zip(layers, pipeline.stages, strict=True)
     ]
 
 
@@ -193,11 +210,12 @@ def _shared_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 def _expert_bytes(case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter) -> list[StageBytes]:
     """Bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
+    experts = max(expert_parameters(kind) for _, kind in case.model.kinds)  # all layers with experts have the same
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
         kept = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
-        routed: Floats = sum(layers.count * layers.expert_share * expert_parameters(case.model) / ranks for layers in kept)
+        routed: Floats = sum(layers.count * layers.expert_share * experts / ranks for layers in kept)
         sizes.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
     return sizes
 
@@ -237,10 +255,11 @@ def _gathered_bytes(model: ModelSpec, candidates: Candidates, size: BytesPerPara
     if not anywhere(sharded):
         return 0.0
     each = size.communicated_weights + size.matrix_communicated if size.frozen_matrices is None else size.frozen_matrices
-    return sharded * each * _layer_on_rank(model, candidates)
+    largest: Floats = functools.reduce(maximum, [layer_on_rank(kind, candidates) for _, kind in model.kinds])
+    return sharded * each * largest
 
 
-def _layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
+def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     """Parameters of one layer on one rank; of the larger kind if a model has both."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
@@ -328,7 +347,7 @@ def _largest(columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidat
     """The largest of a quantity of each stage: of both ends, and with layers of two kinds of the stages between them."""
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
-    if pipeline.dense is not None and len(columns) > ends:
+    if (pipeline.dense is not None or pipeline.critical.kinds) and len(columns) > ends:
         between = pipeline.between(candidates)
         largest = functools.reduce(maximum, (where(between, column, 0.0) for column in columns[ends:]), largest)
     return largest

@@ -16,11 +16,12 @@ from hp_tool.cost.arrays import Bools, Floats, Ints, maximum, minimum, where
 from hp_tool.cost.block import BlockBytes, BlockTime, Kernels, Shapes, unfused_bytes
 from hp_tool.cost.candidates import ALLTOALL, DISPATCHERS, DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.matrices import expert_matrices, shared_expert_matrices
+from hp_tool.cost.matrices import expert_matrices, latent_matrices, shared_expert_matrices
 from hp_tool.cost.matrix import shapes
 from hp_tool.cost.network import Group, exchange_seconds, expert_group, group_ring
 from hp_tool.cost.precision import FP8_BLOCK_SCALE_BYTES, cast_traffic, is_narrow, quantized_bytes
 from hp_tool.cost.roofline import elementwise_seconds, weight_matmuls
+from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
@@ -38,6 +39,11 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
     if workload.expert_capacity_factor is not None:
         factor = min(factor, workload.expert_capacity_factor)
     return s.tokens / s.t * ((case.model.num_experts_per_tok or 1) * factor) * candidates.expert_tensor_parallel_size
+
+
+def routed_width(model: ModelSpec) -> float:
+    """Width in which tokens travel to the routed experts."""
+    return float(model.moe_latent_size or model.hidden_size)
 
 
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -59,7 +65,10 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
     own = s.tokens / s.t
     router = own * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
-    experts = routed * (s.h * routed_input + width * (gates * s.activation_input + activated + routed_input))
+    travelling = routed_width(model)
+    experts = routed * (travelling * routed_input + width * (gates * s.activation_input + activated + routed_input))
+    if model.moe_latent_size is not None:  # what the projection back reads
+        experts = experts + own * travelling * s.saved_input
     beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
         saved=replicated + router + experts + beside,
@@ -67,7 +76,7 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
         moe=router + experts + beside,
         expert_activations=routed * width * routed_input,
         shared_experts=beside,
-        working=s.e * (routed * (2.0 * s.h + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
+        working=s.e * (routed * (2.0 * travelling + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
     )
 
 
@@ -115,9 +124,15 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         )
         forward, gradient = forward + beside, gradient + beside_gradient
 
+    if model.moe_latent_size is not None:
+        beside, beside_gradient = weight_matmuls(
+            s.tokens / s.t, shapes(latent_matrices(model)), case=case, precision=workload.precision
+        )
+        forward, gradient = forward + beside, gradient + beside_gradient
+
     # Permute (read, write) and un-permute (read, weighted sum) every copy, and where they arrive by ranks sort them by experts
     # and back; norm, residual and activation as in a dense MLP.
-    moved = routed * s.h * s.e
+    moved = routed * routed_width(model) * s.e
     sorting = 4.0 * arrives_by_ranks(case, c)
     norm = s.tokens * s.h / s.shards
     active = routed * width * s.e
@@ -133,7 +148,7 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
         traffic = traffic + unfused_bytes(s=s, split=0.0, bias=False)
 
     ranks = expert_group(c, "ep", cluster=cluster)
-    token = s.tokens / s.t * s.h
+    token = s.tokens / s.t * routed_width(model)
     there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
     exchange = _exchange_seconds(token * s.e, case=case, group=ranks, candidates=c)
     narrow = there != s.e

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hp_tool.cost.arrays import FloatArray, Floats, Ints, Numbers, ceil, floor, maximum, minimum, where
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import DenseLayers, has_both_kinds
-from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, PipelineStage, StageLayers, pipeline_part, stage_of
 from hp_tool.cost.step_time import TIME_PARTS, micro_batches, transfer_seconds
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.efficiency import EfficiencyProfile
@@ -184,21 +185,24 @@ class StageKind(NamedTuple):
     embedding_copies: float
     output: float
     chunk_layers: float
+    kinds: tuple[float, ...] = ()
+    """Of a model with `blocks`: layers of each kind, those of multi-token prediction included."""
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
         """One such stage as a part of a pipeline."""
         count: Floats = self.layers + self.extra_layers
         share: Floats = 1.0 - self.dense_layers / maximum(count, 1) if model.num_experts else 0.0
+        layers = stage_of(model, self.kinds) if self.kinds else StageLayers(count=count, expert_share=share)
         stage = PipelineStage(
             rank=self.rank,
-            layers=StageLayers(count=count, expert_share=share),
+            layers=layers,
             chunk_layers=self.chunk_layers,
             embedding=self.embedding,
             embedding_copies=self.embedding_copies,
             output=self.output,
             extra_layers=self.extra_layers,
         )
-        critical, dense = StageLayers(count=maximum(count, NO_LAYERS), expert_share=share), self.dense_layers
+        critical, dense = replace(layers, count=maximum(count, NO_LAYERS)), self.dense_layers
         kinds = DenseLayers(first=dense, last=dense, between=False, full=count, most=dense, fewest=dense, total=dense)
         return Pipeline(
             stages=(stage,), critical=critical, dense=kinds if has_both_kinds(model) else None, part=1,
@@ -239,7 +243,14 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
     tables = [stage_kinds(layout, stages=int(p), model=model) for p in sizes]
     most = max(len(table) for table in tables)
     padded = [table + [table[-1]._replace(ranks=0.0)] * (most - len(table)) for table in tables]
-    return [StageKind(*np.array([table[k] for table in padded])[inverse].T) for k in range(most)]
+    return [_as_columns([table[k] for table in padded], inverse) for k in range(most)]
+
+
+def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageKind:
+    """The kinds of stage as one, whose fields are arrays."""
+    plain = len(StageKind._fields) - 1
+    columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
+    return StageKind(*columns[:plain])._replace(kinds=tuple(columns[plain:]))
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
@@ -247,7 +258,11 @@ def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> lis
     kinds: dict[tuple[Any, ...], StageKind] = {}
     for rank in range(stages):
         chunks, dense = _chunks(layout, model, rank, stages)
-        contents = (dense, *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks))
+        contents = (
+            dense,
+            _counts(model, chunks),
+            *((chunk.embedding, chunk.layers, chunk.mtp_layers, chunk.loss) for chunk in chunks),
+        )
         kind = kinds.get(contents)
         kinds[contents] = kind._replace(ranks=kind.ranks + 1) if kind else _kind(model, chunks, dense, rank, stages)
     return list(kinds.values())
@@ -261,7 +276,7 @@ def rank_contents(layout: PipelineLayout, *, rank: int, stages: int, model: Mode
 
 def _chunks(layout: PipelineLayout, model: ModelSpec, rank: int, stages: int) -> tuple[tuple[LayoutChunk, ...], int]:
     """A rank's chunks, and how many of their layers are leading dense layers of a mixture of experts."""
-    leading = model.num_hidden_layers - model.moe_layers if model.num_experts else 0
+    leading = model.num_hidden_layers - model.moe_layers if model.num_experts and model.blocks is None else 0
     chunks = layout.stage(rank, stages=stages)
     return chunks, sum(min(max(leading - chunk.layers_before, 0), chunk.layers) for chunk in chunks)
 
@@ -279,8 +294,20 @@ def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], dense: int, rank: i
         embedding=embedding,
         embedding_copies=max(embedding, copied),
         output=output,
+        kinds=_counts(model, chunks),
         chunk_layers=_layers_in_flight([chunk.layers + chunk.mtp_layers for chunk in chunks], rank, stages),
     )
+
+
+def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
+    """Layers of each kind in these chunks of a model with `blocks`."""
+    if model.blocks is None:
+        return ()
+    counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]
+    for chunk in chunks:
+        for kind in model.pattern[chunk.layers_before : chunk.layers_before + chunk.layers]:
+            counts[kind] += 1.0
+    return tuple(counts)
 
 
 def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:

@@ -1,6 +1,7 @@
 """Contents of each candidate's pipeline: a few representative stages, from which memory and time follow."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,10 +28,19 @@ class StageLayers:
     """With the layers of multi-token prediction."""
     expert_share: Floats = 0.0
     """Share of the layers with experts."""
+    kinds: tuple[Floats, ...] = ()
+    """Of a model with `blocks`: how many of them are of each of its kinds."""
 
     def sum(self, *, dense: Floats, more: Floats) -> Floats:
         """The sum over the layers of a quantity that is `dense` without experts and larger by `more` with experts."""
         return self.count * (dense + self.expert_share * more)
+
+
+def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
+    """The layers of a stage that holds so many of each of the model's kinds."""
+    count = maximum(sum(counts, 0.0), NO_LAYERS)
+    with_experts: Floats = sum(layers for layers, (_, kind) in zip(counts, model.kinds, strict=True) if kind.num_experts)
+    return StageLayers(count=count, expert_share=with_experts / count, kinds=tuple(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,11 @@ class PipelineStage:
         own = self.layers.sum(dense=dense, more=more)
         return own if self.mirrored is None else own + self.mirrored.sum(dense=dense, more=more)
 
+    def kinds_sum(self, of_kinds: Sequence[Floats]) -> Floats:
+        """The sum over all layers of a quantity that has a value for each kind of layer."""
+        counted = zip(self.layers.kinds, of_kinds, strict=True)
+        return sum((count * value for count, value in counted if not (isinstance(count, float) and count == 0.0)), 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
@@ -79,7 +94,7 @@ class Pipeline:
     """Where a model's dense layers lie if others have experts, on which the slowest stage depends; None for layers of one
     kind."""
     fewer_first: Floats | Ints = 0
-    """Layers that the first stage has fewer than that."""
+    """Layers that the first stage has fewer than that; of unlike layers, as many mean ones as take as long."""
     fewer_last: Floats | Ints = 0
     """The same for the stage with the output layer."""
     fewer: Floats | Ints = 0
@@ -90,7 +105,7 @@ class Pipeline:
     """0 if the part does not begin with the embedding."""
     output: Bools | Floats = 1
     """0 if the part does not end with the output layer."""
-    depths: int = 0
+    depths: Floats | Ints = 0
     """Multi-token predictions of the stage with the output layer beyond `critical`."""
 
     @property
@@ -142,7 +157,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates) -> Pipeline:
         for count, leading in zip(counts, (dense.first, dense.last) if dense else (0, 0), strict=True)
     )
     fewest = 0 if dense is None else where(dense.between, dense.fewest, minimum(dense.first, dense.last))
-    stages: tuple[PipelineStage, ...] = _whole_ends(model, c, (first, last))
+    stages: tuple[PipelineStage, ...] = whole_ends(model, c, (first, last))
     if anywhere(((fewer_first > 0) | (dense is not None)) & (p > 2) & (c.pipeline_schedule != ZBV)):
         stages = (*stages, *_between_ends(model, c, each, dense=dense))
     return Pipeline(
@@ -243,7 +258,7 @@ def _of_kinds(model: ModelSpec, count: Floats, *, dense: Floats) -> StageLayers:
     return StageLayers(count=count, expert_share=1.0 - dense / maximum(count, NO_LAYERS))
 
 
-def _whole_ends(
+def whole_ends(
     model: ModelSpec, c: Candidates, layers: tuple[StageLayers, StageLayers], *, output_from_end: Ints = 0
 ) -> tuple[PipelineStage, PipelineStage]:
     """The stage with the embedding and the one with the output layer.
@@ -384,7 +399,7 @@ def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
     p, split = c.pipeline_parallel_size, splits(model, c.pipeline_parallel_size)
     first, last = StageLayers(count=split.first), StageLayers(count=split.output)
     return Pipeline(
-        stages=_whole_ends(model, c, (first, last), output_from_end=split.output_from_end),
+        stages=whole_ends(model, c, (first, last), output_from_end=split.output_from_end),
         critical=StageLayers(count=split.most),
         fewer_first=split.most - split.first,
         fewer_last=split.most - split.output,

@@ -12,6 +12,7 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, Bools, Floats, Ints
 from hp_tool.cost.candidates import ALLGATHER, CORE_ATTN, DUALPIPE, MODULES, ONE_F_ONE_B, PER_OP, Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.domain.blocks import Mixer
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import DEFAULT_RANK_ORDER
 from hp_tool.domain.model import ModelSpec
@@ -27,6 +28,9 @@ NO_PIPELINES = ("internevo", "torch-fsdp")
 """Frameworks whose timed runs had none."""
 UNCHECKED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Those that no recipe with experts recomputes."""
+
+UNCHECKED_MIXERS: tuple[Mixer, ...] = ("gated_delta", "kimi_delta", "mamba")
+"""Recurrent mixers that no timed training had."""
 
 _above = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Probability that a standard normal variable is above z."""
@@ -145,7 +149,10 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
     model, cluster, workload, strategy = case.model, case.cluster, case.workload, case.strategy
     internevo = workload.framework == "internevo"  # timed under ZeRO 1, within a node and beyond, without pipelines
     unchecked_modules = UNCHECKED_MODULES if model.num_experts else ~(CORE_ATTN | PER_OP)
+    mixers = {kind.mixer for _, kind in model.kinds}
     return {
+        **{f"model.mixer: {mixer}": mixer in mixers for mixer in UNCHECKED_MIXERS},
+        "model.index_topk": any(kind.index_topk is not None for _, kind in model.kinds),
         f"model.architecture: {model.architecture}": model.architecture != "decoder",
         "model.num_experts": model.num_experts is not None and case.profile.framework.expert_time_log_sd is None,
         "model.num_nextn_predict_layers": model.num_nextn_predict_layers > 0 and not model.num_experts,

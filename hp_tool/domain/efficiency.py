@@ -166,6 +166,9 @@ class FrameworkEfficiency(Strict):
     expert_launch_s: float = 0.0
     """Launching one kernel for one expert alone (`cost.moe.kernels_of_expert`), where grouped layers go through a rank's
     experts one by one."""
+    state_scan_flops_per_second: float | None = None
+    """Of the state-space scan that it trains with (Mamba 2), forward, by the FLOPs of `cost.scans.scan_work`: kernels in Triton
+    that gain little from a faster die. None: as of the kernels timed on the die."""
     dispatch_bandwidth_fraction: float | None = None
     """Share of NVLink that the flex dispatcher's kernels reach (DeepEP, HybridEP); None: as NCCL's all-to-all."""
     data_parallel_overlap: float

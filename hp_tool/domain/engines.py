@@ -91,6 +91,9 @@ class EngineEfficiency(Strict):
     """Constants that these runs hardly tell: less than half of what was unsure before them is known after."""
     fitted_on: str
     """Rows and command that gave the fitted constants."""
+    kernels_alone: bool = False
+    """Whether no served run is behind this: timed kernels, and means of what other engines add. Its deviations are those that a
+    measured release showed such constants to have; a query gets it where it names this release or a later one."""
     measured: bool = True
     """False: constants of another version or engine; results carry wider intervals."""
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Devices, NonNegative, Rate, Shown, Strict
+from hp_tool.domain.fields import Amount, Choice, Devices, NonNegative, Rate, Shown, Strict
+from hp_tool.domain.prices import Market
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Kind = Literal["gpu", "cpu"]
 NetworkTopology = Literal["fat_tree", "rail_optimized"]
 Oversubscription = Annotated[float, Interval(ge=1.0, le=1e3)]
+Effectiveness = Annotated[float, Interval(ge=1.0, le=10.0)]
 DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
 
@@ -62,6 +64,11 @@ class GpuSpec(Strict):
     source: str = ""
     """Where the figures come from."""
 
+    @property
+    def idle_w(self) -> float:
+        """Board power when waiting."""
+        return 0.25 * self.power_w if self.idle_power_w is None else self.idle_power_w
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Strict):
@@ -98,6 +105,12 @@ class ClusterSpec(Strict):
     """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: cost is left out of results."""
+    interruptions_per_node_day: NonNegative = 0.0
+    """How often a node is taken back, as spot instances are; another takes its place."""
+    grid_carbon_kg_per_kwh: NonNegative | None = None
+    """kg of CO2 equivalent; None: emissions are left out of results."""
+    power_usage_effectiveness: Effectiveness = 1.0
+    """Energy of the data centre over that of its machines."""
 
     @property
     def runs_flex_dispatcher(self) -> bool:
@@ -159,10 +172,10 @@ class ClusterQuery(Strict):
     """Name in results; None: made from gpu and num_gpus."""
     node_type: str | None = None
     """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu, network and price."""
-    gpu: Annotated[str | GpuSpec | None, Shown("GPU", "Cluster", example="h100-sxm-80gb")] = None
-    """Catalogue name, or the datasheet itself; may be left out where node_type is given."""
-    num_gpus: Annotated[Devices | None, Shown("GPUs", "Cluster", example="64")] = None
-    """Total number of devices; None: those of node_type."""
+    gpu: Annotated[Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")] = None
+    """Catalogue name, or the datasheet itself; may be left out where node_type is given; recommend: or a list."""
+    num_gpus: Annotated[Choice[Devices | None], Shown("GPUs", "Cluster", example="64")] = None
+    """Total number of devices; None: those of node_type; recommend: or a list."""
     gpus_per_node: Annotated[Devices | None, Shown("GPUs per node", "Cluster", example="8")] = None
     """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
     nvlink_domain_size: Annotated[Devices | None, Shown("GPUs per NVLink domain", "NVLink", unset="the usual server's")] = None
@@ -182,6 +195,16 @@ class ClusterQuery(Strict):
     """Bandwidth below the leaves over bandwidth above them, 1 to 1000; needs nodes_per_leaf. None: 1, full bisection."""
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: the catalogue's price, if it has one."""
+    market: Market | None = None
+    """priced: which price of each machine; None: on_demand. spot needs to know interruptions_per_node_day."""
+    interruptions_per_node_day: NonNegative | None = None
+    """How often a node is taken back, as spot instances are: such days count as training.reliability's failures do."""
+    power_cap_w: Amount | None = None
+    """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube root."""
+    grid_carbon_kg_per_kwh: NonNegative | None = None
+    """kg of CO2 equivalent a kWh where it stands: adds co2_kg; None: that of the price list's place."""
+    power_usage_effectiveness: Effectiveness | None = None
+    """Energy of the data centre over that of its machines (PUE); None: 1, the machines alone."""
     stages: tuple[StageGpus, ...] | None = None
     """Two GPU kinds in one cluster, in the order of their pipeline stages; instead of gpu and num_gpus."""
 

@@ -10,6 +10,8 @@ from annotated_types import Interval, MaxLen
 from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Shown, Strict
 from hp_tool.domain.hardware import Precision
 
+RATE = "inference.request_rate_per_second"
+"""The path of a rate that a ranking chose."""
 MOST_TRACED = 10_000
 """Requests of a trace that stands in a query; files may have more."""
 
@@ -24,7 +26,10 @@ class LoadSpec(Strict):
     load."""
     num_prompts: Count | None = None
     """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
-    client: Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None = None
+    client: Annotated[
+        Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
+        Shown("Client", "Serving", unset="lengths differ"),
+    ] = None
     """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts come together again and again,
     and how many requests it sends in all. None: lengths differ around those given, ten requests for each in flight."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
@@ -42,6 +47,9 @@ class SpeculativeSpec(Strict):
     draft_cost_fraction: Annotated[float, Interval(ge=0.0, le=10.0)] = 0.0
     """Time of one draft token divided by that of a decoding pass of the model (c): 0 for n-grams; for a draft model or
     multi-token prediction about the ratio of the weights read."""
+    draft_model: str | None = None
+    """Checkpoint that drafts, for exports: an EAGLE head, or a smaller model; None: n-grams where drafts cost nothing, else the
+    model's own layers for it (MTP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +146,8 @@ class InferenceWorkload(Strict):
     request_rate_per_second: Annotated[Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")] = (
         None
     )
-    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise."""
+    """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise. Under objective
+    min_gpus a list asks for the fewest devices at each."""
     think_time_s: Annotated[Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")] = 0.0
     """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
     precision: Annotated[Precision | Literal["int8", "int4", "mxfp4"], Shown("Precision", "Serving")] = "bf16"

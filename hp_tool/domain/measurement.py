@@ -277,6 +277,8 @@ class Measurement(Strict):
     breakdown_s: dict[str, Spread] | None = None
     """Seconds of one further step under torch's profiler, where that was asked for, mean over the ranks: compute, each kind of
     communication that nothing hides, idle. They sum to that step, which the profiler makes longer than step_s."""
+    parts_s: dict[str, Spread] | None = None
+    """Seconds of a step by the parts of a prediction, as a trace of the run measured them; they sum to that step."""
     fidelity: Fidelity = Fidelity()
     hardware: Hardware | None = None
     devices: tuple[DeviceState, ...] = ()

@@ -250,6 +250,31 @@ class ModelSpec(Strict):
         patterns = self.num_hidden_layers // sum(counts.values())
         return tuple((patterns * count, self._alone(block, patterns * count)) for block, count in counts.items())
 
+    @cached_property
+    def pattern(self) -> tuple[int, ...]:
+        """The place in `kinds` of each layer, in order."""
+        if self.blocks is None:
+            return (0,) * self.num_hidden_layers
+        places: dict[Block, int] = {}
+        one = [places.setdefault(replace(block, count=1), len(places)) for block in self.blocks for _ in range(block.count)]
+        return tuple(one * (self.num_hidden_layers // len(one)))
+
+    @cached_property
+    def mtp_kinds(self) -> tuple[int, ...]:
+        """Layers of each kind in one layer of multi-token prediction: like the last one or, where mixers and feed-forwards are
+        layers of their own, one with attention and the last feed-forward (Nemotron 3: `*E`).
+        """
+        own = self.pattern[-1]
+        both = [place for place, (_, kind) in enumerate(self.kinds) if kind.mixer != "none" and kind.feed_forward != "none"]
+        if both:
+            chosen = {own if own in both else both[-1]}
+        else:
+            kinds = [kind for _, kind in self.kinds]
+            with_attention = [place for place, kind in enumerate(kinds) if kind.mixer == "attention"]
+            following = [place for place in self.pattern if kinds[place].feed_forward != "none"]
+            chosen = {*with_attention[-1:], *following[-1:]}
+        return tuple(int(place in chosen) for place in range(len(self.kinds)))
+
     def _alone(self, block: Block, count: int) -> ModelSpec:
         """A model of `count` such layers alone."""
         own = {each.name: value for each in fields(block) if (value := getattr(block, each.name)) is not None}
@@ -293,7 +318,8 @@ class ModelSpec(Strict):
     @cached_property
     def begins_dense(self) -> bool:
         """Whether layers with experts follow dense ones."""
-        return 0 < self.moe_layers < self.num_hidden_layers
+        first_is_dense = self.blocks is None or self.kinds[0][1].feed_forward == "dense"
+        return first_is_dense and 0 < self.moe_layers < self.num_hidden_layers
 
     @cached_property
     def qk_head_size(self) -> int:

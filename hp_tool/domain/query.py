@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Fraction, Shown, Strict
+from hp_tool.domain.fields import Amount, Choice, Fraction, Shown, Strict
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
@@ -145,8 +145,8 @@ class Query(Strict):
     model: Annotated[str | ModelSpec | dict[str, Any], Shown("Model", "Model", example="llama-3-70b")]
     """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command line and Python also a path
     to one."""
-    cluster: Annotated[str | ClusterQuery, Shown("or a registered cluster", "Cluster")]
-    """Name of a registered cluster, or a description of one."""
+    cluster: Annotated[Choice[str | ClusterQuery], Shown("or a registered cluster", "Cluster")]
+    """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all with a price."""
     training: TrainingWorkload | None = None
     inference: InferenceWorkload | None = None
     parallel: ParallelQuery = ParallelQuery()

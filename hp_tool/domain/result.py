@@ -7,6 +7,7 @@ from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.fit import Fit
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.prices import Priced
 from hp_tool.units import duration, gib
 
 Against = Literal["memory", "gpus"]
@@ -203,6 +204,8 @@ class Estimate:
     """US dollars."""
     energy: float | None = None
     """Joules of the whole training, uninterrupted."""
+    co2_kg: float | None = None
+    """kg of CO2 equivalent of that energy; None without cluster.grid_carbon_kg_per_kwh."""
     mends: tuple[Mend, ...] = ()
     """Of an infeasible training configuration: the smallest changes that mend it, fastest first."""
     provenance: dict[str, object] = field(default_factory=dict)
@@ -222,7 +225,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class Recommendation(Priced):
     """One row of the answer, best first."""
 
     rank: int
@@ -288,4 +291,4 @@ class Ranking(Generic[Row]):
     groups: tuple[int, ...] = ()
     """How many layouts each group has, up to the last that is shown."""
     nearest_misses: tuple[Row, ...] = ()
-    """If nothing is acceptable: what lacks least, each infeasible with its reasons."""
+    """If nothing is acceptable, or at one of several rates: what lacks least, each infeasible with its reasons."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 from hp_tool.domain.fields import ChosenValues, Strict, short_repr
 from hp_tool.domain.measurement import Measurement, Tails
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
+from hp_tool.domain.prices import Priced
 from hp_tool.domain.result import Reason
 from hp_tool.units import duration
 
@@ -201,7 +202,7 @@ class InferenceEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingRecommendation:
+class ServingRecommendation(Priced):
     """One row of the answer, best first."""
 
     rank: int
@@ -269,6 +270,8 @@ class PoolEstimate:
     max_decode_batch: float
     """The most it has room for."""
     intervals: ServingIntervals
+    tails: Tails | None = None
+    """Of single requests: by their wait for prefill, and at a rate by the load of decoding."""
     cost_per_million_output_tokens: float | None = None
     """US dollars."""
 

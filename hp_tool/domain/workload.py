@@ -19,7 +19,7 @@ FrozenPart = Literal["embedding", "output_layer"]
 FrozenPrecision = Literal["bf16", "fp8", "nf4"]
 Optimizer = Literal["adam", "sgd", "muon"]
 CrossEntropy = Literal["unfused", "fused", "in_place", "chunked"]
-GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
+GraphModule = Literal["attn", "mamba", "mlp", "moe_router", "moe_preprocess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,14 @@ from hp_tool.domain.frameworks import wrapped
 from hp_tool.domain.knobs import FREE
 from hp_tool.domain.parallel import OF_THE_FRAMEWORK, ParallelQuery, axis_values
 from hp_tool.domain.query import Query
+from hp_tool.domain.serving import PoolConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.registry import Format, Kind, formats, get, writable
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
+from hp_tool.serving.disaggregated import disaggregated
+from hp_tool.serving.setup import pool_setups
 from hp_tool.training.only import only_layout
 from hp_tool.units import LEAST_CHANGE
 
@@ -74,12 +77,41 @@ def exported(
 
     `result` is what estimate, recommend or tune answered with --json (its `query` says the model and the workload), or a
     query, which is answered first: estimated if it allows one layout alone, else ranked. `rank` picks a recommendation, `read`
-    parses the query. Raises InputError, UnsupportedError.
+    parses the query. What asks for pools (inference.disaggregated) is written as pools. Raises InputError, UnsupportedError.
     """
-    _writer(format)
+    tool = _writer(format)
+    if (asking := _asks_pools(result)) is not None:
+        rows = None if asking is result else result.get("disaggregated")
+        return Exported(format=format, text=_pools(read(asking), tool, rank, rows=rows))
     if "kind" in result:
         return written(_configuration(read(result), rank), format)
     return written(Configuration.read(result, rank=rank, parse=read), format)
+
+
+def _asks_pools(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a query, or that of an answer, if it asks for pools."""
+    query = result if "kind" in result else result.get("query")
+    workload = query.get("inference") if isinstance(query, Mapping) else None
+    pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
+    return query if pools and isinstance(query, Mapping) else None
+
+
+def _pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
+    """Return the pools of this rank: of an answer's rows, or of the query's answer."""
+    if tool.write_pools is None:
+        known = ", ".join(each.name for each in formats("inference") if each.write_pools is not None)
+        raise UnsupportedError(
+            f"{tool.name} has no words for pools; choose {known}, or leave inference.disaggregated out of the query",
+            field="inference.disaggregated",
+        )
+    if rows is None:
+        pairs = [(row.prefill, row.decode) for row in disaggregated(query=query, top=rank)]
+    else:
+        pairs = [tuple(schema.parse(PoolConfig, row[pool]) for pool in ("prefill", "decode")) for row in rows]
+    if len(pairs) < rank:
+        raise InputError(f"the query has {len(pairs)} acceptable pairs of pools; rank {rank} is not among them", field="rank")
+    prefill, decode = pairs[rank - 1]
+    return tool.write_pools(*pool_setups(query, prefill=prefill, decode=decode))
 
 
 def _configuration(query: Query, rank: int) -> Configuration:

@@ -1,8 +1,11 @@
 """The command that starts one replica: what vLLM, SGLang and TensorRT-LLM share."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.scripts import bash, invocation, option_lines
 from hp_tool.formats.setup import DTYPES, ServingSetup, Values, headline, one_word, option_words
@@ -32,14 +35,43 @@ def above_one(size: int) -> int | None:
 
 
 def refuse_unsaid(setup: ServingSetup) -> None:
-    """Raise UnsupportedError for what no engine's command says."""
-    for name in ("speculative", "disaggregated"):
-        if getattr(setup.workload, name) is not None:
-            raise UnsupportedError(
-                f"the command of one replica does not say inference.{name}: draft models and routers are set up by hand; leave "
-                "it out of the query that is exported",
-                field=f"inference.{name}",
-            )
+    """Raise UnsupportedError for pools, which a command of one replica cannot say."""
+    if setup.workload.disaggregated is not None:
+        raise UnsupportedError(
+            "the command of one replica does not say inference.disaggregated; leave it out of the query that is exported",
+            field="inference.disaggregated",
+        )
+
+
+def refuse_drafts(setup: ServingSetup, *, tool: str) -> None:
+    """Raise UnsupportedError for speculation."""
+    if setup.workload.speculative is not None:
+        raise UnsupportedError(
+            f"speculation is not written for {tool}; choose vllm, sglang or llm-d, or leave it out of what is exported",
+            field="inference.speculative",
+        )
+
+
+def drafts(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
+    """Return what drafts, with its numbers: `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`, `eagle`
+    or `model`; None without speculation.
+
+    Raises UnsupportedError where drafts cost time and nothing is known that would draft.
+    """
+    speculative = setup.workload.speculative
+    if speculative is None:
+        return None
+    if speculative.draft_model is not None:
+        name = re.sub("[^a-z0-9]", "", speculative.draft_model.lower())
+        return "eagle3" if "eagle3" in name else "eagle" if "eagle" in name else "model", speculative
+    if speculative.draft_cost_fraction == 0.0:
+        return "ngram", speculative
+    if setup.model.num_nextn_predict_layers:
+        return "mtp", speculative
+    raise UnsupportedError(
+        f"{setup.model.name} has no layers that draft; name a checkpoint that does, or leave draft_cost_fraction out (n-grams)",
+        field="inference.speculative.draft_model",
+    )
 
 
 def command(
@@ -55,16 +87,55 @@ def command(
     """
     refuse_unsaid(setup)
     program, options = start(setup)
-    replicas = setup.cluster.num_gpus // setup.gpus_per_replica
-    unnamed = f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"'
     return bash(
         (
-            f"# {tool}: {headline(setup)}; one of {replicas} replicas.",
-            *([unnamed] if setup.model_path is None else []),
+            f"# {tool}: {headline(setup)}; one of {setup.replicas} replicas.",
+            *_unnamed(setup),
             *before,
             invocation(program, *option_lines(option_words(options)), *last),
         )
     )
+
+
+def _unnamed(setup: ServingSetup) -> list[str]:
+    ask = f': "${{MODEL:?set MODEL to the checkpoint in {setup.workload.precision}: a Hugging Face id or a folder}}"'
+    return [ask] if setup.model_path is None else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A process of a deployment in pools: its name, where it runs, and its command by lines."""
+
+    name: str
+    meaning: str
+    command: Sequence[str]
+
+
+def pools_command(
+    *, tool: str, prefill: ServingSetup, decode: ServingSetup, roles: Sequence[Role], before: Sequence[str] = ()
+) -> str:
+    """Return a shell script that starts the process its first word names, one of `roles`; `before` stand before all of them."""
+    names = ", ".join(role.name for role in roles)
+    cases = [line for role in roles for line in (f"{role.name})", f"    exec {invocation(*role.command)}", "    ;;")]
+    return bash(
+        (
+            f"# {tool}: {headline(prefill)} for prefill, {decode.cluster.num_gpus} x {decode.cluster.gpu.name} for decoding.",
+            *(f"#   {role.name}: {role.meaning}" for role in roles),
+            *_unnamed(decode),
+            *before,
+            f'role="${{1:?{names}}}"',
+            "shift",
+            'case "$role" in',
+            *cases,
+            f'*) echo "no $role among {names}" >&2; exit 2 ;;',
+            "esac",
+        )
+    )
+
+
+def replica(program: str, options: Values) -> list[str]:
+    """Return a command by lines."""
+    return [program, *option_lines(option_words(options))]
 
 
 def option_values(values: Values) -> dict[str, str]:

@@ -32,6 +32,8 @@ class Format(Generic[Setup]):
     """Fills the reading with the query that a configuration asks for."""
     write: Callable[[Setup], str] | None = None
     """Returns a configuration's text. Raises UnsupportedError for what the tool has no word for."""
+    write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None
+    """Returns the text of pools for prefill and for decoding."""
     options: Callable[[Setup], dict[str, str]] | None = None
     """Returns a configuration's flags or keys, each with its value."""
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()

@@ -88,6 +88,11 @@ class ServingSetup:
         c = self.parallel
         return c.tensor_parallel_size * c.pipeline_parallel_size * c.attention_data_parallel_size
 
+    @property
+    def replicas(self) -> int:
+        """Replicas on the devices."""
+        return self.cluster.num_gpus // self.gpus_per_replica
+
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """torch's names of number formats, which most tools write."""

@@ -1,5 +1,6 @@
 """What stored measurements teach: their numbers beside today's predictions, and beside those of a stored calibration."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,15 +13,16 @@ from hp_tool.calibration import Evidence, allocated_bytes, layer_passes, residua
 from hp_tool.calibration.evidence import FloatArray
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.digests import json_digest
-from hp_tool.domain.measurement import Fidelity
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import MeasurementQuery, MeasurementRecord
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import REUSED, CalibrationRecord
 from hp_tool.errors import HpToolError
-from hp_tool.learning.series import RELEASE, UNSEEN, Series, model_family, read_calibration
+from hp_tool.learning.series import LINKS, RELEASE, UNSEEN, Series, model_family, read_calibration
 from hp_tool.queries.schema import parse_query
 from hp_tool.search.fidelity import num_gpus, reduced
+from hp_tool.training.links import Links, with_links
 from hp_tool.training.problem import TrainingProblem, resolve_training
 
 Release = Callable[[MeasurementRecord], str | None]
@@ -114,7 +116,15 @@ def _evidence(records: Sequence[MeasurementRecord], *, problem: TrainingProblem,
         measured_memory_bytes=np.array([m.peak_memory_bytes for m in outcomes], dtype=np.float64),
         out_of_memory=np.array([m.status == "oom" for m in outcomes], dtype=np.bool_),
         features=residual_features(case=problem.as_release(release), candidates=candidates),
+        measured_parts_s=measured_parts(outcomes),
     )
+
+
+def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
+    """(n,) seconds by part where traces took runs apart, NaN for the others; empty without a trace."""
+    traced = [m.parts_s or {} for m in outcomes]
+    names = sorted({name for parts in traced for name in parts})
+    return {name: np.array([parts.get(name, math.nan) for parts in traced], dtype=np.float64) for name in names}
 
 
 def _trained(record: MeasurementRecord) -> ParallelConfig:
@@ -193,13 +203,15 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
         return ()
     series = Series(**{field.name: getattr(record, field.name) for field in fields(Series)})
     release, unseen = known_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
+    links = Links.read(record.payload.get(LINKS))
     residuals: list[Residual] = []
     for problem, same in of_series(series, store=store):
-        evidence = evidence_of(same, problem=problem, release=release)
+        evidence = evidence_of(same, problem=with_links(problem, links), release=release)
         step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
         )
-        before = np.sum(list(evidence.parts_s.values()), axis=0)
+        stated = evidence if links.as_stated else evidence_of(same, problem=problem, release=release)
+        before = np.sum(list(stated.parts_s.values()), axis=0)
         by_id = {one.id: one for one in same}
         for row in np.flatnonzero(np.isfinite(evidence.measured_step_s)):
             identity = evidence.measurement_ids[row]

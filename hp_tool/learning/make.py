@@ -21,8 +21,10 @@ from hp_tool.domain.records import CalibrationRecord, JsonObject
 from hp_tool.errors import NotFoundError
 from hp_tool.learning.crashes import crashes
 from hp_tool.learning.evidence import by_problem, evidence_of, known_or, newest, newest_release, of_series, teaching
+from hp_tool.learning.links import links_of
 from hp_tool.learning.series import (
     CRASHED,
+    LINKS,
     MODELS,
     OTHER_PREDICTIONS,
     PREDICTIONS,
@@ -33,6 +35,7 @@ from hp_tool.learning.series import (
     model_family,
 )
 from hp_tool.learning.stamp import digest_of, predictions_digest
+from hp_tool.training.links import with_links
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
@@ -132,7 +135,10 @@ def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
 def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibration:
     records = [record for _, same in groups for record in same]
     release = newest_release(records)
-    evidence = Evidence.concatenate([evidence_of(same, problem=problem, release=known_or(release)) for problem, same in groups])
+    links = links_of(groups)
+    evidence = Evidence.concatenate(
+        [evidence_of(same, problem=with_links(problem, links), release=known_or(release)) for problem, same in groups]
+    )
     prior = prior_for(kind=groups[0][0].cluster.gpu.kind)
     calibration = fit_calibration(evidence=evidence, prior=prior)
     unseen_s = predicted_unseen(evidence, prior=prior)
@@ -146,7 +152,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
         RELEASE: release,
         CRASHED: crashes(records),
         UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
-    }
+    } | ({} if links.as_stated else {LINKS: asdict(links)})
     record, new = save(store, series=series, calibration=calibration, accuracy=accuracy, facts=facts)
     return MadeCalibration(record=record, new=new, models=tuple(sorted(models)), accuracy=accuracy)
 

@@ -1,6 +1,6 @@
 """What a real training reports of itself, or a file says of it, checked before it may teach anyone anything."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from hp_tool import training
 from hp_tool.answers import Line
 from hp_tool.assumptions import assumed
 from hp_tool.cost.flops import step_tokens
+from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fields import Strict, check_bounds
 from hp_tool.domain.measurement import Hardware, Measurement, MeasurementStatus, Seconds
@@ -162,8 +163,25 @@ def _completed(report: ReportedMeasurement, problem: TrainingProblem) -> tuple[M
     if report.status == "ok" and step_s is None:
         message = "give step_s or tokens_per_second_per_gpu, or the status of a run that failed: oom, timeout, crashed"
         raise InputError(message, field="measurement.step_s", code="missing_field")
+    _check_parts(report.parts_s, step_s=step_s)
     values = {each.name: getattr(report, each.name) for each in fields(Measurement)}
     return Measurement(**values | {"step_s": step_s, "tokens_per_second_per_gpu": rate, "hardware": hardware}), hardware
+
+
+def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -> None:
+    """Raises InputError for a part that no prediction has, and where they do not sum to the step."""
+    if parts_s is None:
+        return
+    if unknown := next((name for name in parts_s if name not in TIME_PARTS), None):
+        raise InputError(
+            f"{unknown} is no part of a step; parts are {', '.join(TIME_PARTS)}",
+            field="measurement.parts_s",
+            code="unknown_key",
+        )
+    total = sum(parts_s.values())
+    if step_s is None or abs(total / step_s - 1.0) > assumed().learning.rate_disagreement:
+        message = f"parts_s sum to {total:.4g} s, and step_s is {step_s if step_s is None else format(step_s, '.4g')}"
+        raise InputError(f"{message}: they are the same step", field="measurement.parts_s", code="contradiction")
 
 
 def check_possible(measurement: Measurement, *, problem: TrainingProblem, predicted_s: float) -> None:

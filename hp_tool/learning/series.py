@@ -18,14 +18,16 @@ from hp_tool.domain.ports import Store
 from hp_tool.domain.records import CalibrationRecord
 from hp_tool.learning.stamp import digest_of
 from hp_tool.training.calibrated import CalibratedPredictor
+from hp_tool.training.links import Links
 from hp_tool.training.problem import TrainingProblem
 
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
 """Key of a stored calibration's digest of the predictions it corrects."""
-MODELS, RELEASE, UNSEEN, CRASHED = "models", "release", "unseen_s", "crashed"
+MODELS, RELEASE, UNSEEN, CRASHED, LINKS = "models", "release", "unseen_s", "crashed", "links"
 """Its further keys: measurements by model; the newest release among them, which a query that names none is taken to mean;
-seconds that fits without a measurement predict of it, by its id; configurations that crashed (`learning.crashes`)."""
+seconds that fits without a measurement predict of it, by its id; configurations that crashed (`learning.crashes`);
+bandwidths over the stated ones, where traces told them (`learning.links`)."""
 OTHER_PREDICTIONS = (
     "corrects predictions of other constants or another cost model; a worker fits it again from the stored measurements, and "
     "`hp-tool calibrate` does so at once"
@@ -179,7 +181,10 @@ class StoredCalibrations:
                     provenance["pending"] = PENDING
                 release: str | None = record.payload.get(RELEASE)
                 crashed = record.payload.get(CRASHED, {})
-                return CalibratedPredictor(calibration=calibration, provenance=provenance, release=release, crashed=crashed)
+                links = Links.read(record.payload.get(LINKS))
+                return CalibratedPredictor(
+                    calibration=calibration, provenance=provenance, release=release, crashed=crashed, links=links
+                )
         return outdated or self._missing(series)
 
     def _is_due(self, series: Series) -> bool:

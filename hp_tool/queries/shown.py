@@ -134,6 +134,11 @@ def _field(path: str, declared: dict[str, Any]) -> Field:
     options = next((tuple(map(str, each["enum"])) for each in kinds if "enum" in each), ())
     if not options and any(each.get("type") == "boolean" for each in kinds):
         options = ("true", "false")
+    one = "oneOf" in declared  # a list of it is for rankings alone: a search runs one training on one cluster
+
+    def listed(kind: dict[str, Any]) -> bool:
+        return one and kind.get("type") == "array"
+
     value = declared.get("default")
     default = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return Field(
@@ -146,8 +151,8 @@ def _field(path: str, declared: dict[str, Any]) -> Field:
         minimum=number.get("minimum"),
         maximum=number.get("maximum"),
         step="1" if number.get("type") == "integer" else "any",
-        several="oneOf" not in declared and any(each.get("type") == "array" for each in kinds),  # a search runs one training
-        text=all(each.get("type") in ("string", "null", "object") for each in kinds),
+        several=not one and any(each.get("type") == "array" for each in kinds),
+        text=all(each.get("type") in ("string", "null", "object") or listed(each) for each in kinds),
         help=str(declared.get("description", "")),
         hint=HINTS.get(path, ""),
         default=default,

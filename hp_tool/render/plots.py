@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hp_tool.catalog.hardware import names_several
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import MemoryEstimate, Recommendation
 from hp_tool.domain.sensitivity import Sensitivity
@@ -59,6 +60,8 @@ def write(figure: Figure, *, path: Path) -> None:
 def title(query: Query) -> str:
     """Model and devices of a query, as far as it names them."""
     model = query.model if isinstance(query.model, str) else getattr(query.model, "name", None) or "a model of one's own"
+    if names_several(query.cluster) is not None:
+        return f"{model} on several machines"
     if isinstance(query.cluster, str):
         return f"{model} on {query.cluster}"
     gpu = query.cluster.gpu if isinstance(query.cluster.gpu, str) else "GPUs"
@@ -100,6 +103,32 @@ def recommendations_figure(rows: Sequence[Recommendation] | Sequence[ServingReco
         legend=below | {"title_text": f"{what}:", "y": LEGENDS_PIXELS / height},
         legend2=below | {"title_text": "memory:", "y": 0.5 * LEGENDS_PIXELS / height},
     )  # fmt: skip
+    return figure
+
+
+def machines_figure(rows: Sequence[Recommendation], front: Sequence[Recommendation], *, title: str) -> Figure:
+    """Days over dollars of every machine's best row, with 90 % intervals, and the front between the two as a line."""
+    from plotly.graph_objects import Figure, Scatter
+
+    figure = Figure()
+    for name, shown, mode in (("machines", rows, "markers"), ("nothing beats these in both", front, "lines+markers")):
+        known = [row for row in shown if row.cost is not None and row.days_interval is not None]
+        days = [row.known.calendar_days or 0.0 for row in known]
+        spread = [abs(end - day) for row, day in zip(known, days, strict=True) for end in row.days_interval or ()]
+        figure.add_trace(
+            Scatter(
+                name=name,
+                x=[row.cost for row in known],
+                y=days,
+                mode=mode,
+                error_y={"type": "data", "symmetric": False, "array": spread[1::2], "arrayminus": spread[::2]},
+                text=[f"{row.known.provenance['num_gpus']} x {row.cluster}" for row in known],
+                hovertemplate="%{text}<br>$%{x:,.0f}, %{y:.3g} days<extra></extra>",
+            )
+        )
+    figure.update_layout(
+        template="plotly_white", title=title, width=1100, height=650, xaxis_title="US dollars", yaxis_title="days"
+    )
     return figure
 
 

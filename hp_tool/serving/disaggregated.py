@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,22 +13,96 @@ from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import pool_efficiency
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
-from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, pool_quantiles
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality
+from hp_tool.cost.serving.load import Quantiles
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.inference import DisaggregationSpec
+from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
-from hp_tool.errors import UnsupportedError
+from hp_tool.domain.targets import share_of
+from hp_tool.serving.estimates import SHARES, asked_quantiles
 from hp_tool.serving.highest import highest
 from hp_tool.serving.intervals import intervals
 from hp_tool.serving.problem import ServingProblem, resolve_serving, serving_case
 from hp_tool.units import SECONDS_PER_HOUR
 
 MAX_PAIRS = 2_000_000
-_TARGETS = ("ttft_s", "tpot_s", "request_latency_s")
+BEYOND = 1e12
+"""Requests a second that nothing completes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Pairs of pools of one problem under its load, each row one."""
+
+    problem: ServingProblem
+    cases: Sequence[ServingCase]
+    prefillers: ServingCandidates
+    decoders: ServingCandidates
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether requests come at a rate."""
+        unknown = self.problem.unknown
+        return self.problem.request_rate_per_second is not None or (unknown is not None and unknown.by_rate)
+
+    def costed(self, loads: FloatArray) -> PoolCosts:
+        """Costs of all pairs, each under its own load: requests in flight, or a second."""
+        bounds.check(done=len(loads))
+        return pool_costs(
+            prefill=self.cases[0],
+            decode=self.cases[1],
+            prefillers=self.prefillers,
+            decoders=self.decoders if self.by_rate else self.decoders.loaded(loads),
+            requests_per_second=loads if self.by_rate else None,
+            handover_s=pool_efficiency().handover_s,
+        )
+
+    def loads(self) -> FloatArray:
+        """The load of each pair: the query's, or the highest within the targets; shape (n,)."""
+        problem, n = self.problem, len(self.decoders)
+        if problem.unknown is None:
+            return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
+        if self.by_rate:
+            most = self.costed(np.full(n, BEYOND)).request_rate_per_second
+        else:
+            most = np.floor(self.costed(np.ones(n)).max_decode_batch) * self.decoders.replicas.astype(np.float64)
+        return highest(
+            problem.unknown, targets=problem.targets, most=most, borne=lambda each: self.acceptable(self.costed(each))
+        )
+
+    def quantiles(self, costs: PoolCosts, quantile: str) -> Quantiles:
+        return pool_quantiles(
+            prefill=self.cases[0],
+            decode=self.cases[1],
+            decoders=self.decoders,
+            costs=costs,
+            share=share_of(quantile),
+            independent=self.by_rate,
+        )
+
+    def acceptable(self, costs: PoolCosts) -> BoolArray:
+        """Whether each pair fits, keeps up and meets the targets."""
+        acceptable = costs.fits & costs.sustained
+        for _, latency, quantile, limit in self.problem.targets.limits():
+            acceptable &= getattr(costs if quantile is None else self.quantiles(costs, quantile), latency) <= limit
+        return acceptable
+
+    def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
+        """Quantiles of the chosen rows, those that targets name among them."""
+        others = asked_quantiles(self.problem.targets)
+        by_quantile = {name: self.quantiles(costs, name) for name in (*SHARES, *others)}
+
+        def tail(latency: str, row: int) -> Tail:
+            seconds = {name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()}
+            return Tail(**{name: seconds[name] for name in SHARES}, others=tuple((name, seconds[name]) for name in others))
+
+        latencies = ("ttft_s", "tpot_s", "request_latency_s")
+        return [Tails(**{latency: tail(latency, row) for latency in latencies}) for row in rows.tolist()]
 
 
 def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
@@ -39,59 +114,53 @@ def disaggregated(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, .
     query = query.with_most_devices()
     assert query.inference is not None
     spec = query.inference.disaggregated or DisaggregationSpec()
-    cluster = catalogue_cluster(query.cluster)
-    sides = cluster.kinds or (cluster, cluster)
-    problem = resolve_serving(dataclasses.replace(query, cluster=_one_kind(query)))
-    _refuse_unmodelled(problem)
+    problem, sides = pools_problem(query)
     cases = [serving_case(model=problem.model, cluster=side, workload=query.inference, engine=problem.engine) for side in sides]
-    pairs = _pairs(spec, query.parallel, cases, shared=not cluster.kinds, every=query.objective == "min_gpus")
+    pairs = _pairs(spec, query.parallel, cases, shared=sides[0] is sides[1], every=query.objective == "min_gpus")
     if not len(pairs):
         return ()
     prefillers, decoders = (_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1]))
-
-    def costed(loads: FloatArray) -> PoolCosts:
-        bounds.check(done=len(loads))
-        return pool_costs(
-            prefill=cases[0],
-            decode=cases[1],
-            prefillers=prefillers,
-            decoders=decoders.loaded(loads),
-            requests_per_second=problem.request_rate_per_second,
-            handover_s=pool_efficiency().handover_s,
-        )
-
-    loads = decoders.concurrency.astype(np.float64)
-    if problem.unknown is not None:
-        most = np.floor(costed(loads).max_decode_batch) * decoders.replicas.astype(np.float64)
-        loads = highest(
-            problem.unknown, targets=problem.targets, most=most, borne=lambda each: _acceptable(costed(each), problem)
-        )
-    costs = costed(loads)
+    every = Pairs(problem=problem, cases=cases, prefillers=prefillers, decoders=decoders)
+    loads = every.loads()
+    costs = every.costed(loads)
     used = [side[:, 0] * side[:, 1] * side[:, 4] for side in (pairs[:, 0], pairs[:, 1])]
     gpus = used[0] + used[1]
     dollars = _cost_per_million(sides, costs, used)
-    good = np.flatnonzero(_acceptable(costs, problem))
-    by_rate = problem.request_rate_per_second is not None
-    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=by_rate)
+    good = np.flatnonzero(every.acceptable(costs))
+    one_rate = problem.request_rate_per_second is not None
+    score = _score(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=one_rate)
     order = good[np.lexsort((gpus[good], score[good]))][:top]
     return tuple(
         PoolRecommendation(
             rank=place + 1,
             prefill=_pool(sides[0], prefillers.config(row)),
             decode=_pool(sides[1], decoders.config(row)),
-            estimate=_estimate(costs, row, gpus=int(gpus[row]), dollars=dollars, problem=problem, load=float(loads[row])),
+            estimate=_estimate(every, costs, row, tails=tails, gpus=int(gpus[row]), dollars=dollars, load=float(loads[row])),
         )
-        for place, row in enumerate(order.tolist())
+        for place, (row, tails) in enumerate(zip(order.tolist(), every.tails(costs, order), strict=True))
     )
 
 
-def _acceptable(costs: PoolCosts, problem: ServingProblem) -> BoolArray:
-    """Whether each pair fits, keeps up and meets the targets."""
-    acceptable = costs.fits & costs.sustained
-    for name in _TARGETS:
-        if (limit := getattr(problem.targets, name)) is not None:
-            acceptable &= getattr(costs, name) <= limit
-    return acceptable
+def pools_problem(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
+    """Return the problem that both pools share, and the devices that prefill and that decode: the same, or two kinds."""
+    query = query.with_most_devices()
+    cluster = catalogue_cluster(query.cluster)
+    first, second = cluster.kinds or (cluster, cluster)
+    return resolve_serving(dataclasses.replace(query, cluster=_one_kind(query))), (first, second)
+
+
+def pool_config(pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery) -> ServingConfig:
+    """Return the configuration of a pool's replicas, with the query's limits, the highest of several."""
+    engine = problem.engine
+    return ServingConfig(
+        tensor_parallel_size=pool.tensor_parallel_size,
+        expert_parallel_size=pool.expert_parallel_size,
+        attention_data_parallel_size=pool.attention_data_parallel_size,
+        redundant_experts=pool.redundant_experts,
+        data_parallel_size=pool.attention_data_parallel_size * pool.replicas,
+        max_num_seqs=max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_batched_tokens=max(axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)),
+    )
 
 
 def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
@@ -117,17 +186,6 @@ def _one_kind(query: Query) -> str | ClusterQuery:
         return query.cluster
     first = query.cluster.stages[0]
     return dataclasses.replace(query.cluster, stages=None, gpu=first.gpu, num_gpus=first.num_gpus)
-
-
-def _refuse_unmodelled(problem: ServingProblem) -> None:
-    if problem.unknown is not None and problem.unknown.by_rate:
-        raise UnsupportedError(
-            "of pools the highest concurrency is sought, not the highest rate; give one inference.request_rate_per_second",
-            field="inference.request_rate_per_second",
-        )
-    for name, *_ in problem.targets.limits():
-        if name not in _TARGETS:
-            raise UnsupportedError(f"pools are modelled in means, no {name}; leave it out", field=f"targets.{name}")
 
 
 Layout = tuple[int, int, int, int]
@@ -255,13 +313,13 @@ def _cost_per_million(sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequ
 
 
 def _estimate(
-    costs: PoolCosts, row: int, *, gpus: int, dollars: FloatArray | None, problem: ServingProblem, load: float
+    pairs: Pairs, costs: PoolCosts, row: int, *, tails: Tails, gpus: int, dollars: FloatArray | None, load: float
 ) -> PoolEstimate:
+    problem = pairs.problem
     figures = {name: float(getattr(costs, name)[row]) for name in PoolEstimate.__slots__ if hasattr(costs, name)}
     price = None if dollars is None else float(dollars[row])
     rate = figures["request_rate_per_second"]
-    by_rate = problem.request_rate_per_second is not None
-    concurrency = rate * figures["request_latency_s"] if by_rate else int(load)
+    concurrency = rate * figures["request_latency_s"] if pairs.by_rate else int(load)
     ttft, tpot, throughput = (figures[name] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu"))
     return PoolEstimate(
         feasible=True,
@@ -271,5 +329,6 @@ def _estimate(
         concurrency=concurrency,
         users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
         cost_per_million_output_tokens=price,
+        tails=tails,
         intervals=intervals(ttft, tpot, throughput, problem, pools=pool_efficiency()),
     )

@@ -26,12 +26,13 @@ OVERLOADED = "overloaded"
 """The reason of a configuration that cannot keep up with the load's request rate."""
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 """Quantiles that every answer has."""
+KERNELS_ALONE = " (timed kernels alone)"
 PLACES = (np.arange(200) + 0.5) / 200
 """Requests that stand for all when those within the targets are counted."""
 
 
-def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
-    """The estimate of one legal configuration; without latencies where the model does not fit."""
+def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
+    """The estimate of one legal configuration; without latencies where the model does not fit. `spread`: with tails."""
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
     schedulers, fits = int(candidates.schedulers[row]), bool(costs.fits[row])
@@ -70,7 +71,7 @@ def estimate_row(rows: CostedRows, row: int) -> InferenceEstimate:
         expert_imbalance=_expert_imbalance(rows, row),
         kv_cache_limited=bool(costs.kv_limited[row]),
         **_price(rows, row),
-        tails=tails(rows, row),
+        tails=tails(rows, row) if spread else None,
         goodput=goodput(rows, row),
         intervals=intervals(ttft, tpot, throughput, problem, mixers=mixers_doubt(rows, row)),
     )
@@ -168,8 +169,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
         "num_gpus": problem.cluster.num_gpus,
         "gpu_efficiency": problem.profile.gpu.gpu,
         "gpu_efficiency_measured": problem.profile.gpu.measured,
-        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}",
-        "engine_efficiency_measured": problem.engine.measured,
+        "engine_efficiency": f"{problem.engine.engine} {problem.engine.version}{KERNELS_ALONE * problem.engine.kernels_alone}",
+        "engine_efficiency_measured": problem.engine.measured and not problem.engine.kernels_alone,
         "load": _load_words(problem),
         "matmul_precision": problem.compute_precision,
         "weight_bytes_each": problem.weight_bytes,

@@ -15,7 +15,7 @@ from hp_tool.serving.estimates import estimate_row
 from hp_tool.serving.fixes import fixes
 from hp_tool.serving.highest import bearable_load, highest_loads
 from hp_tool.serving.problem import ServingProblem, resolve_serving
-from hp_tool.serving.replay import played
+from hp_tool.serving.traced import played_estimate
 from hp_tool.training.evaluate import single_values
 
 
@@ -40,13 +40,17 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
         reasons = explain(code, model=problem.model, num_gpus=num_gpus, config=config)
         estimate = InferenceEstimate(feasible=False, reasons=reasons, parallel=config)
     else:
-        loads = highest_loads(problem, candidate)
-        rows = problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate)
-        estimate = estimate_row(rows, 0) if problem.trace is None else played(rows)
+        estimate = _estimated(problem, candidate) if problem.trace is None else played_estimate(problem, candidate)
     if estimate.feasible or not with_fixes or problem.trace is not None:
         return estimate
     bearable = None if code else bearable_load(problem, candidate)
     return replace(estimate, highest_load=bearable, mends=fixes(query=query, problem=problem, infeasible=estimate))
+
+
+def _estimated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
+    """A configuration's estimate at the problem's load, or at the highest that it bears."""
+    loads = highest_loads(problem, candidate)
+    return estimate_row(problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate), 0)
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:

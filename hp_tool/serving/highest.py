@@ -38,16 +38,21 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
     given."""
     if problem.unknown is None:
         return None
-    headroom = problem.constraints.memory_headroom_fraction
-    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
-    most = np.floor(running) * candidates.schedulers.astype(np.float64)
-    if problem.unknown.by_rate:
-        full = candidates.loaded(np.ceil(running) * candidates.schedulers)
-        costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
-        most = costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
+    most = most_loads(problem, candidates, by_rate=problem.unknown.by_rate)
     return highest(
         problem.unknown, targets=problem.targets, most=most, borne=lambda loads: bears(_at(problem, candidates, loads))
     )
+
+
+def most_loads(problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool) -> FloatArray:
+    """Requests that each candidate runs at once, or completes a second in full batches; shape (n,)."""
+    headroom = problem.constraints.memory_headroom_fraction
+    running = most_running(case=problem, candidates=candidates, memory_headroom_fraction=headroom)
+    if not by_rate:
+        return np.floor(running) * candidates.schedulers.astype(np.float64)
+    full = candidates.loaded(np.ceil(running) * candidates.schedulers)
+    costs = serving_costs(case=steady(problem), candidates=full, memory_headroom_fraction=headroom)
+    return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 
 def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]) -> FloatArray:
@@ -64,19 +69,25 @@ def highest(unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callab
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """How many loads there are for each row, and the k-th of them, ascending."""
-    n = len(most)
-    if unknown.values is not None:
-        values = np.array(unknown.values)
-        return np.full(n, len(values)), lambda k: values[k]
-    top = most if unknown.highest is None else np.full(n, unknown.highest)
-    if unknown.by_rate:
-        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
-        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
-    grows = unknown.highest is None and any(latency in WAITING for _, latency, _, _ in targets.limits())
+    """The loads of each row, as `load_grid`: beyond what runs at once as far as a queue breaks no target."""
+    top = most if unknown.highest is None else np.full(len(most), unknown.highest)
+    open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
+    grows = open_ended and any(latency in WAITING for _, latency, _, _ in targets.limits())
     while grows and top.max(initial=0.0) < MOST:
         enough = borne(top)
         grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
+    return load_grid(unknown, top=top)
+
+
+def load_grid(unknown: Loads, *, top: FloatArray) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
+    """How many loads there are for each of n rows, up to `top` where no values are named, and the k-th of them, ascending."""
+    n = len(top)
+    if unknown.values is not None:
+        values = np.array(unknown.values)
+        return np.full(n, len(values)), lambda k: values[k]
+    if unknown.by_rate:
+        ratio = top / unknown.lowest if unknown.lowest is not None else np.full(n, 1.0 / SLOWEST)
+        return np.full(n, RATES), lambda k: top * ratio ** (k / (RATES - 1.0) - 1.0)
     lowest = unknown.lowest or 1.0
     return np.maximum(top - lowest + 1.0, 1.0).astype(np.int64), lambda k: lowest + k
 

@@ -55,6 +55,8 @@ def intervals(
 
     def interval(value: float, figure: str) -> tuple[float, float]:
         own = getattr(scatter, f"{figure}_log_sd")
+        if engine.kernels_alone and scatter is not engine:
+            own = math.hypot(own, getattr(engine, f"{figure}_log_sd"))
         width = _Z90 * math.hypot(
             log_sd(engine, figure, own=own, familiar=familiar, borrowed=not measured), first if figure == "ttft" else later
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hp_tool.catalog import cluster as catalogue_cluster
-from hp_tool.catalog.efficiency import efficiency, engine_efficiency, expert_efficiency
+from hp_tool.catalog.efficiency import check_power_cap, efficiency, engine_efficiency, expert_efficiency
 from hp_tool.catalog.traces import Trace, request_trace
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.matrices import cached_width
@@ -146,6 +146,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         )
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu, serves=True)
     if cluster.kinds:
         raise UnsupportedError(
             "one server of two kinds of GPU is not modelled; describe one kind, or ask `recommend` for inference.disaggregated",
@@ -182,20 +183,18 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
     if workload.prefix_cache_hit_rate:  # and so does a rate that is given
         cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(np.int64)
         trace = dataclasses.replace(trace, prefix_tokens=cached_tokens)
-    if workload.concurrency is None and workload.request_rate_per_second is None:
-        if trace.rate_per_second is None:
-            raise InputError(
-                "the trace has no arrivals; give inference.concurrency or request_rate_per_second",
-                field="inference.concurrency",
-                code="missing_field",
-            )
+    if workload.disaggregated is not None:
+        raise UnsupportedError(
+            "pools are modelled for equal requests; leave the trace or disaggregated out", field="inference.disaggregated"
+        )
+    if workload.concurrency is None and workload.request_rate_per_second is None and trace.rate_per_second is not None:
         workload = dataclasses.replace(workload, request_rate_per_second=trace.rate_per_second)
-    for name in ("concurrency", "request_rate_per_second"):
-        if not isinstance(getattr(workload, name), int | float | None):
-            raise UnsupportedError(f"a trace is played under one {name}; give one value", field=f"inference.{name}")
-    for name in ("load", "disaggregated"):
-        if getattr(workload, name) is not None:
-            raise UnsupportedError(f"a trace says itself how requests come; leave {name} out", field=f"inference.{name}")
+    if workload.load is not None and (trace.arrival_s is not None or workload.load.arrival not in ("closed", "poisson")):
+        raise UnsupportedError(
+            "a trace says itself how requests come; leave load out. For the highest rate give request_rate_per_second as a "
+            "list or {min, max}, for the highest concurrency likewise, or lengths without arrivals",
+            field="inference.load",
+        )
     cached = float(trace.prefix_tokens.sum() / trace.input_tokens.sum())
     return dataclasses.replace(
         workload,

@@ -32,7 +32,7 @@ def played(rows: CostedRows) -> InferenceEstimate:
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     untargeted = replace(rows, problem=replace(problem, targets=type(problem.targets)()))
-    estimate = estimate_row(untargeted, 0)
+    estimate = estimate_row(untargeted, 0, spread=False)
     if estimate.ttft_s is None:
         return estimate
     schedulers = int(rows.candidates.schedulers[0])

@@ -1,11 +1,16 @@
 """A serving configuration as other tools' files need it."""
 
+import dataclasses
 import math
 
 from hp_tool.catalog.models import stored_checkpoint
 from hp_tool.configuration import Configuration
-from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.hardware import ClusterSpec
+from hp_tool.domain.inference import InferenceWorkload
+from hp_tool.domain.query import Query
+from hp_tool.domain.serving import PoolConfig, ServingConfig
 from hp_tool.formats.setup import ServingSetup
+from hp_tool.serving.disaggregated import pool_config, pools_problem
 from hp_tool.serving.problem import ServingProblem, resolve_serving
 
 
@@ -14,12 +19,36 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
     query, config = configuration.query, configuration.parallel
     problem, workload = resolve_serving(query), query.inference
     assert workload is not None and isinstance(config, ServingConfig)  # checked with the query
+    return _setup(query, problem, problem.cluster, workload, config)
+
+
+def pool_setups(query: Query, *, prefill: PoolConfig, decode: PoolConfig) -> tuple[ServingSetup, ServingSetup]:
+    """Return the cases of a query's pools, each on its own devices."""
+    problem, sides = pools_problem(query)
+    assert query.inference is not None
+    workload = dataclasses.replace(query.inference, disaggregated=None)
+    first, second = (
+        _setup(query, problem, _devices(side, pool), workload, pool_config(pool, problem, query.parallel))
+        for side, pool in zip(sides, (prefill, decode), strict=True)
+    )
+    return first, second
+
+
+def _devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
+    """A cluster's part that a pool takes."""
+    used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
+    return dataclasses.replace(side, num_gpus=used)
+
+
+def _setup(
+    query: Query, problem: ServingProblem, cluster: ClusterSpec, workload: InferenceWorkload, config: ServingConfig
+) -> ServingSetup:
     stored = stored_checkpoint(query.model, precision=workload.precision)
     return ServingSetup(
         model=problem.model,
         model_path=None if stored is None else stored.path,
         stored_precision=None if stored is None else stored.precision,
-        cluster=problem.cluster,
+        cluster=cluster,
         workload=workload,
         longest=_longest(problem),
         parallel=config,

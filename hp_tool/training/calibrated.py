@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.digests import problem_digest
 from hp_tool.domain.fit import fit_of
 from hp_tool.domain.result import Estimate, Intervals, Reason
+from hp_tool.training.links import Links, with_links
 from hp_tool.training.problem import TrainingProblem
 from hp_tool.units import counted
 
@@ -51,6 +52,8 @@ class CalibratedPredictor:
     """Which stored calibration it is; empty for one that a running search has not stored yet."""
     release: str | None = None
     """Of the framework: what a query that names none is taken to mean; None: releases are not told apart."""
+    links: Links = field(default_factory=Links)
+    """Bandwidths that it was fitted with, of what is stated: costs are computed anew with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By problem: configurations that crashed and never succeeded, as `learning.crashes` has them."""
 
@@ -101,6 +104,8 @@ class CalibratedPredictor:
         )
         correction = float((calibrated.step_s / alone.step_s)[0])
         learnt = {**self.provenance, **self.calibration.summary(), "correction": correction}
+        if not self.links.as_stated:
+            learnt["links"] = asdict(self.links)
         provenance = {**estimate.provenance, "calibration": learnt}
         if abs(correction - 1.0) < SAME:
             timed = self.provenance.get("accuracy", {}).get("measurements")
@@ -146,6 +151,8 @@ class CalibratedPredictor:
         """
         from hp_tool.calibration import allocated_bytes, layer_passes, residual_features
 
+        if not self.links.as_stated:
+            costs = with_links(problem, self.links).costs(candidates)
         released = problem.as_release(problem.workload.framework_version or self.release)
         features = residual_features(case=released, candidates=candidates) if residuals else None
         passes, before = layer_passes(case=problem, candidates=candidates), allocated_bytes(costs)

@@ -123,7 +123,7 @@ def _on_the_same_devices(query: Query, problem: TrainingProblem, infeasible: Est
         enough = len(mends) == room or (mends and illegal)
         if enough or (changes == MAX_CHANGES and fitting):
             break
-        near = _neighbours(query, problem, infeasible, changes=changes)
+        near = legal_neighbours(query, problem, infeasible, changes=changes)
         if near is None:
             continue
         limit_s = min((WORTHWHILE * fix.step_s for fix in mends), default=math.inf)
@@ -158,13 +158,13 @@ def _on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> li
         except InputError:  # past the largest cluster, or nodes that no longer divide into NVLink domains
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
-            near = _neighbours(query, problem, infeasible, changes=changes)
+            near = legal_neighbours(query, problem, infeasible, changes=changes)
             if near is not None and len(rows := near.best()):
                 return [_fix(near, int(rows[0]), infeasible, num_gpus=num_gpus)]
     return []
 
 
-def _neighbours(query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int) -> Neighbours | None:
+def legal_neighbours(query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int) -> Neighbours | None:
     """The legal neighbours on exactly so many axes that run under the query's schedule; None without any."""
     base, named = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hp_tool.catalog import check_trainable, checked_model, is_own_file, model_from_mapping
+from hp_tool.catalog import checked_model, is_own_file, model_from_mapping
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog import model as catalogue_model
-from hp_tool.catalog.efficiency import efficiency, machine_profile
+from hp_tool.catalog.efficiency import check_power_cap, efficiency, machine_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.flops import step_tokens, token_flops
@@ -184,13 +184,13 @@ def resolve_training(query: Query) -> TrainingProblem:
             raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
     model = named_model(query.model)
-    check_trainable(model)
     if (parallel := without_usual_layout(query.parallel, model)) is not query.parallel:
         query = dataclasses.replace(query, parallel=parallel)
     cluster = _with_rank_order(catalogue_cluster(query.cluster), model=model, parallel=query.parallel)
     original, query = query, with_recipe(query, model=model, gpu=cluster.gpu, num_gpus=cluster.num_gpus)
     assert query.training is not None
     check_training(query, model=model, cluster=cluster)
+    check_power_cap(query.cluster, gpu=cluster.gpu)
     peak_flops(cluster.gpu, precision=query.training.precision)
     if query.training.expert_precision is not None:
         peak_flops(cluster.gpu, precision=query.training.expert_precision, field="training.expert_precision")

@@ -13,6 +13,7 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.training.degrees import check_degrees
+from hp_tool.training.unlike_rules import check_unlike
 
 _PLAIN_SCHEDULES = {"1f1b", "interleaved"}
 
@@ -23,6 +24,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
     assert workload is not None  # checked with the kind
     _check_of_training(query)
     check_degrees(parallel, framework=workload.framework)
+    check_unlike(model=model, workload=workload, parallel=parallel, cluster=cluster)
     if cluster.kinds:
         _check_two_kinds(query, model, workload)
     if model.architecture == "encoder_decoder":
@@ -386,7 +388,7 @@ def _check_modules(modules: tuple[RecomputeModule, ...], model: ModelSpec, workl
         _refuse(
             field, (again, f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe delayed; leave one out")
         )
-    dense = model.num_hidden_layers > model.moe_layers
+    dense = any(kind.feed_forward != "none" and kind.moe_layers < count for count, kind in model.kinds)
     missing: dict[RecomputeModule, tuple[bool, str]] = {
         "mlp": (dense, "a layer with a dense MLP"),
         "moe": (model.num_experts is not None, "a model with experts"),

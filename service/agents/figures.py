@@ -1,8 +1,10 @@
 """Answers as an agent reads them: few figures, each with its interval and what it rests on, and lists of bounded length."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
+from hp_tool.domain.prices import Priced
 from hp_tool.render import figures as render
 from hp_tool.render.words import unchecked_feature
 
@@ -26,6 +28,8 @@ IDLE = {
     "redundant_experts": 0,
 }
 """Values of `parallel` that say nothing, and are what is assumed where they are left out."""
+PLACES = ("rank", "group", "out_of_memory_probability", "set", *(each.name for each in fields(Priced)))
+"""What a row says beside its estimate: where it stands, and over several machines what each costs."""
 MAX_ROWS = 20
 MAX_ITEMS = 40
 MAX_TEXT = 300
@@ -95,7 +99,7 @@ def recommendation(row: Answer) -> dict[str, Any]:
     whole = estimate(predicted(row))
     keep = ("feasible", "reasons", "parallel", "replicas", "load", "fit", "figures", "extrapolated_because")
     chosen = {name: whole[name] for name in keep if name in whole and (name != "feasible" or not whole[name])}
-    places = {name: row[name] for name in ("rank", "group", "out_of_memory_probability", "set") if row.get(name) is not None}
+    places = {name: row[name] for name in PLACES if row.get(name) is not None}
     return _without_empty({**places, **chosen, "measured": measurement(row.get("measurement") or {})})
 
 

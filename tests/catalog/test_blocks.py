@@ -71,26 +71,25 @@ def test_blocks_of_a_kind_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
+    "fields",
     [
-        ({"blocks": [{}, {"mixer": "mamba2"}], **STATE}, "blocks"),
-        ({"mixer": "mamba2", "feed_forward": "none", **STATE}, "mixer"),
-        ({"feed_forward": "none"}, "feed_forward"),
-        (INDEXER, "index_topk"),
-        ({"num_experts": 4, "num_experts_per_tok": 1, "moe_latent_size": 32}, "moe_latent_size"),
-        ({"values_are_keys": True}, "values_are_keys"),
-        ({"attention_output_gate": "head"}, "attention_output_gate"),
+        {"blocks": [{}, {"mixer": "mamba2"}], **STATE},
+        {"mixer": "mamba2", "feed_forward": "none", **STATE},
+        {"feed_forward": "none"},
+        INDEXER,
+        {"num_experts": 4, "num_experts_per_tok": 1, "moe_latent_size": 32},
+        {"values_are_keys": True},
+        {"attention_output_gate": "head"},
     ],
 )
 @pytest.mark.parametrize("kind", ["training", "size"])
-def test_layers_that_are_not_trained_here_are_refused(fields: dict[str, Any], field: str, kind: str) -> None:
-    query: dict[str, Any] = {"model": SHAPE | fields, "cluster": "h100-80gb-8"}
-    with pytest.raises(UnsupportedError, match="counted and served, and not trained yet") as refused:
-        if kind == "size":
-            api.size(query | {"days": 1.0})
-        else:
-            api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
-    assert refused.value.field == f"model.{field}"
+def test_all_layers_are_trained(fields: dict[str, Any], kind: str) -> None:
+    query: dict[str, Any] = {"model": SHAPE | fields, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    if kind == "size":
+        assert api.size(query | {"days": 1.0}).sizing
+    else:
+        answer = api.estimate(query | {"training": {"sequence_length": 64, "global_batch_size": 8}})
+        assert answer.estimate.feasible
 
 
 def test_a_model_that_keeps_no_cache_is_not_served() -> None:

@@ -14,7 +14,8 @@ def test_every_shipped_profile_is_physical_and_says_what_it_was_fitted_on() -> N
     for profile in profiles:
         assert 0.7 <= profile.matmul_slowdown <= 2.0 and 0.5 <= profile.attention_slowdown <= 4.0
         assert 0.0 <= profile.iteration_overhead_s < 0.02 and 0.0 < profile.memory_fraction < 1.0
-        assert profile.tpot_log_sd > 0.0 and ("fit_engines" in profile.fitted_on) == profile.measured
+        fit = "fit_releases" if profile.kernels_alone else "fit_engines"
+        assert profile.tpot_log_sd > 0.0 and (fit in profile.fitted_on) == profile.measured
 
 
 def test_versions_order_as_their_makers_count() -> None:
@@ -34,3 +35,16 @@ def test_the_newest_version_is_the_default_and_an_unknown_one_takes_the_nearest_
 def test_an_engine_without_a_profile_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="known: megatron-core, sglang, trtllm, vllm"):
         engine_efficiency(engine="tgi", version=None)
+
+
+@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.24.0"), ("sglang", "0.5.16"), ("trtllm", "1.3")])
+def test_a_profile_of_kernels_alone_is_for_who_names_its_release_or_a_later_one(engine: str, version: str) -> None:
+    own = engine_efficiency(engine=engine, version=version, silicon="h100")
+    assert own.kernels_alone and own.version == version and not own.fitted_models
+    later = engine_efficiency(engine=engine, version=f"{version}9", silicon="h100")
+    assert later.kernels_alone and not later.measured
+    for silicon in ("h100", "b200", "a100", None):
+        assert not engine_efficiency(engine=engine, version=None, silicon=silicon).kernels_alone
+    measured = engine_efficiency(engine=engine, version=None, silicon="h100")
+    assert own.tpot_log_sd > measured.tpot_log_sd
+    assert not engine_efficiency(engine=engine, version=measured.version, silicon="b200").kernels_alone

@@ -43,6 +43,8 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.moe.experts import SequentialMLP  # noqa: E402
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules  # noqa: E402
 
+from tests.cost.megatron_mixers import MambaLayers, delta_mixer  # noqa: E402
+
 LAYERS = 2
 # Latent attention asks every layer whether it is Transformer Engine's.
 multi_latent_attention.TELinear = type("TELinear", (), {})
@@ -171,8 +173,14 @@ def kept_bytes(case: dict[str, Any]) -> float:
         if case["attention"] == "flash":
             layer.submodules.cross_attention.submodules.core_attention = FusedAttention
     sequence, batch = case["sequence_length"], case["micro_batch_size"]
+    mixer = case.get("mixer")
+    if mixer == "gated_delta":
+        layer.submodules.self_attention = delta_mixer(FusedNorm)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=[layer] * LAYERS), post_layer_norm=False)
+        if mixer == "mamba2":
+            block: torch.nn.Module = MambaLayers(config, FusedNorm, LAYERS)
+        else:
+            block = TransformerBlock(config, TransformerBlockSubmodules(layer_specs=[layer] * LAYERS), post_layer_norm=False)
         rows = sequence // t if sharded else sequence
         hidden = torch.empty(rows, batch, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         mask = torch.empty(1, 1, sequence, sequence, dtype=torch.bool)

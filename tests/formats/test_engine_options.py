@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hp_tool.errors import UnsupportedError
+from hp_tool.answers import recommend_answer
+from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.exchange import export
 from hp_tool.formats.tools import sglang, trtllm, vllm
+from hp_tool.queries import schema
 from tests.formats.engine_parsers import parsed
 
 QUANTIZATION = {"fp8"}
@@ -38,13 +40,16 @@ def words_of(engine: str, *, parallel: dict[str, int] | None = None, format: str
         "inference": load | inference,
         "parallel": parallel or {"tensor_parallel_size": 4},
     }
-    script = export(result=query, format=format or engine)
+    return _words(export(result=query, format=format or engine), format or engine)
+
+
+def _words(script: str, format: str) -> list[str]:
     if format == "llm-d":
         (container,) = yaml.safe_load(script)["spec"]["template"]["containers"]
         return list(container["args"])
     words = [word for word in shlex.split(script.replace("\\\n", " "), comments=True) if word != "$@"]
-    command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[engine]
-    return words[words.index(command) + (1 if engine == "sglang" else 2) :]
+    command = {"vllm": "serve", "sglang": "sglang.launch_server", "trtllm": "trtllm-serve"}[format]
+    return words[words.index(command) + (1 if format == "sglang" else 2) :]
 
 
 def options(engine: str, **asked: Any) -> dict[str, str | None]:
@@ -149,3 +154,87 @@ def test_second_copies_and_two_batches_have_words() -> None:
         "parallel": parallel,
     }
     assert '"load_balancer": {"num_slots": 144, "layer_updates_per_iter": 1}' in export(result=query, format="trtllm")
+
+
+POOLS = {
+    "prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": 4, "prefill_replicas": 2, "decode_replicas": 1,
+    "prefill_attention_data_parallel_size": 1, "decode_attention_data_parallel_size": 1,
+}  # fmt: skip
+
+
+def pool_query(**inference: Any) -> dict[str, Any]:
+    load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "disaggregated": POOLS}
+    cluster = {"gpu": "h200-sxm-141gb", "num_gpus": 8}
+    return {"kind": "inference", "model": "qwen3-32b", "cluster": cluster, "inference": load | inference}
+
+
+def roles(script: str) -> dict[str, list[str]]:
+    """The words of each process that a script of pools starts."""
+    lines = script.replace("\\\n", " ").splitlines()
+    starts = {lines[place - 1].rstrip(")"): line for place, line in enumerate(lines) if line.lstrip().startswith("exec ")}
+    return {name: shlex.split(line.replace('"$@"', ""))[1:] for name, line in starts.items()}
+
+
+def test_both_pools_of_vllm_hand_their_caches_over() -> None:
+    words = roles(export(result=pool_query(engine="vllm"), format="vllm"))
+    sides = {name: parsed("vllm", each[2:]) for name, each in words.items()}
+    assert {name: side["--tensor-parallel-size"] for name, side in sides.items()} == {"prefill": 2, "decode": 4}
+    for side in sides.values():
+        assert json.loads(side["--kv-transfer-config"]) == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+
+
+def test_sglangs_pools_know_each_others_ranks_and_have_a_router() -> None:
+    words = roles(export(result=pool_query(engine="sglang"), format="sglang"))
+    sides = {name: parsed("sglang", words[name][3:]) for name in ("prefill", "decode")}
+    assert {name: side["--disaggregation-mode"] for name, side in sides.items()} == {"prefill": "prefill", "decode": "decode"}
+    assert sides["prefill"]["--tensor-parallel-size"] == 2 and sides["prefill"]["--disaggregation-decode-tp"] == 4
+    assert words["router"][:4] == ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+
+
+def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
+    query = schema.parse_query(pool_query(engine="vllm") | {"inference": pool_query()["inference"] | {"disaggregated": {}}})
+    answer = json.loads(schema.to_json(recommend_answer(query, top=3)))
+    for rank in (1, 3):
+        words = roles(export(result=answer, format="vllm", rank=rank))
+        row = answer["disaggregated"][rank - 1]
+        sizes = {name: parsed("vllm", each[2:])["--tensor-parallel-size"] for name, each in words.items()}
+        assert sizes == {name: row[name]["tensor_parallel_size"] for name in ("prefill", "decode")}
+    with pytest.raises(InputError, match="rank 4"):
+        export(result=answer, format="vllm", rank=4)
+    with pytest.raises(UnsupportedError, match="no words for pools"):
+        export(result=answer, format="trtllm")
+
+
+@pytest.mark.parametrize(
+    ("model", "drafting", "method", "algorithm"),
+    [
+        ("qwen3-32b", {}, {"method": "ngram"}, "NGRAM"),
+        ("deepseek-v3", {"draft_cost_fraction": 0.02}, {"method": "mtp"}, "NEXTN"),
+        ("qwen3-32b", {"draft_cost_fraction": 0.05, "draft_model": "a/qwen3-32b-EAGLE-3"}, {"method": "eagle3"}, "EAGLE3"),
+        ("qwen3-32b", {"draft_cost_fraction": 0.1, "draft_model": "Qwen/Qwen3-0.6B"}, {}, "STANDALONE"),
+    ],
+)
+def test_what_drafts_has_words(model: str, drafting: dict[str, Any], method: dict[str, str], algorithm: str) -> None:
+    speculative = {"num_speculative_tokens": 3, "acceptance_rate": 0.7} | drafting
+    load = {"input_length": 1000, "output_length": 200, "concurrency": 16, "speculative": speculative}
+    query = {"kind": "inference", "model": model, "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8}, "inference": load}
+    query |= {"parallel": {"tensor_parallel_size": 8}}
+    if model == "deepseek-v3":
+        query["inference"] = load | {"precision": "fp8"}
+    draft = {"model": drafting["draft_model"]} if "draft_model" in drafting else {}
+    for format in ("vllm", "llm-d"):
+        words = _words(export(result=query, format=format), format)
+        config = json.loads(parsed("vllm", words)["--speculative-config"])
+        assert config == method | draft | {"num_speculative_tokens": 3}
+    given = parsed("sglang", _words(export(result=query, format="sglang"), "sglang"))
+    assert given["--speculative-algorithm"] == algorithm and given["--speculative-num-draft-tokens"] == 4
+    assert given.get("--speculative-draft-model-path") == drafting.get("draft_model")
+    with pytest.raises(UnsupportedError, match="speculation is not written"):
+        export(result=query, format="trtllm")
+
+
+def test_drafts_that_nobody_names_are_asked_for() -> None:
+    speculative = {"num_speculative_tokens": 3, "acceptance_rate": 0.7, "draft_cost_fraction": 0.1}
+    with pytest.raises(UnsupportedError) as unknown:
+        words_of("vllm", speculative=speculative)
+    assert unknown.value.field == "inference.speculative.draft_model"

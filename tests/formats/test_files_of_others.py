@@ -164,8 +164,9 @@ def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_p
 
 def test_a_draft_model_is_not_dropped_silently() -> None:
     spec = {"num_speculative_tokens": 2, "acceptance_rate": 0.5}
+    speculating = SERVING | {"inference": SERVING["inference"] | {"speculative": spec}}
     with pytest.raises(UnsupportedError, match="speculative"):
-        export(result=SERVING | {"inference": SERVING["inference"] | {"speculative": spec}}, format="vllm")
+        read_query(export(result=speculating, format="vllm"), overrides={"cluster.gpu": "h200-sxm-141gb"})
 
 
 def test_formats_answer_the_right_kind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema
@@ -20,12 +21,23 @@ def mapping(**properties: Any) -> dict[str, Any]:
 MOST = 2**31 - 1
 TEXT, SIZE = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1, "maximum": MOST}
 WORDS = {"type": "array", "items": TEXT}
-CONTAINER = mapping(name={"const": "main"}, command=WORDS, args=WORDS, resources=mapping(limits={"additionalProperties": TEXT}))
+VARIABLE = mapping(name=TEXT, value=TEXT, valueFrom=mapping(fieldRef=mapping(fieldPath=TEXT)))
+CONTAINER = mapping(
+    name={"const": "main"},
+    command=WORDS,
+    args=WORDS,
+    env={"type": "array", "items": VARIABLE},
+    resources=mapping(limits={"additionalProperties": TEXT}),
+)
+WORKLOAD = {
+    "replicas": {"type": "integer", "minimum": 0, "maximum": MOST},
+    "parallelism": mapping(tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}),
+    "template": mapping(containers={"type": "array", "items": CONTAINER}),
+}
 SPEC = mapping(
     model=mapping(uri={"type": "string", "pattern": "^hf://[^/]+/.+"}, name=TEXT) | {"required": ["uri"]},
-    replicas={"type": "integer", "minimum": 0, "maximum": MOST},
-    parallelism=mapping(tensor=SIZE, pipeline=SIZE, data=SIZE, dataLocal=SIZE, expert={"type": "boolean"}),
-    template=mapping(containers={"type": "array", "items": CONTAINER}),
+    **WORKLOAD,
+    prefill=mapping(**WORKLOAD),
     router=mapping(gateway={"type": "object"}, route={"type": "object"}, scheduler={"type": "object"}),
 )
 SCHEMA = mapping(
@@ -66,3 +78,19 @@ def test_experts_share_a_pod_and_a_replica_over_nodes_is_refused() -> None:
     wide = {"cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 16}, "model": "llama-3.1-405b"}
     with pytest.raises(UnsupportedError, match="spans nodes"):
         manifest(**wide, parallel={"tensor_parallel_size": 8, "pipeline_parallel_size": 2})
+
+
+def test_pools_are_one_service_whose_own_replicas_decode() -> None:
+    sizes = {"prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": 4, "prefill_replicas": 2, "decode_replicas": 1}
+    load = SERVING["inference"] | {"disaggregated": sizes}
+    spec = manifest(inference=load)["spec"]
+    pods = [side["template"]["containers"][0] for side in (spec, spec["prefill"])]
+    assert (spec["replicas"], spec["prefill"]["replicas"]) == (1, 2)
+    assert [side["parallelism"]["tensor"] for side in (spec, spec["prefill"])] == [4, 2]
+    assert [pod["args"][pod["args"].index("--port") + 1] for pod in pods] == ["8001", "8000"]
+    for pod in pods:
+        transfer = json.loads(pod["args"][pod["args"].index("--kv-transfer-config") + 1])
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"} and pod["env"]
+    kinds = {"stages": [{"gpu": "h100-sxm-80gb", "num_gpus": 4}, {"gpu": "h200-sxm-141gb", "num_gpus": 4}]}
+    with pytest.raises(UnsupportedError, match="pools of one kind"):
+        manifest(inference=SERVING["inference"] | {"disaggregated": {}}, cluster=kinds)

@@ -98,6 +98,7 @@ DOUBLE: dict[str, dict[str, Any]] = {
     "llama-pp2-v2-block": {"model": LLAMA, "parallel": {**PP2_V2, "recompute": BLOCK}},
     "gpt-bf16-tp2-sp": {"training": {"precision": "bf16"}, "parallel": TP2_SP},
     "gpt-bf16-pp2-v2": {"training": {"precision": "bf16"}, "parallel": PP2_V2},
+    "hopeless": {"parallel": TP2, "steps": 10_000, "longest_step_s": 1e-9},
 }
 
 
@@ -105,7 +106,7 @@ FEW = {
     "gpt", "gpt-micro-batch-2", "gpt-full", "gpt-bf16", "llama", "llama-modules", "moe", "deepseek", "deepseek-modules",
     "sparse", "dropout", "dropout-selective", "dropout-full", "gpt-tp2-sp", "gpt-tp2-sp-selective", "gpt-pp2-v2", "gpt-dp2",
     "gpt-dp2-zero0-serial", "llama-tp2-sp", "sparse-pp2-v2", "sparse-tp2-sp-ep2", "balanced-dp2-ep2", "llama-cp2", "moe-ep2",
-    "moe-tp2-sp-etp2", "llama-pp2-v2-block", "gpt-bf16-tp2-sp",
+    "moe-tp2-sp-etp2", "llama-pp2-v2-block", "gpt-bf16-tp2-sp", "hopeless",
 }  # fmt: skip
 """One of each way to divide, recompute and round; all are `long`."""
 
@@ -131,7 +132,7 @@ def all_measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measurem
 
 def compared(names: Collection[str]) -> list[str]:
     """Those whose losses are the undivided model's."""
-    return [name for name in (*SINGLE, *DOUBLE) if name in names and not name.startswith(("dropout", "balanced"))]
+    return [name for name in (*SINGLE, *DOUBLE) if name in names and not name.startswith(("dropout", "balanced", "hopeless"))]
 
 
 @pytest.mark.long
@@ -182,3 +183,10 @@ def test_a_step_is_taken_apart_on_request(measured: dict[str, Measurement]) -> N
     assert found is not None and {"compute", "all_gather", "all_reduce", "idle"} <= found.keys()
     assert found["compute"] > 0 and min(found.values()) >= 0
     assert sum(found.values()) > 0.5 * min(measured["llama-tp2-sp"].step_times_s)
+
+
+def test_a_hopeless_run_ends_after_one_step_and_says_so(measured: dict[str, Measurement]) -> None:
+    found = measured["hopeless"]
+    assert found.status == "ok"
+    assert len(found.step_times_s) == 1 and found.step_s == found.step_times_s[0]
+    assert "stopped after 1 of 10000 steps" in (found.cause or "")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 PATIENCE_MS = 240_000
 MODEL = """model: {name: gpt-tiny, num_hidden_layers: 2, hidden_size: 64, num_attention_heads: 4, vocab_size: 512}
-search: {steps: 2, warmup_steps: 1}
+search: {steps: 2, warmup_steps: 1, configurations_per_job: 2}
 training: {precision: fp32}"""
 MOST_STOPS = 80
 """Of the focus on the way from one control to the next."""

@@ -201,7 +201,6 @@ def test_pools_carry_the_highest_load_too() -> None:
     [
         ({"request_rate_per_second": 3.0}, "inference.concurrency"),
         ({"concurrency": {"min": 9, "max": 3}}, "inference.concurrency"),
-        (UNKNOWN | {"disaggregated": {}, "load": {"arrival": "poisson"}}, "inference.request_rate_per_second"),
         ({"concurrency": []}, "inference.concurrency"),
     ],
 )

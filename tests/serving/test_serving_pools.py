@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hp_tool import answers, serving
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, prompt_seconds, transfer_seconds
+from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, pool_quantiles, prompt_seconds, transfer_seconds
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.errors import UnsupportedError
 from hp_tool.queries import schema
@@ -108,10 +108,35 @@ def test_fewest_devices_of_both_pools() -> None:
     assert used == sorted(used) and used[0] < 8 and found[0].estimate.request_rate_per_second == 2.0
 
 
-def test_what_pools_do_not_model_is_refused() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        serving.disaggregated(query=query(inference={"disaggregated": {}}, targets={"ttft_p99_s": 1.0}))
-    assert caught.value.field == "targets.ttft_p99_s"
+def test_pools_keep_to_targets_on_any_quantile() -> None:
+    rate = {"concurrency": None, "request_rate_per_second": 3.0, "disaggregated": {}}
+    free = serving.disaggregated(query=query(inference=rate), top=1)[0].estimate
+    assert free.tails is not None
+    tail = free.tails.ttft_s
+    assert tail.p50 <= free.ttft_s * 1.001 and tail.p50 <= tail.p90 < tail.p99
+    limit = 0.5 * (tail.p50 + tail.p99)
+    rows = serving.disaggregated(query=query(inference=rate, targets={"ttft_p95_s": limit, "e2e_p99_s": 100.0}), top=5)
+    for row in rows:
+        assert row.estimate.tails is not None and row.estimate.tails.ttft_s.quantiles["p95"] <= limit
+
+
+def test_pools_carry_the_highest_rate() -> None:
+    unknown = {"concurrency": None, "disaggregated": {"prefill_replicas": 1}, "load": {"arrival": "poisson"}}
+    sizes = {"prefill_tensor_parallel_size": 2, "decode_tensor_parallel_size": 2}
+    asked = query(inference=unknown | {"disaggregated": {"prefill_replicas": 1} | sizes}, targets={"ttft_p95_s": 3.0})
+    (best,) = serving.disaggregated(query=asked, top=1)
+    rate = best.estimate.request_rate_per_second
+
+    def at(rate: float) -> bool:
+        given = {"concurrency": None, "request_rate_per_second": rate, "disaggregated": {"prefill_replicas": 1} | sizes}
+        return bool(serving.disaggregated(query=query(inference=given, targets={"ttft_p95_s": 3.0}), top=1))
+
+    assert at(rate) and not at(1.02 * rate)
+    listed = unknown | {"load": None, "request_rate_per_second": [0.5 * rate, 0.9 * rate, 2.0 * rate]}
+    (row,) = serving.disaggregated(
+        query=query(inference=listed | {"disaggregated": {"prefill_replicas": 1} | sizes}, targets={"ttft_p95_s": 3.0}), top=1
+    )
+    assert row.estimate.request_rate_per_second == 0.9 * rate
 
 
 def test_an_estimate_describes_shared_replicas_alone() -> None:
@@ -139,16 +164,23 @@ def test_prompts_wait_as_in_a_queue_of_one_server_and_constant_service(replicas:
     assert at_rate.ttft_s[0] - alone - at_rate.transfer_s[0] == pytest.approx(services * service)
 
 
-def test_the_mean_wait_of_arrivals_one_by_one_is_the_queues() -> None:
+def test_the_wait_of_arrivals_one_by_one_is_the_queues() -> None:
     """Lindley's recursion over 400,000 independent arrivals: each waits for what was left when the one before arrived."""
     setup = case_of()
     one = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2)], concurrency=[1])
     alone, service = (float(seconds[0]) for seconds in prompt_seconds(setup.case, one))
     rate = 0.6 / service
     gaps = np.random.default_rng(0).exponential(1 / rate, 400_000)
-    wait, total = 0.0, 0.0
+    wait, waits = 0.0, []
     for gap in gaps:
-        total += wait
+        waits.append(wait)
         wait = max(wait + service - gap, 0.0)
     at_rate = costs(setup, prefill=1, decode=8, load=1, rate=rate)
-    assert at_rate.ttft_s[0] - alone - at_rate.transfer_s[0] == pytest.approx(total / len(gaps), rel=0.03)
+    before = alone + at_rate.transfer_s[0]
+    assert at_rate.ttft_s[0] - before == pytest.approx(np.mean(waits), rel=0.03)
+    decoders = ServingCandidates.from_configs([ServingConfig(tensor_parallel_size=2, data_parallel_size=8)], concurrency=[1])
+    for share in (0.5, 0.95, 0.99):
+        predicted = pool_quantiles(
+            prefill=setup.case, decode=setup.case, decoders=decoders, costs=at_rate, share=share, independent=True
+        ).ttft_s[0]
+        assert predicted - before == pytest.approx(np.quantile(waits, share), rel=0.06)

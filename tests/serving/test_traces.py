@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from hp_tool.serving.problem import resolve_serving
-from hp_tool.serving.recommend import cost_space
+from hp_tool.serving.ranked import cost_space
 from hp_tool.serving.replay import played
 
 ROWS = [(0.0, 1024, 40), (0.25, 600, 8), (0.5, 2048, 300), (1.75, 1536, 1)]
@@ -138,8 +139,8 @@ def test_a_trace_that_is_none_is_refused_by_its_field(change: dict[str, Any]) ->
 def test_what_a_trace_leaves_open_is_named() -> None:
     lengths = {name: COLUMNS[name] for name in ("input_tokens", "output_tokens")}
     for change, field in (
-        ({"trace": lengths}, "inference.concurrency"),
-        ({"trace": COLUMNS, "concurrency": [4, 8]}, "inference.concurrency"),
+        ({"trace": lengths, "disaggregated": {}}, "inference.disaggregated"),
+        ({"trace": COLUMNS, "load": {"arrival": "poisson"}}, "inference.load"),
         ({"trace": COLUMNS, "load": {"arrival": "offline"}}, "inference.load"),
         ({"output_length": 3}, "inference.input_length"),
     ):
@@ -148,6 +149,54 @@ def test_what_a_trace_leaves_open_is_named() -> None:
         assert refused.value.field == field
     with pytest.raises(InputError):
         request_trace(TraceSpec(input_tokens=(0,), output_tokens=(1,)))
+
+
+SPREAD = {"input_tokens": {"median": 2000, "sigma": 0.8}, "output_tokens": {"median": 400, "sigma": 0.6}}
+TARGETS = {"ttft_p95_s": 1.0, "tpot_p95_s": 0.03}
+
+
+def dense(num_gpus: int = 8, **inference: Any) -> dict[str, Any]:
+    """Lengths drawn for Llama 3.3 70B in fp8."""
+    load = {"engine": "vllm", "precision": "fp8", "prefix_cache_hit_rate": 0.6, "trace": SPREAD}
+    return {
+        "kind": "inference", "model": "llama-3.3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+        "inference": load | inference, "targets": TARGETS,
+    }  # fmt: skip
+
+
+def feasible(query: dict[str, Any], sizes: dict[str, int]) -> bool:
+    return hp_tool.estimate(query | {"parallel": sizes}).estimate.feasible
+
+
+@pytest.mark.parametrize("load", [{"load": {"arrival": "poisson"}}, {"concurrency": {"min": 1, "max": 1000}}, {}])
+def test_the_highest_load_of_a_trace_is_the_last_that_its_requests_bear(load: dict[str, Any]) -> None:
+    sizes = {"tensor_parallel_size": 4}
+    estimate = hp_tool.estimate(dense(4, **load) | {"parallel": sizes}).estimate
+    assert isinstance(estimate, InferenceEstimate) and estimate.feasible and estimate.tails is not None
+    assert estimate.tails.tpot_s.quantiles["p95"] > 0.9 * TARGETS["tpot_p95_s"]
+    words = str(estimate.provenance["load"])
+    name = "request_rate_per_second" if load.get("load") else "concurrency"
+    borne = float(re.search(r"([\d.]+) requests (?:a second|in flight)", words)[1])  # type: ignore[index]
+    lower, higher = (0.97 * borne, 1.05 * borne) if load.get("load") else (int(borne), int(1.05 * borne) + 1)
+    assert feasible(dense(4, **{name: lower}), sizes) and not feasible(dense(4, **{name: higher}), sizes)
+
+
+def test_a_list_of_rates_is_a_table_of_the_fewest_gpus() -> None:
+    rates = [4.0, 1.0, 500.0]
+    answer = hp_tool.recommend(dense(request_rate_per_second=rates) | {"objective": "min_gpus"})
+    chosen = [row.set for row in answer.recommendations]
+    assert [each["inference.request_rate_per_second"] for each in chosen] == [1.0, 4.0]
+    (miss,) = answer.nearest_misses
+    assert miss.set["inference.request_rate_per_second"] == 500.0 and miss.estimate.reasons
+    devices = [row.estimate.provenance["num_gpus"] for row in answer.recommendations]
+    assert devices == sorted(devices)
+    for row, rate in zip(answer.recommendations, (1.0, 4.0), strict=True):
+        alone = hp_tool.recommend(dense(request_rate_per_second=rate) | {"objective": "min_gpus"}, top=1)
+        assert alone.recommendations[0].estimate.provenance["num_gpus"] == row.estimate.provenance["num_gpus"]
+    equal = dense(request_rate_per_second=[1.0, 4.0]) | {"objective": "min_gpus"}
+    del equal["inference"]["trace"]
+    equal["inference"] |= {"input_length": 2000, "output_length": 400}
+    assert len(hp_tool.recommend(equal).recommendations) == 2
 
 
 def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -14,6 +13,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Lease, OpenRunsLimit, SearchState
 from hp_tool.errors import LimitError
 from hp_tool.store import SqlStore, open_store, schema
+from tests.forked import FORKED
 
 PROCESSES = 4
 THREADS = 8
@@ -43,8 +43,8 @@ def open_and_count(url: str) -> int:
 
 
 def processes() -> ProcessPoolExecutor:
-    # Forked processes would share connections, which neither database allows.
-    return ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn"))
+    # Not forked from this process: they would share connections, which neither database allows.
+    return ProcessPoolExecutor(PROCESSES, mp_context=FORKED)
 
 
 def test_every_search_is_claimed_by_one_process(store: SqlStore, store_url: str) -> None:

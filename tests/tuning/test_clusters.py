@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,17 +212,24 @@ def test_a_clusters_ceilings_hold_for_a_search_and_for_a_day(store: Any) -> None
     assert exhausted.value.code == "quota_exhausted"
 
 
-def test_a_search_waits_while_others_have_all_that_the_cluster_gives(store: Any) -> None:
+def test_a_search_waits_while_others_have_all_that_the_cluster_gives(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = store.create_search(query=schema.to_dict(query("busy")), paused=True)
     _, lease = store.claim_search(holder="other", lease_s=60.0, search_id=other.id)
     run = store.intend_run(lease=lease, parallel=ParallelConfig(data_parallel_size=2), fidelity=Fidelity(), predicted={})
     assert store.count_open_runs(cluster="busy") == 1 and store.count_open_runs(cluster="silent") == 0
-    engine, results = CpuEngine(), []
+    engine, results, asked, count = CpuEngine(), [], threading.Semaphore(0), store.count_open_runs
+
+    def counting(**cluster: Any) -> int:
+        asked.release()
+        number: int = count(**cluster)
+        return number
+
+    monkeypatch.setattr(store, "count_open_runs", counting)
     searching = threading.Thread(
         target=lambda: results.append(tune(query=query("busy"), store=store, launcher=engine)), daemon=True
     )
     searching.start()
-    time.sleep(3.0)
+    assert asked.acquire(timeout=60) and asked.acquire(timeout=60), "it asks again, having started nothing"
     assert searching.is_alive() and not engine.requests
     store.abandon_run(lease=lease, run_id=run.id, cause="done")
     searching.join(timeout=60)

@@ -55,9 +55,9 @@ def test_four_real_runs_differ_in_every_axis_and_end_in_a_measured_best(tmp_path
     monkeypatch.setenv("HP_RUNS_DIR", str(tmp_path / "runs"))
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     query = schema.parse_query(QUICKSTART.read_text())
-    query = replace(  # fewer and shorter runs than a user's first search, a job each
+    query = replace(  # fewer and shorter runs than a user's first search
         query,
-        search=replace(query.search, budget_runs=4, budget_gpu_seconds=3600, steps=2, configurations_per_job=1, baseline=None),
+        search=replace(query.search, budget_runs=4, budget_gpu_seconds=3600, steps=2, baseline=None),
     )
     store = open_store(url)
     result = tune(query=query, store=store, storage=study_storage(url))

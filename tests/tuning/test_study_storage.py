@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
-import time
 from contextlib import suppress
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import optuna
@@ -13,17 +12,17 @@ import pytest
 
 from hp_tool.errors import StoreError
 from hp_tool.tuning import study_storage
+from tests.forked import FORKED
 
 
-def open_at(url: str, at: float) -> None:
-    time.sleep(max(0.0, at - time.time()))
+def open_with_others(url: str, together: Barrier) -> None:
+    together.wait()
     study_storage(url)
 
 
 def open_together(url: str, *, processes: int = 4) -> list[int | None]:
-    context = multiprocessing.get_context("spawn")
-    at = time.time() + 3.0  # all have imported what they need by then
-    workers = [context.Process(target=open_at, args=(url, at)) for _ in range(processes)]
+    together = FORKED.Barrier(processes)
+    workers = [FORKED.Process(target=open_with_others, args=(url, together)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:

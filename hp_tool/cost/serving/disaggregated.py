@@ -13,16 +13,22 @@ neither travel nor decode wait for prefill. The load settles at the largest b wi
 request between the pools, q = r s / (2 (1 - r)) its wait for a replica that is busy r = l s / n_p of its time (a queue of one
 server and constant service), and w = W C s / (2 n_p) that of the first requests, a share W of all, which come at once. By
 Little's law the time to first token is C / l - (O - 1) D(b), which includes all of these, and waiting for room to decode.
+
+Of single requests the share (1 - r) exp(r t / s) waits at most t <= s (exact for M/D/1), and what is beyond s falls as
+exp(-e t / s) with r (exp(e) - 1) = e, to third order e = 3 (sqrt(1/4 + 2/3 (1 - r)/r) - 1/2). The first ones of a closed load
+are even over their wave. At a rate b fluctuates as `load` derives, and with it D(b).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 
 import numpy as np
 
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.matrices import cached_width
 from hp_tool.cost.recurrent import state_numbers
+from hp_tool.cost.scans import STATE_BYTES
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     drafted_tokens,
@@ -33,8 +39,9 @@ from hp_tool.cost.serving.engine import (
     tokens_per_pass,
 )
 from hp_tool.cost.serving.forward import forward_seconds
+from hp_tool.cost.serving.load import LEAST_ELASTICITY, STEP, Quantiles, load_deviations, ttft_quantile
 from hp_tool.cost.serving.memory import serving_bytes
-from hp_tool.cost.serving.operations import STATE_BYTES, cached_tokens, seen_tokens
+from hp_tool.cost.serving.operations import cached_tokens, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
@@ -57,6 +64,10 @@ class PoolCosts:
     decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
     """Share of the time that a prefill replica works; near 1 prefill limits the rate."""
+    prompt_s: FloatArray
+    """Seconds of a prefill replica's time for one of many prompts (s)."""
+    wave_s: FloatArray
+    """Mean wait for the requests that come at once (w); 0 at a rate."""
     decode_batch: FloatArray
     """Requests that a decoding replica serves at once (b)."""
     max_decode_batch: FloatArray
@@ -72,7 +83,7 @@ def pool_costs(
     decode: ServingCase,
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
-    requests_per_second: float | None = None,
+    requests_per_second: float | FloatArray | None = None,
     handover_s: float = 0.0,
 ) -> PoolCosts:
     """Costs of pairs: row i pairs the replicas of prefillers[i] with those of decoders[i], whose concurrency is the load.
@@ -80,7 +91,7 @@ def pool_costs(
     The pools may have GPUs of different kinds; data_parallel_size is the number of attention groups of each, one on a replica
     of a dense model. Counted are the wait for prefill, prefill, transfer over the network ports of both sides' ranks, decoding,
     the engine's overheads on each, and `handover_s`, what a request takes between the pools beside its bytes; chunking a prompt
-    (nothing decodes beside it) and tails are not. With `requests_per_second` instead of the load no requests come at once, and
+    (nothing decodes beside it) is not. With `requests_per_second` instead of the load no requests come at once, and
     `sustained` tells whether both pools keep up.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
@@ -148,6 +159,8 @@ def pool_costs(
         prefill_tokens_per_second_per_gpu=completed * length / prefill_gpus,
         decode_tokens_per_second_per_gpu=completed * output / decode_gpus,
         prefill_busy=completed * service / n_p,
+        prompt_s=service,
+        wave_s=wave if requests_per_second is None else np.zeros_like(load),
         decode_batch=batch,
         max_decode_batch=most,
         fits=fits,
@@ -159,6 +172,41 @@ def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
     """Seconds that prompts at any moment wait for a replica that is busy this share of its time."""
     seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
     return seconds
+
+
+def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> FloatArray:
+    """Seconds that `share` of the prompts at any moment do not exceed in waiting for a replica."""
+    r = np.clip(busy, 1e-9, 1.0 - LEAST_ELASTICITY)
+    within = (1.0 - r) * np.exp(r)
+    falls = 3.0 * (np.sqrt(0.25 + 2.0 / 3.0 * (1.0 - r) / r) - 0.5)
+    beyond = 1.0 + np.log((1.0 - within) / (1.0 - share)) / falls
+    seconds: FloatArray = service * np.where(share <= within, np.maximum(np.log(share / (1.0 - r)) / r, 0.0), beyond)
+    return seconds
+
+
+def pool_quantiles(
+    *,
+    prefill: ServingCase,
+    decode: ServingCase,
+    decoders: ServingCandidates,
+    costs: PoolCosts,
+    share: float,
+    independent: bool,
+) -> Quantiles:
+    """Latencies that `share` of the requests do not exceed, shape (n,); `independent`: they come at a rate.
+
+    The request's latency is that of one late in both: an upper bound.
+    """
+    waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(costs.prefill_busy, costs.prompt_s)
+    ttft = waiting + ttft_quantile(ttft_s=costs.ttft_s, wave_s=costs.wave_s, share=share, wave_share=prefill.wave_share)
+    tpot = costs.tpot_s
+    if independent and decode.output_length > 1:
+        slower = token_seconds(decode, decoders, (1.0 - STEP) * costs.decode_batch)
+        elasticity = np.clip((1.0 - (1.0 - STEP) * costs.tpot_s / slower) / STEP, LEAST_ELASTICITY, 1.0)
+        stay = load_deviations(costs.decode_batch, elasticity=elasticity)[1]
+        batch = np.clip(costs.decode_batch + NormalDist().inv_cdf(share) * stay, 1e-9, costs.max_decode_batch)
+        tpot = token_seconds(decode, decoders, batch)
+    return Quantiles(ttft_s=ttft, tpot_s=tpot, request_latency_s=ttft + (decode.output_length - 1.0) * tpot)
 
 
 def prompt_seconds(case: ServingCase, candidates: ServingCandidates) -> tuple[FloatArray, FloatArray]:

@@ -8,14 +8,14 @@ separate pools).
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
-from hp_tool.cost.matrices import cached_width
+from hp_tool.cost.matrices import attention_flops, cached_width
 from hp_tool.cost.matrix import Shape
 from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
+from hp_tool.cost.scans import STATE_BYTES
 from hp_tool.cost.serving.candidates import ServingCase
-from hp_tool.cost.serving.weights import attention_flops
 from hp_tool.domain.efficiency import Roofline, ThinRoofline
 from hp_tool.domain.hardware import Precision
 from hp_tool.domain.model import ModelSpec
@@ -28,10 +28,6 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
         return tokens
     layers = model.num_hidden_layers
     return ((layers - windowed) * tokens + windowed * min(tokens, float(model.sliding_window))) / layers
-
-
-STATE_BYTES = 4.0
-"""Engines keep recurrent states in fp32."""
 
 
 def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: bool = True) -> float | FloatArray:

@@ -2,10 +2,7 @@
 
 from typing import Literal
 
-from hp_tool.cost.arrays import Floats, Ints
-from hp_tool.cost.matrices import query_heads
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import InputError
 
 ServingPrecision = Precision | Literal["int8", "int4", "mxfp4"]
@@ -50,16 +47,3 @@ def formats(
     """`weight_format` of the layers' matrices and of the experts'."""
     narrow = weight_format(precision, gpu=gpu)
     return (weight_format("bf16", gpu=gpu) if experts and precision in EXPERTS_ALONE else narrow), narrow
-
-
-def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
-    """FLOPs per query token and visible key: 4 a d / t.
-
-    Latent attention decodes in the latent space, where a head is rank (+ rope) wide, and prefills with expanded heads.
-    """
-    heads = query_heads(model, t)
-    if model.kv_lora_rank is None:
-        return 2.0 * heads * (model.head_size + model.v_head_size)
-    rope = float(model.qk_rope_head_dim or 0)
-    width = 2.0 * model.kv_lora_rank + rope if decoding else model.qk_nope_size + rope + model.v_head_size
-    return 2.0 * heads * width

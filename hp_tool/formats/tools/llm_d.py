@@ -4,52 +4,83 @@ Its controller mounts the checkpoint at /mnt/models and merges this container ov
 """
 
 import re
+from typing import Any
 
 import yaml
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engines import refuse_unsaid
 from hp_tool.formats.registry import Format, register
-from hp_tool.formats.setup import ServingSetup, headline, option_words
+from hp_tool.formats.setup import ServingSetup, Values, headline, option_words
 from hp_tool.formats.tools import vllm
 
-PORT = 8000
+PORT, DECODE_PORT = 8000, 8001
+"""A replica's; one that only decodes stands behind a sidecar that has the first (config-llm-decode-template.yaml of KServe)."""
 MOUNTED = "/mnt/models"
 
 
 def text(setup: ServingSetup) -> str:
     """The manifest. Raises UnsupportedError for replicas that span nodes, which want pods of their own for workers."""
-    c, cluster = setup.parallel, setup.cluster
     refuse_unsaid(setup)
-    ranks = setup.gpus_per_replica
-    if ranks > cluster.gpus_per_node:
+    spec = _workload(setup, vllm.start(setup)[1], port=PORT)
+    return f"# {headline(setup)}; {setup.replicas} replicas\n{_manifest(setup, spec)}"
+
+
+def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
+    """The manifest of pools: the service's own replicas decode. Raises UnsupportedError for two kinds of GPU."""
+    if prefill.cluster.gpu.name != decode.cluster.gpu.name:
         raise UnsupportedError(
-            f"a replica of {ranks} GPUs spans nodes of {cluster.gpus_per_node}; the manifest describes replicas of one pod",
+            "which nodes have which GPU is not said in a manifest; describe pools of one kind, or choose vllm or sglang",
+            field="cluster.stages",
+        )
+    sides = ((prefill, PORT), (decode, DECODE_PORT))
+    first, second = (_workload(side, vllm.replica_of_pool(side)[1], port=port, sends=True) for side, port in sides)
+    heads = f"# {headline(prefill)} for prefill, {decode.cluster.num_gpus} for decoding"
+    return f"{heads}; {prefill.replicas} and {decode.replicas} replicas\n{_manifest(decode, {**second, 'prefill': first})}"
+
+
+def _name(setup: ServingSetup) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", setup.model.name.casefold()).strip("-")[:50] or "model"
+
+
+def _workload(setup: ServingSetup, options: Values, *, port: int, sends: bool = False) -> dict[str, Any]:
+    """Replicas with their sizes and pod; `sends`: caches travel, by the pod's own address."""
+    c, ranks = setup.parallel, setup.gpus_per_replica
+    if ranks > setup.cluster.gpus_per_node:
+        raise UnsupportedError(
+            f"a replica of {ranks} GPUs spans nodes of {setup.cluster.gpus_per_node}; a manifest describes replicas of one pod",
             field="parallel",
         )
-    _, options = vllm.start(setup)
     arguments = [word for name, words in option_words(options).items() for word in (name, *words)]
-    name = re.sub(r"[^a-z0-9-]+", "-", setup.model.name.casefold()).strip("-")[:50] or "model"
+    address = {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     container = {
         "name": "main",
         "command": ["vllm", "serve", MOUNTED],
-        "args": ["--served-model-name", name, "--port", str(PORT), *arguments],
+        "args": ["--served-model-name", _name(setup), "--port", str(port), *arguments],
+        **({"env": [address]} if sends else {}),
         "resources": {"limits": {"nvidia.com/gpu": str(ranks)}},
     }
+    return {
+        "replicas": setup.replicas,
+        "parallelism": {"tensor": c.tensor_parallel_size, "expert": c.expert_parallel_size > 1},
+        "template": {"containers": [container]},
+    }
+
+
+def _manifest(setup: ServingSetup, workload: dict[str, Any]) -> str:
+    name = _name(setup)
     manifest = {
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "LLMInferenceService",
         "metadata": {"name": name},
         "spec": {
             "model": {"uri": f"hf://{setup.model_path or 'FILL-IN/checkpoint'}", "name": name},
-            "replicas": cluster.num_gpus // ranks,
-            "parallelism": {"tensor": c.tensor_parallel_size, "expert": c.expert_parallel_size > 1},
-            "template": {"containers": [container]},
+            **workload,
             "router": {"gateway": {}, "route": {}, "scheduler": {}},
         },
     }
     written: str = yaml.safe_dump(manifest, sort_keys=False, width=120)
-    return f"# {headline(setup)}; {cluster.num_gpus // ranks} replicas\n{written}"
+    return written
 
 
 register(
@@ -57,7 +88,8 @@ register(
         name="llm-d",
         kind="inference",
         write=text,
-        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which is one pod",
+        write_pools=pools,
+        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which is one pod; pools too",
         checked="a schema of the fields it uses, after KServe's types",
     )
 )

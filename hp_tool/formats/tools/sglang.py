@@ -2,7 +2,18 @@
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
-from hp_tool.formats.engines import above_one, command, model_word, number_formats, option_values, travels_by_deepep
+from hp_tool.formats.engines import (
+    Role,
+    above_one,
+    command,
+    drafts,
+    model_word,
+    number_formats,
+    option_values,
+    pools_command,
+    replica,
+    travels_by_deepep,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, words
@@ -36,8 +47,58 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--ep-num-redundant-experts": c.redundant_experts or None,
         "--moe-a2a-backend": "deepep" if deepep else None,
         "--enable-two-batch-overlap": w.two_batch_overlap is True,
+        **_speculative(setup),
         **number_formats(setup, engine="sglang", version=VERSION, cache={"bf16": "bf16", "fp8": "fp8_e4m3"}),
     }
+
+
+ALGORITHMS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle3": "EAGLE3", "eagle": "EAGLE", "model": "STANDALONE"}
+
+
+def _speculative(setup: ServingSetup) -> Values:
+    """A chain of drafted tokens, verified with the one before them (docs/advanced_features/speculative_decoding.md)."""
+    if (how := drafts(setup)) is None:
+        return {}
+    method, numbers = how
+    k, steps = numbers.num_speculative_tokens, method != "ngram"
+    return {
+        "--speculative-algorithm": ALGORITHMS[method],
+        "--speculative-draft-model-path": numbers.draft_model,
+        "--speculative-num-steps": k if steps else None,
+        "--speculative-eagle-topk": 1 if steps else None,
+        "--speculative-num-draft-tokens": k + 1,
+    }
+
+
+def pool_of(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
+    """`start` of a replica that prefills or decodes; the one that prefills is told the ranks it sends to."""
+    program, options = start(setup)
+    options = {**options, "--disaggregation-mode": mode}
+    if mode == "prefill":
+        theirs = start(other)[1]
+        for name, flag in (("--tp-size", "--disaggregation-decode-tp"), ("--dp-size", "--disaggregation-decode-dp")):
+            options[flag] = theirs[name] if theirs[name] != options[name] else None
+    return program, options
+
+
+def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
+    """Return a script that starts a replica of either pool, or the router."""
+    first = replica(*pool_of(prefill, other=decode, mode="prefill"))
+    second = replica(*pool_of(decode, other=prefill, mode="decode"))
+    return pools_command(
+        tool=f"sglang {VERSION}",
+        prefill=prefill,
+        decode=decode,
+        roles=[
+            Role(name="prefill", meaning=f"one of {prefill.replicas} replicas", command=first),
+            Role(name="decode", meaning=f"one of {decode.replicas} replicas", command=second),
+            Role(
+                name="router",
+                meaning="behind it --prefill URL BOOTSTRAP_PORT (8998) and --decode URL of every replica",
+                command=["python -m sglang_router.launch_router --pd-disaggregation"],
+            ),
+        ],
+    )
 
 
 register(
@@ -47,10 +108,11 @@ register(
         signs=(Sign(of="script", rank=21, holds=words(r"sglang\.launch_server|(?<![\w/.-])sglang\s+serve\b")),),
         read=reader("sglang"),
         write=lambda setup: command(setup, tool=f"sglang {VERSION}", start=start),
+        write_pools=pools,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="sglang",
         reads="`sglang.launch_server`: a query of kind inference",
-        writes="the command of one replica",
+        writes="the command of one replica; of pools a script that starts one of either, or the router",
         checked="options and values recorded from the engine's own parser; read back by `import`",
     )
 )

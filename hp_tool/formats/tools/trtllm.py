@@ -3,7 +3,7 @@
 import json
 
 from hp_tool.errors import UnsupportedError
-from hp_tool.formats.engines import above_one, command, model_word, narrowing, option_values
+from hp_tool.formats.engines import above_one, command, model_word, narrowing, option_values, refuse_drafts
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, key_within, words
@@ -18,6 +18,7 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
     """
     c, w = setup.parallel, setup.workload
     narrowing(setup, engine="trtllm", words={})
+    refuse_drafts(setup, tool="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
             "trtllm-serve gives every rank attention of its own, or none; set tensor_parallel_size to 1, or choose sglang",

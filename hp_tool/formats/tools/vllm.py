@@ -4,7 +4,18 @@ import json
 
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.engine_commands import reader
-from hp_tool.formats.engines import above_one, command, model_word, number_formats, option_values, travels_by_deepep
+from hp_tool.formats.engines import (
+    Role,
+    above_one,
+    command,
+    drafts,
+    model_word,
+    number_formats,
+    option_values,
+    pools_command,
+    replica,
+    travels_by_deepep,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.setup import ServingSetup, Values
 from hp_tool.formats.signs import Sign, words
@@ -35,8 +46,49 @@ def start(setup: ServingSetup) -> tuple[str, Values]:
         "--eplb-config": json.dumps({"num_redundant_experts": c.redundant_experts}) if c.redundant_experts else None,
         "--all2all-backend": "deepep_low_latency" if travels_by_deepep(setup) else None,
         "--enable-dbo": w.two_batch_overlap is True,
+        "--speculative-config": _speculative(setup),
         **number_formats(setup, engine="vllm", version=VERSION, cache={"fp8": "fp8"}),
     }
+
+
+def _speculative(setup: ServingSetup) -> str | None:
+    """SpeculativeConfig as JSON (vllm/config/speculative.py); a draft of no EAGLE's name says itself what it is."""
+    if (how := drafts(setup)) is None:
+        return None
+    method, numbers = how
+    config: dict[str, object] = {} if method == "model" else {"method": method}
+    if numbers.draft_model is not None:
+        config["model"] = numbers.draft_model
+    return json.dumps(config | {"num_speculative_tokens": numbers.num_speculative_tokens})
+
+
+TRANSFER = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+"""KVTransferConfig of both pools (docs/features/nixl_connector_usage.md)."""
+
+
+def replica_of_pool(setup: ServingSetup) -> tuple[str, Values]:
+    """`start` of a replica that hands caches over, or takes them."""
+    program, options = start(setup)
+    return program, {**options, "--kv-transfer-config": TRANSFER}
+
+
+def pools(prefill: ServingSetup, decode: ServingSetup) -> str:
+    """Return a script that starts a replica of either pool. A router is apart: vLLM's package has none."""
+    sides = {"prefill": prefill, "decode": decode}
+    return pools_command(
+        tool=f"vllm {VERSION}",
+        prefill=prefill,
+        decode=decode,
+        before=(
+            "# Requests go through a router that has them prefilled first, as tests/v1/kv_connector/nixl_integration/",
+            "# toy_proxy_server.py of vLLM's source does.",
+            'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:?set it to this host\'s address}"',
+        ),
+        roles=[
+            Role(name=name, meaning=f"one of {setup.replicas} replicas", command=replica(*replica_of_pool(setup)))
+            for name, setup in sides.items()
+        ],
+    )
 
 
 register(
@@ -53,10 +105,11 @@ register(
         ),
         read=reader("vllm"),
         write=lambda setup: command(setup, tool=f"vllm {VERSION}", start=start),
+        write_pools=pools,
         options=lambda setup: option_values(start(setup)[1]),
         usual_of="vllm",
         reads="`vllm serve`: a query of kind inference",
-        writes="the command of one replica",
+        writes="the command of one replica; of pools a script that starts one of either",
         checked="options and values recorded from the engine's own parser; read back by `import`",
     )
 )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hp_tool import documents
 from hp_tool.catalog import cluster, model
 from hp_tool.catalog.efficiency import FOLDER, engine_efficiency
-from hp_tool.cost.recurrent import state_numbers
+from hp_tool.cost import scans
+from hp_tool.cost.recurrent import state_numbers, value_heads
 from hp_tool.cost.serving import mixers
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.operations import visible_keys
@@ -134,7 +135,7 @@ def test_ranks_divide_what_is_not_a_launch(mixer: str) -> None:
 
 def test_a_larger_state_takes_longer_to_pass() -> None:
     layers = recurrent("gated_delta")
-    wide = replace(layers, linear_num_value_heads=2 * mixers.value_heads(layers))
+    wide = replace(layers, linear_num_value_heads=2 * value_heads(layers))
     assert state_numbers(wide, np.array([1]))[0] > state_numbers(layers, np.array([1]))[0]
     assert seconds(case_of(wide), decoding=100.0) > seconds(case_of(layers), decoding=100.0)
     assert mixers.state_traffic(wide, 1) == 2.0 * mixers.state_traffic(layers, 1)
@@ -143,7 +144,7 @@ def test_a_larger_state_takes_longer_to_pass() -> None:
 def test_state_is_read_once_and_written_for_every_token() -> None:
     """48 heads with a state of 128 x 128 in fp32, read and written: 6.3 MB a sequence and layer."""
     layers = recurrent("gated_delta")
-    assert (mixers.value_heads(layers), layers.linear_key_head_dim) == (48, 128)
+    assert (value_heads(layers), layers.linear_key_head_dim) == (48, 128)
     assert mixers.state_traffic(layers, 1) == 48 * 128 * 128 * 4 * 2
     assert mixers.state_traffic(layers, 1, 3) == 48 * 128 * 128 * 4 * 5
     assert mixers.state_traffic(layers, 4) == 12 * 128 * 128 * 4 * 2
@@ -151,14 +152,14 @@ def test_state_is_read_once_and_written_for_every_token() -> None:
 
 def test_work_of_a_token_by_hand() -> None:
     delta = replace(recurrent("gated_delta"), linear_num_key_heads=8, linear_num_value_heads=16)
-    work = mixers.scan_work(delta, 1)
+    work = scans.scan_work(delta, 1)
     assert work.flops == 16 * (64 * (6 * 128 + 4 * 128) + 6 * 128 * 128)
     assert work.traffic == 2 * (2 * 8 * 128 + 16 * 128 + 16 * 128) + 4 * 16
     space = replace(recurrent("mamba2"), mamba_num_heads=32, mamba_head_dim=64, ssm_state_size=128, mamba_n_groups=4)
-    work = mixers.scan_work(space, 1)
+    work = scans.scan_work(space, 1)
     assert work.flops == 4 * 2 * 128 * 128 + 32 * (2 * 128 * 64 + 4 * 128 * 64)
     assert work.traffic == 2 * (2048 + 2 * 4 * 128 + 2048) + 4 * 4 * 2048
-    assert mixers.convolution_work(delta, 2) == (2 * 4 * 2048, 2 * 2 * 2048)
+    assert scans.convolution_work(delta, 2) == (2 * 4 * 2048, 2 * 2 * 2048)
     assert mixers.window_work(delta, 1, 2) == (2 * 6 * 4096, 4 * 6 * 4096)
 
 
@@ -181,7 +182,7 @@ def test_fewer_places_take_less() -> None:
     layers = sparse("deepseek-v3.2")
     case, fewer = case_of(layers), case_of(replace(layers, index_topk=512))
     (_, full), (_, quarter) = (sparse_seconds(each, decoding=64.0, context=8192.0) for each in (case, fewer))
-    launches = mixers.kernel(case, "attention_decode").overhead_s
+    launches = scans.kernel(case, case.model, "attention_decode").overhead_s
     assert quarter - launches == pytest.approx(0.25 * (full - launches))
 
 

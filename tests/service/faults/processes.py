@@ -7,7 +7,6 @@ They are the service's own, started from a process that has imported everything 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.forked import FORKED
 from tests.service.faults.quick_job import append_line
 from tests.service.processes import free_port
 
@@ -30,7 +30,6 @@ BUSY_TIMEOUT_S = 0.5
 START_S = 60.0
 """A second on an idle machine, more on one that others use."""
 SECRET = "a secret of 24 bytes or more"
-_context = multiprocessing.get_context("forkserver")
 
 
 @dataclass(kw_only=True)
@@ -116,7 +115,7 @@ class Service:
 
     def _start(self, work: Callable[..., None], *arguments: object) -> ForkServerProcess:
         arguments = (str(self.home), self.own_environment(), work, *arguments)
-        process = _context.Process(target=_own, args=arguments, daemon=True)
+        process = FORKED.Process(target=_own, args=arguments, daemon=True)
         process.start()
         return process
 
@@ -129,8 +128,8 @@ class Service:
 
 def preload() -> None:
     """Import once what every process needs; returns when that is done."""
-    _context.set_forkserver_preload(["tests.service.faults.preloaded", "tests.service.faults.campaign"])
-    first = _context.Process(target=os.getpid)
+    FORKED.set_forkserver_preload(["tests.service.faults.preloaded", "tests.service.faults.campaign"])
+    first = FORKED.Process(target=os.getpid)
     first.start()
     first.join()
 

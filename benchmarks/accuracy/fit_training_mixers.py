@@ -1,0 +1,71 @@
+"""Fit what state spaces take in training: `python -m benchmarks.accuracy.fit_training_mixers --data DIR`.
+
+One constant of today's Megatron Core, on top of all others: the rate of the scan that it trains Mamba 2 with, which nobody
+timed alone, on recipes of Nemotron 3 Nano. Its prior, a tenth of H100's peak, is judged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy.comparison import Comparison
+from benchmarks.accuracy.data import change_constants, command_line
+from benchmarks.accuracy.fit_training_experts import NOISE
+from benchmarks.accuracy.fitting import FRAMEWORKS, Fit, Floats, Prior, left_out, print_errors, with_constants
+from benchmarks.accuracy.prepared import Prepared
+from benchmarks.accuracy.recipe_runs import hybrid_cases
+from hp_tool.domain.efficiency import FrameworkEfficiency
+
+CONSTANT = "state_scan_flops_per_second"
+PRIORS = {CONSTANT: Prior(100e12, 100e12, 5e12, 500e12)}
+
+
+def with_scan(runs: Sequence[Prepared], framework: FrameworkEfficiency) -> FrameworkEfficiency:
+    """The constants with the scan's rate fitted on these runs; releases of one configuration share its vote."""
+
+    def errors(runs: Sequence[Prepared]) -> Callable[[FrameworkEfficiency], Floats]:
+        repeats = Counter(run.case.setting for run in runs)
+        weights = np.array([1.0 / (NOISE * np.sqrt(repeats[run.case.setting])) for run in runs])
+        return lambda trial: np.log([run.ratio(trial) for run in runs]) * weights
+
+    fit = Fit[Prepared, FrameworkEfficiency](
+        priors=PRIORS, constants=functools.partial(with_constants, framework), errors=errors
+    )
+    return fit(runs)
+
+
+def hybrids_left_out(folder: Path) -> list[Comparison]:
+    """Every row, by what other cards' rows say of the scan."""
+    rows: list[Comparison] = []
+    for _, members, others in left_out(hybrid_runs(folder), lambda run: run.gpu.name):
+        framework = with_scan(others, _framework())
+        rows += [run.compare(framework) for run in members]
+    return rows
+
+
+def hybrid_runs(folder: Path) -> list[Prepared]:
+    """Recipes of Nemotron 3 Nano."""
+    return [Prepared.of(case) for case in hybrid_cases(folder)]
+
+
+def _framework() -> FrameworkEfficiency:
+    from hp_tool.catalog.efficiency import _framework
+
+    return _framework("megatron-core", "default")
+
+
+def main(folder: Path) -> None:
+    """Write the constant into the profile of today's Megatron Core, whose others stay."""
+    print_errors("GPU", hybrids_left_out(folder))
+    framework = with_scan(hybrid_runs(folder), _framework())
+    change_constants(FRAMEWORKS / "megatron-core" / "default.yaml", {CONSTANT: getattr(framework, CONSTANT)})
+    print(getattr(framework, CONSTANT))
+
+
+if __name__ == "__main__":
+    command_line(__doc__, main)

@@ -1,0 +1,199 @@
+"""`hp-tool explain TRACE...`: where the seconds of recorded steps went, beside where they should have gone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hp_tool.cli import queries
+from hp_tool.errors import InputError
+
+if TYPE_CHECKING:
+    from hp_tool.domain.query import Query
+    from hp_tool.exchange.explanation import Explanation
+
+
+def explain(
+    context: typer.Context,
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Traces of torch.profiler, one for each rank, gzip or not, or reports of Nsight Systems exported to SQLite.",
+        ),
+    ],
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="FILE", help="The query of the configuration that was recorded.")
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            "--import", metavar="SCRIPT", help="Its launch script or configuration file, as `hp-tool import` reads it."
+        ),
+    ] = None,
+    model: queries.Model = None,
+    gpu: queries.Gpu = None,
+    num_gpus: queries.NumGpus = None,
+    sequence_length: queries.SequenceLength = None,
+    global_batch_size: queries.GlobalBatchSize = None,
+    precision: queries.Precision = None,
+    settings: queries.Setting = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Store the step and its parts as a measurement, and fit the calibration anew.")
+    ] = False,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Split recorded steps into the parts of a prediction, and say which differ from it, why, and what would win how much.
+
+    Without a query, ranks and groups are held against each other alone.
+    """
+    from hp_tool.exchange.explanation import explain as explained
+    from hp_tool.queries import schema
+    from hp_tool.traces import read_traces
+
+    if query is not None and script is not None:
+        raise InputError("give --query or --import, not both", field="--import")
+    flags = queries.flags(context)
+    parsed: Query | None = None
+    tool = None
+    if script is not None:
+        parsed, tool = _imported(script, flags, settings)
+    elif query is not None or any(value is not None for value in flags.values()) or settings:
+        parsed = queries.read_query(query, flags, settings)
+    if learn and parsed is None:
+        raise InputError("--learn needs the configuration that was recorded: give --query or --import", field="--learn")
+    answer = explained(read_traces(traces), query=parsed, tool=tool)
+    typer.echo(schema.to_json(answer)) if as_json else _print(answer)
+    if learn:
+        _learn(answer)
+
+
+def _learn(answer: Explanation) -> None:
+    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; standard error says what became of it."""
+    from hp_tool.cli.calibrate import import_lines
+    from hp_tool.extras import require
+
+    require("search", by="`hp-tool explain --learn`")
+    from hp_tool import learning
+    from hp_tool.store import open_store
+
+    with closing(open_store()) as store:
+        imported = import_lines(store, [json.dumps(answer.report).encode()])
+        learning.calibrate(store=store)
+    for record in imported.stored:
+        typer.echo(f"stored as measurement {record.id} ({record.state}): see `hp-tool measurements`", err=True)
+    if not imported.stored:
+        raise typer.Exit(2)
+
+
+def _imported(script: str, flags: dict[str, object], settings: list[str] | None) -> tuple[Query, str]:
+    """The query of a launch script, and the tool that it is of."""
+    from hp_tool.cli.beside import files_beside
+    from hp_tool.exchange import read_configuration
+    from hp_tool.queries import schema
+
+    content = queries.read_text(script)
+    text = content.decode(errors="replace") if isinstance(content, bytes) else content
+    beside = {} if script == "-" else files_beside(Path(script), text)
+    names = {Path(name).name: value for name, value in reversed(beside.items())} | beside
+    devices = flags.get("num_gpus")
+    changes = queries.overrides(flags | {"num_gpus": None}, settings)
+    reading = read_configuration(text, num_gpus=devices if isinstance(devices, int) else None, overrides=changes, files=names)
+    return schema.parse_own_query(reading.query), reading.tool
+
+
+def _print(answer: Explanation) -> None:
+    from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.exchange.findings import PARTS, win
+    from hp_tool.units import LEAST_CHANGE, counted, duration
+
+    console = make_console()
+    step = answer.critical
+    what = f"{counted(answer.steps, 'step')}{'' if answer.marked else ' (no step marked or found: all that was recorded)'}"
+    console.print(
+        f"[bold]{what} of {counted(len(answer.ranks), 'rank')}[/bold]: step time {duration(answer.step_s)} on rank "
+        f"{answer.critical_rank}, which others wait for",
+        highlight=False,
+    )
+    predicted = {row.part: row.predicted_s for row in answer.differences}
+    rows = []
+    for part, seconds in step.parts_s.items():
+        if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) < LEAST_CHANGE * answer.step_s:
+            continue
+        shown = [part.replace("_", " "), f"{seconds * 1e3:,.1f}"]
+        if predicted:
+            shown += [f"{predicted[part] * 1e3:,.1f}", f"{(seconds - predicted[part]) * 1e3:+,.1f}"]
+        rows.append((*shown, f"{step.hidden_s[part] * 1e3:,.1f}" if step.hidden_s.get(part) else "-"))
+    total = ["step", f"{answer.step_s * 1e3:,.1f}"]
+    if predicted:
+        sum_s = sum(predicted.values())
+        total += [f"{sum_s * 1e3:,.1f}", f"{(answer.step_s - sum_s) * 1e3:+,.1f}"]
+    heads = ("part", "measured, ms", *(("predicted, ms", "difference, ms") if predicted else ()), "hidden, ms")
+    print_table(console, heads, [*rows, (*total, "-")], title=f"one step on rank {answer.critical_rank}", left=1)
+    if len(answer.ranks) > 1:
+        _print_ranks(answer)
+    if answer.links:
+        _print_links(answer)
+    if answer.matmul_flops_per_second is not None:
+        share = "" if answer.tensor_core_share is None else f", {answer.tensor_core_share:.0%} of the device's peak"
+        console.print(f"matmuls: {answer.matmul_flops_per_second / 1e12:,.1f} TFLOP/s while they run{share}", highlight=False)
+    if not answer.findings:
+        console.print("nothing to say: no rank, group or part is out of line")
+    for number, finding in enumerate(answer.findings, start=1):
+        console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
+    for each in answer.suggestions:
+        console.print(f"[bold]{each.change}[/bold] would win {win(each)}, mostly of {PARTS[each.part]}", highlight=False)
+        for flag in each.flags:
+            for sign, value in (("-", flag["from"]), ("+", flag["to"])):
+                if value is not None:
+                    separator = " " if str(flag["flag"]).startswith("-") else "="
+                    console.print(
+                        f"{sign} {flag['flag']}{separator + value if value else ''}",
+                        markup=False, highlight=False, soft_wrap=True,
+                    )  # fmt: skip
+
+
+def _print_ranks(answer: Explanation) -> None:
+    from hp_tool.cli.layout import make_console, print_table
+
+    computed = ("compute", "attention", "recompute", "optimizer")
+    rows = [
+        (
+            str(each.rank),
+            *(
+                f"{seconds * 1e3:,.1f}"
+                for seconds in (
+                    each.step_s,
+                    sum(each.parts_s[part] for part in computed),
+                    sum(each.waits_s.values()),
+                    each.parts_s["overhead"],
+                    each.host_s,
+                )
+            ),
+        )
+        for each in sorted(answer.ranks, key=lambda each: -each.own_s)[:16]
+    ]
+    heads = ("rank", "step, ms", "computes, ms", "waits, ms", "nothing runs, ms", "host late, ms")
+    print_table(make_console(), heads, rows, title="ranks, those that others wait for first", left=1)
+
+
+def _print_links(answer: Explanation) -> None:
+    from hp_tool.cli.layout import make_console, print_table
+
+    rows = [
+        (
+            f"{each.part.replace('_', ' ')}: {each.operation.replace('_', ' ')}",
+            str(len(each.ranks) or "-"),
+            f"{each.messages:,.0f}",
+            f"{each.size_bytes / 1e6:,.2f}" if each.size_bytes is not None else "-",
+            f"{each.seconds * 1e3:,.1f}",
+            f"{each.bytes_per_second / 1e9:,.1f}" if each.bytes_per_second is not None else "-",
+        )
+        for each in answer.links[:12]
+    ]
+    heads = ("collective", "ranks", "a step", "MB each", "ms a step", "GB/s")
+    print_table(make_console(), heads, rows, title="collectives of that rank, waits left out; bus bandwidth", left=1)

@@ -1,0 +1,109 @@
+"""A ranking over several machines as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hp_tool.cli.layout import make_console, print_columns
+from hp_tool.cli.tables import print_nearest, print_rejections, print_space, rank_column
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.render.columns import (
+    ABSENT,
+    Column,
+    configuration_columns,
+    percents,
+    serving_columns,
+    serving_figures,
+    training_figures,
+)
+from hp_tool.units import JOULES_PER_MWH, decimal
+
+if TYPE_CHECKING:
+    from hp_tool.answers import RecommendAnswer
+    from hp_tool.domain.query import Query
+
+Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
+
+
+def print_machines(answer: RecommendAnswer, query: Query) -> None:
+    """What each machine costs and takes, and the front between money and days."""
+    console = make_console()
+    rows = answer.recommendations
+    if rows:
+        print_columns(console, _columns(rows), title=_title(query))
+        if days := sorted({row.price_date for row in rows if row.price_date}):
+            between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+            console.print(
+                f"prices of {between}, each with its page in the price list: ask again before you sign", highlight=False
+            )
+    if answer.pareto and len(answer.pareto) > 1:
+        print_columns(console, _columns(answer.pareto), title="no other costs less and takes fewer days", legend=False)
+    print_space(console, answer)
+    print_nearest(console, answer.nearest_misses)
+    print_rejections(console, answer)
+
+
+def _title(query: Query) -> str:
+    limits, objective = query.constraints, query.objective
+    if limits.max_days is not None and objective in (None, "cost"):
+        return f"cheapest within {limits.max_days:g} days"
+    if limits.max_cost is not None and objective in (None, "days", "throughput"):
+        return f"fastest within ${limits.max_cost:,.0f}"
+    return {"min_gpus": "fewest GPUs", "days": "fastest", "throughput": "fastest"}.get(objective or "", "cheapest")
+
+
+def _columns(rows: Rows) -> list[Column]:
+    """Ranks, machines, money and days, then the layouts."""
+    trainings = [row for row in rows if isinstance(row, Recommendation)]
+    servings = [row for row in rows if isinstance(row, ServingRecommendation)]
+    machines = [
+        rank_column(list(rows)),
+        Column(head="machine", cells=tuple(row.cluster or ABSENT for row in rows), left=True),
+        Column(head="GPUs", cells=tuple(str(row.known.provenance["num_gpus"]) for row in rows)),
+        Column(head="price", unit="$/GPU-h", cells=tuple(_money(row.price, places=2) for row in rows), drop=2),
+    ]
+    if servings:
+        hourly = Column(head="cost", unit="$/h", cells=tuple(_money(row.cost, places=2) for row in rows))
+        return [*machines, hourly, *serving_columns(servings), *serving_figures([row.known for row in servings])]
+    days = [row.known.calendar_days for row in trainings]
+    if set(days) == {None}:
+        return [
+            *machines,
+            *configuration_columns([row.parallel for row in trainings]),
+            *training_figures([row.known for row in trainings]),
+        ]
+    shown = [
+        *machines,
+        Column(head="cost", unit="$", cells=tuple(_money(row.cost) for row in rows)),
+        Column(head="interval", unit="90%, $", cells=tuple(_between(row.cost_interval) for row in rows), drop=3),
+        Column(head="days", cells=tuple(ABSENT if day is None else decimal(day) for day in days)),
+        Column(head="interval", unit="90%, days", cells=tuple(_days(row.days_interval) for row in rows), drop=4),
+        Column(
+            head="in time", unit="%", meaning="chance of ending within max_days",
+            cells=percents(row.deadline_probability for row in rows), drop=1,
+        ),
+        Column(
+            head="energy", unit="MWh", drop=8,
+            cells=tuple(ABSENT if row.energy is None else decimal(row.energy / JOULES_PER_MWH) for row in rows),
+        ),
+        Column(
+            head="CO2", unit="t", drop=7,
+            cells=tuple(ABSENT if row.co2_kg is None else decimal(row.co2_kg / 1e3) for row in rows),
+        ),
+        *configuration_columns([row.parallel for row in trainings]),
+    ]  # fmt: skip
+    return [column for column in shown if set(column.cells) != {ABSENT}]
+
+
+def _money(value: float | None, *, places: int = 0) -> str:
+    return ABSENT if value is None else f"{value:,.{places}f}"
+
+
+def _between(ends: tuple[float, float] | None) -> str:
+    return ABSENT if ends is None else f"{ends[0]:,.0f}-{ends[1]:,.0f}"
+
+
+def _days(ends: tuple[float, float] | None) -> str:
+    return ABSENT if ends is None else f"{decimal(ends[0])}-{decimal(ends[1])}"

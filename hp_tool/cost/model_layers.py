@@ -1,0 +1,169 @@
+"""A model's layers and ends on one rank of each candidate: each combination of the few axes they depend on is costed once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hp_tool.cost.arrays import Floats
+from hp_tool.cost.block import LayerBytes, LayerTime, shapes, spreading_axes
+from hp_tool.cost.candidates import Candidates, unique_rows
+from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.embedding_and_head import HeadTime, head_time
+from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
+from hp_tool.cost.layer import layer_bytes, layer_time, mixer_bytes, mixer_time
+from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
+from hp_tool.cost.pipeline_stages import Pipeline
+from hp_tool.cost.recomputation import layer_axes
+from hp_tool.cost.shared import Shared
+
+Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """Layers and ends for one micro-batch on one rank of each candidate."""
+
+    dense: LayerBytes
+    """A layer without experts; in an encoder-decoder model the mean layer."""
+    sparse: LayerBytes | None
+    """A layer with experts; None for models without."""
+    times: tuple[LayerTime, ...]
+    """The mean layer of a stage; of a model with layers of two kinds a dense one and one with experts."""
+    recorded_times: tuple[LayerTime, ...]
+    """The same with CUDA graphs recorded, where a lone candidate's query leaves these open."""
+    head: HeadTime
+    stages: tuple[LayerBytes, ...] = ()
+    """Of a model with `blocks`, the mean layer of each representative stage; `dense` is the critical stage's."""
+
+    def mean_time(self, pipeline: Pipeline) -> LayerTime:
+        """The mean layer of the critical stage."""
+        dense, *sparse = self.times
+        return _mix(dense, sparse[0], pipeline.critical.expert_share) if sparse else dense
+
+    def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
+        """The mean layer of each representative stage."""
+        if self.stages:
+            return list(self.stages)
+        if self.sparse is None:
+            return [self.dense] * len(pipeline.stages)
+        return [_mix(self.dense, self.sparse, stage.layers.expert_share) for stage in pipeline.stages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKinds:
+    """A layer of each kind that a model has, and its ends; shape (k,) for k combinations of the axes they depend on."""
+
+    dense: LayerBytes
+    time: LayerTime
+    sparse: LayerBytes | None
+    """This and what follows: with experts."""
+    sparse_time: LayerTime | None
+    merged_time: LayerTime | None
+    """Where forward and backward passes run together; None where they never do."""
+    head: HeadTime
+    recorded: LayerKinds | None = None
+    """With CUDA graphs recorded, if that changes a kind and a lone candidate's query leaves them open."""
+
+
+_kinds: Shared[LayerKinds] = Shared()
+
+
+def model_layers(*, case: TrainingCase, candidates: Candidates, pipeline: Pipeline, micro_batches: Floats) -> ModelLayers:
+    """The layers and ends of legal candidates."""
+    kinds, inverse = layer_kinds(case=case, candidates=candidates)
+
+    def times(kinds: LayerKinds) -> tuple[LayerTime, ...]:
+        dense = spread(kinds.time, inverse)
+        if kinds.sparse_time is None:
+            return (dense,)
+        sparse = spread(kinds.sparse_time, inverse)
+        if kinds.merged_time is not None:
+            share = merged_share(candidates, micro_batches=micro_batches, merges=case.workload.merges_passes)
+            sparse = _mix(sparse, spread(kinds.merged_time, inverse), share)
+        both = pipeline.dense is not None
+        return (dense, sparse) if both else (_mix(dense, sparse, pipeline.critical.expert_share),)
+
+    own = times(kinds)
+    return ModelLayers(
+        dense=spread(kinds.dense, inverse),
+        sparse=None if kinds.sparse is None else spread(kinds.sparse, inverse),
+        times=own,
+        recorded_times=own if kinds.recorded is None else times(kinds.recorded),
+        head=spread(kinds.head, inverse),
+    )
+
+
+def layer_kinds(*, case: TrainingCase, candidates: Candidates) -> tuple[LayerKinds, NDArray[np.intp] | None]:
+    """Return the layers and ends of each combination of the axes they depend on, and the combination of each candidate, as
+    `unique_rows` numbers them.
+    """
+    axes = (*layer_axes(candidates), *spreading_axes(case.cluster))
+    splits, merges = candidates.names_schedules, case.workload.merges_passes or candidates.merges_passes
+    if not candidates.is_alone:
+        unique, inverse = unique_rows(candidates, axes)
+        return _layer_kinds(case=case, candidates=unique, splits=splits, merges=merges), inverse
+    parts = (case.model, case.cluster, case.workload, case.profile, case.strategy, case.recorded)
+    numbers = (splits, merges, *axes, *(getattr(candidates, name) for name in axes))
+    kinds = _kinds.get(parts, numbers, lambda: _layer_kinds(case=case, candidates=candidates, splits=splits, merges=merges))
+    return kinds, None
+
+
+def _layer_kinds(*, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool) -> LayerKinds:
+    """The kinds of layers of unique candidates; `splits`: their weight gradients are told apart."""
+    if case.model.architecture == "encoder_decoder":
+        return LayerKinds(
+            dense=mean_layer_bytes(case=case, candidates=candidates),
+            time=mean_layer_time(case=case, candidates=candidates),
+            sparse=None,
+            sparse_time=None,
+            merged_time=None,
+            head=both_heads(case=case, candidates=candidates),
+        )
+    experts, s = bool(case.model.num_experts), shapes(case=case, candidates=candidates)
+    attention = mixer_time(case=case, candidates=candidates, s=s)
+    kept = mixer_bytes(case=case, candidates=candidates, s=s)
+
+    timed = functools.partial(layer_time, candidates=candidates, split_backward=splits, s=s, attention=attention)
+    head = head_time(case=case, candidates=candidates, s=s)
+    dense, dense_time = layer_bytes(case=case, candidates=candidates, s=s, attention=kept), timed(case=case)
+    if not experts:
+        return LayerKinds(dense=dense, time=dense_time, sparse=None, sparse_time=None, merged_time=None, head=head)
+    kernels = expert_kernels(case=case, candidates=candidates, s=s)
+
+    def with_experts(case: TrainingCase, *, recorded: LayerKinds | None = None) -> LayerKinds:
+        second = with_launches(kernels, case=case, candidates=candidates)
+        return LayerKinds(
+            dense=dense,
+            time=dense_time,
+            sparse=sparse,
+            sparse_time=timed(case=case, moe=True, second=second),
+            merged_time=timed(case=case, moe=True, second=second, merged=True) if merges else None,
+            head=head,
+            recorded=recorded,
+        )
+
+    sparse = layer_bytes(case=case, candidates=candidates, moe=True, s=s, attention=kept)
+    opens_graphs = candidates.is_alone and case.recorded is not None
+    return with_experts(case, recorded=with_experts(case.with_graphs) if opens_graphs else None)
+
+
+def spread(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
+    """The columns with each row's own entry; None: every row is unique. Scalars stay scalars."""
+    if inverse is None:
+        return columns
+    values = {name: getattr(columns, name) for name in columns.__slots__}
+    return type(columns)(**{name: value[inverse] if isinstance(value, np.ndarray) else value for name, value in values.items()})
+
+
+def _mix(dense: Columns, sparse: Columns, moe_fraction: Floats) -> Columns:
+    """The mean layer of a stage in which the share `moe_fraction` of layers costs `sparse`."""
+    values = {}
+    for name in dense.__slots__:
+        one = getattr(dense, name)
+        values[name] = one + moe_fraction * (getattr(sparse, name) - one)
+    return type(dense)(**values)

@@ -1,0 +1,256 @@
+"""A recorded training beside its prediction, part by part, and what would make its steps shorter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hp_tool.configuration import Configuration
+from hp_tool.cost.roofline import peak_flops
+from hp_tool.cost.step_time import TIME_PARTS
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate
+from hp_tool.errors import InputError, UnsupportedError
+from hp_tool.exchange.export import options
+from hp_tool.exchange.findings import Finding, findings
+from hp_tool.queries import schema
+from hp_tool.timeline import Fault, RankEvents, StepSplit, Timeline, faults, timeline
+from hp_tool.timeline.use import LinkUse, link_use, matmul_flops_per_second
+from hp_tool.training.changes import Change, changes
+from hp_tool.training.evaluate import resolve_configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """The typical step on one rank."""
+
+    rank: int
+    step_s: float
+    own_s: float
+    """Without waits for other ranks."""
+    parts_s: dict[str, float]
+    """By the parts of a prediction; they sum to step_s."""
+    hidden_s: dict[str, float]
+    """Communication beneath computing, by part."""
+    waits_s: dict[str, float]
+    """Seconds of the parts in which a collective waits for another rank; pipeline_p2p's are the bubble."""
+    host_s: float
+    """Seconds of `overhead` in which the host was late with what ran next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One part of the step, measured and predicted."""
+
+    part: str
+    measured_s: float
+    """On the critical rank."""
+    predicted_s: float
+    seconds: float
+    """Measured less predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion(Change):
+    """A change, and what to write for it."""
+
+    flags: tuple[dict[str, str | None], ...] = ()
+    """{flag, from, to} in the tool's words; the query's paths where it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Where the seconds of recorded steps went, beside where they should have gone."""
+
+    id: str | None = None
+    """The query's."""
+    status: Literal["ok"] = "ok"
+    steps: int
+    """Recorded steps that all ranks have."""
+    marked: bool
+    """Whether steps were marked or found; else everything recorded counts as one."""
+    device: str
+    """As the trace names it; empty where it does not."""
+    step_s: float
+    """The step of median length on the critical rank; all figures of ranks are of it."""
+    critical_rank: int
+    """The one that others wait for."""
+    ranks: tuple[RankStep, ...]
+    links: tuple[LinkUse, ...]
+    """Collectives on the critical rank."""
+    matmul_flops_per_second: float | None
+    """While matmul kernels run, on the critical rank; None where shapes were not recorded."""
+    tensor_core_share: float | None
+    """Of the device's peak; None without a query or shapes."""
+    faults: tuple[Fault, ...]
+    """What cost a tenth of the step or more, held against other ranks and groups."""
+    estimate: Estimate | None = None
+    """The prediction for the query's configuration; None without a query."""
+    differences: tuple[Difference, ...] = ()
+    """By part, the largest first; they sum to measured less predicted step."""
+    suggestions: tuple[Suggestion, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """In words, by seconds."""
+    query: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
+    """The step as a measurement: a line of `hp-tool calibrate --measurements`, the body of POST /v1/measurements."""
+    trace_query: dict[str, Any] = field(default_factory=dict)
+    """What the trace itself says of its configuration, by path of a query."""
+
+    @property
+    def critical(self) -> RankStep:
+        """The critical rank's step."""
+        return next(each for each in self.ranks if each.rank == self.critical_rank)
+
+
+def explain(ranks: Sequence[RankEvents], *, query: Query | None = None, tool: str | None = None) -> Explanation:
+    """Explain the recorded steps of `ranks`, held against the prediction for `query`'s one configuration if that is given.
+
+    `tool`: the format whose flags suggestions are written in. Raises InputError for a trace without a kernel, HpToolError for a
+    query that cannot be predicted.
+    """
+    line = timeline(ranks)
+    if not line.ranks:
+        raise InputError(
+            "the traces hold no kernel, operator or collective: nothing ran while they were recorded", field="trace"
+        )
+    row, step = line.critical, line.typical
+    shown = tuple(_rank_step(events.rank, own[step]) for events, own in zip(line.ranks, line.splits, strict=True))
+    rate = matmul_flops_per_second(line, row=row)
+    known: dict[str, Any] = {}
+    if query is not None:
+        known = _beside(line, query, tool=tool, rate=rate)
+    explanation = Explanation(
+        id=None if query is None else query.id,
+        steps=len(line.splits[0]),
+        marked=line.marked,
+        device=line.ranks[row].device,
+        step_s=shown[row].step_s,
+        critical_rank=line.ranks[row].rank,
+        ranks=shown,
+        links=link_use(line, row=row),
+        matmul_flops_per_second=rate,
+        tensor_core_share=known.pop("share", None),
+        faults=faults(line),
+        trace_query=_said_by_trace(line),
+        **known,
+    )
+    return _with_findings(explanation)
+
+
+def _with_findings(explanation: Explanation) -> Explanation:
+    return replace(
+        explanation,
+        findings=findings(
+            faults=explanation.faults,
+            differences=[(each.part, each.measured_s, each.predicted_s) for each in explanation.differences],
+            suggestions=explanation.suggestions,
+            step_s=explanation.step_s,
+        ),
+    )
+
+
+def _rank_step(rank: int, step: StepSplit) -> RankStep:
+    return RankStep(
+        rank=rank,
+        step_s=step.step_s,
+        own_s=step.own_s,
+        parts_s=step.parts_s,
+        hidden_s=step.hidden_s,
+        waits_s=step.waits_s,
+        host_s=step.host_s,
+    )
+
+
+def _beside(line: Timeline, query: Query, *, tool: str | None, rate: float | None) -> dict[str, Any]:
+    """Prediction, differences and suggestions."""
+    if query.kind != "training":
+        raise UnsupportedError("traces of serving are not explained; give a training query", field="query")
+    resolved = resolve_configuration(query)
+    estimate = resolved.estimate(with_fixes=False)
+    if estimate.time is None:
+        reason = estimate.reasons[0]
+        raise InputError(f"this configuration cannot have run: {reason.message}", field="parallel", code=reason.code)
+    measured = line.splits[line.critical][line.typical].parts_s
+    rows = [
+        Difference(part=part, measured_s=measured[part], predicted_s=seconds, seconds=measured[part] - seconds)
+        for part, seconds in ((part, estimate.time.parts_s.get(part, 0.0)) for part in TIME_PARTS)
+    ]
+    problem = resolved.problem
+    peak = peak_flops(problem.cluster.gpu, precision=problem.workload.precision)
+    chosen = changes(query, estimate=estimate, measured_s=measured) if estimate.feasible else ()
+    return {
+        "estimate": estimate,
+        "query": schema.query_mapping(query),
+        "report": _report(query, measured),
+        "differences": tuple(sorted(rows, key=lambda row: -abs(row.seconds))),
+        "suggestions": tuple(_suggestion(each, query=query, estimate=estimate, tool=tool) for each in chosen),
+        "share": None if rate is None or not math.isfinite(peak) else rate / peak,
+    }
+
+
+def _report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
+    mapping = schema.query_mapping(query)
+    parallel = mapping.pop("parallel", {})
+    measurement = {"step_s": sum(measured_s.values()), "parts_s": measured_s}
+    return {"query": mapping, "parallel": parallel, "measurement": measurement}
+
+
+def _suggestion(change: Change, *, query: Query, estimate: Estimate, tool: str | None) -> Suggestion:
+    """The change with its flags."""
+    assert estimate.parallel is not None
+    before = Configuration(query=query, parallel=estimate.parallel)
+    after = Configuration.of(change, query=query)
+    values: dict[str, Any] = {name: getattr(change, name) for name in Change.__slots__}
+    return Suggestion(**values, flags=_flags(before, after, tool))
+
+
+def _flags(before: Configuration, after: Configuration, tool: str | None) -> tuple[dict[str, str | None], ...]:
+    """{flag, from, to} of what two configurations write otherwise, in the tool's words or the query's paths."""
+    texts = []
+    for each in (before, after):
+        written = None
+        if tool is not None:
+            try:
+                written = options(each, tool)
+            except UnsupportedError:
+                written = None
+        texts.append(written)
+    one, other = texts
+    if one is None or other is None or one == other:
+        one, other = ({path: str(value) for path, value in _paths(each).items()} for each in (before, after))
+    return tuple(
+        {"flag": name, "from": one.get(name), "to": other.get(name)}
+        for name in {**one, **other}
+        if one.get(name) != other.get(name)
+    )
+
+
+def _paths(configuration: Configuration) -> dict[str, Any]:
+    """Values of `parallel` and of training.overlap by path of the query."""
+    training = configuration.query.training
+    overlap = {} if training is None or training.overlap is None else schema.to_dict(training.overlap)
+    values = {f"parallel.{name}": value for name, value in schema.to_dict(configuration.parallel).items()}
+    values |= {f"training.overlap.{name}": value for name, value in overlap.items()}
+    return {path: value for path, value in values.items() if value is not None}
+
+
+_SIZES = {
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_p2p": "pipeline_parallel_size",
+    "context_parallel": "context_parallel_size",
+    "expert_parallel": "expert_parallel_size",
+}
+
+
+def _said_by_trace(line: Timeline) -> dict[str, Any]:
+    """Sizes of groups whose ranks were recorded."""
+    sizes: dict[str, Any] = {}
+    for events in line.ranks:
+        for group in events.groups:
+            if group.part in _SIZES and len(group.ranks) > 1 and "TENSOR_AND" not in group.name:
+                path = f"parallel.{_SIZES[group.part]}"
+                sizes[path] = max(sizes.get(path, 1), len(group.ranks))
+    return sizes

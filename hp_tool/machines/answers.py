@@ -1,0 +1,282 @@
+"""The answers to a query over several machines, as doors ask for them (`hp_tool.problem.Problem`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from hp_tool import bounds, catalog
+from hp_tool.configuration import NUM_GPUS, Configuration
+from hp_tool.cost.goodput import lost_s
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
+from hp_tool.domain.beside import Beside
+from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.errors import HpToolError, InputError, NotFoundError, UnsupportedError
+from hp_tool.machines.listed import Machine, counts, machines
+from hp_tool.units import SECONDS_PER_DAY
+
+if TYPE_CHECKING:
+    from hp_tool.formats.setup import ServingSetup, TrainingSetup
+    from hp_tool.training.calibrated import Calibrations
+
+Row = Recommendation | ServingRecommendation
+CLUSTER = "cluster"
+"""Path in a row's `set`: the machine, as the query of it alone has it."""
+SUPERLINEAR = 0.8
+"""A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
+FASTER = 4
+"""Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice the last."""
+NODES = 64
+"""Equally likely lengths that stand for the uncertainty of a training's."""
+ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """A query over several machines with its answers: a row is the best configuration of a machine."""
+
+    query: Query
+    of_one: Callable[[Query], Any]
+    """The problem of a query of one machine."""
+
+    @property
+    def configuration(self) -> None:
+        return None
+
+    def estimate(self, *, with_fixes: bool = True, calibrations: Calibrations | None = None) -> NoReturn:
+        raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+
+    def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
+        setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
+        return setup
+
+    def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
+        return self._ranked(calibrations).first(top)
+
+    def answer(
+        self, *, top: int, pareto: Front | None = None, sensitivity: bool = False, calibrations: Calibrations | None = None
+    ) -> tuple[Ranking[Any], Beside]:
+        """Beside the ranking always the front of days and cost, of trainings whose rows have both."""
+        if sensitivity or pareto is not None:
+            name = "sensitivity" if sensitivity else "pareto"
+            raise UnsupportedError(f"{name} {ONE_MACHINE}", field=name)
+        ranked = self._ranked(calibrations)
+        return ranked.first(top), Beside(pareto=ranked.front())
+
+    def _ranked(self, calibrations: Calibrations | None) -> Ranked:
+        start = time.perf_counter()
+        ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
+        for machine in machines(self.query):
+            with ranked.noting():
+                ranked.add(machine)
+        if ranked.errors and not ranked.rows and not ranked.misses:
+            raise ranked.errors[0]
+        ranked.seconds = time.perf_counter() - start
+        return ranked
+
+
+@dataclass(kw_only=True)
+class Ranked:
+    """Rankings of machines as they come, each kind of machine once whatever it costs."""
+
+    query: Query
+    of_one: Callable[[Query], Any]
+    calibrations: Calibrations | None
+    known: dict[str, Ranking[Any]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    misses: list[Row] = field(default_factory=list)
+    tried: list[Row] = field(default_factory=list)
+    """Of machines whose number of devices is open: all that are acceptable."""
+    spaces: list[SpaceSummary] = field(default_factory=list)
+    rejections: Counter[str] = field(default_factory=Counter)
+    errors: list[HpToolError] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, machine: Machine) -> None:
+        """Rank a machine; where its number of devices is open, the ranking has the best of those tried, the front all."""
+        query = replace(self.query, cluster=machine.cluster)
+        if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
+            self._row(replace(query, objective="min_gpus"), date=machine.date)
+            return
+        numbers, before = counts(query), len(self.rows)
+        fewest, by_budget = 0.0, query.constraints.max_days is None
+        for count in numbers:
+            if count < fewest:
+                continue
+            row = self._row(query.with_num_gpus(count), date=machine.date)
+            if len(numbers) == 1:
+                return
+            rows = self.rows[before:]
+            if row in rows:
+                if len(rows) == FASTER and not by_budget:
+                    break
+            elif rows:  # too dear, or more devices than the batch fills
+                break
+            elif row is not None and (days := _days(row)) is not None and not by_budget:
+                fewest = SUPERLINEAR * count * days / (query.constraints.max_days or days)
+        rows = self.rows[before:]
+        self.tried += rows
+        self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked."""
+        try:
+            yield
+        except (InputError, NotFoundError, UnsupportedError) as error:
+            if error.code == "request_too_costly":
+                raise
+            self.errors.append(error)
+            self.rejections[error.code] += 1
+
+    def _row(self, query: Query, *, date: str | None) -> Row | None:
+        """The best row of one machine, or what comes nearest."""
+        first: Ranking[Any] = Ranking()
+        with self.noting(), bounds.over_again():
+            first = self._first(query)
+        acceptable = bool(first.recommendations)
+        row = next(iter(first.recommendations or first.nearest_misses), None)
+        if row is None:
+            return None
+        alone = Configuration.of(row, query=query)
+        estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
+        assert isinstance(alone.query.cluster, ClusterQuery)
+        row = replace(
+            row,
+            set={CLUSTER: _written(alone.query.cluster)} | {path: row.set[path] for path in row.set if path != NUM_GPUS},
+            estimate=estimate,
+            calibrated_estimate=calibrated,
+            group=None,
+        )
+        row = priced(row, query=query, spec=catalog.cluster(alone.query.cluster), date=date)
+        (self.rows if acceptable else self.misses).append(row)
+        return row
+
+    def _first(self, query: Query) -> Ranking[Any]:
+        """The best row of a machine: that of an equal one where only names, grids and prices differ."""
+        spec = catalog.cluster(query.with_most_devices().cluster)
+        counts_money = query.constraints.max_cost is not None or query.objective == "cost"
+        alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
+        key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
+        if key not in self.known:
+            ranking = self.known[key] = self.of_one(query).rank(top=1, calibrations=self.calibrations)
+            self.spaces.append(ranking.space)
+            self.rejections.update(ranking.rejections)
+        return self.known[key]
+
+    def first(self, top: int) -> Ranking[Any]:
+        """The ranking of all rows so far, by what the query asks for."""
+        rows = [self._whole(row) for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]]
+        misses = sorted(self.misses, key=lambda row: _order(row, self.query))[:3] if not rows else []
+        space = SpaceSummary(
+            legal=sum(each.legal for each in self.spaces),
+            feasible=sum(each.feasible for each in self.spaces),
+            pruned=sum(each.pruned for each in self.spaces),
+            seconds=self.seconds,
+        )
+        return Ranking(
+            recommendations=_numbered(rows), nearest_misses=_numbered(misses), space=space, rejections=dict(self.rejections)
+        )
+
+    def _whole(self, row: Row) -> Row:
+        """A row that is shown: its estimate as a question about it alone has it."""
+        alone = Configuration.of(row, query=self.query)
+        estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
+        return replace(row, estimate=estimate, calibrated_estimate=calibrated)
+
+    def front(self) -> tuple[Recommendation, ...] | None:
+        """Rows that no other beats in both days and cost, cheapest first; None of serving, and without days or prices."""
+        rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
+        both = [row for row in rows if isinstance(row, Recommendation) and row.cost is not None and _days(row) is not None]
+        shown: list[Recommendation] = []
+        for row in sorted(both, key=lambda row: (row.cost, _days(row))):
+            if not shown or (_days(row) or 0.0) < (_days(shown[-1]) or 0.0):
+                shown.append(row)
+        return tuple(_numbered(shown)) or None
+
+
+def _numbered(rows: list[Any]) -> tuple[Any, ...]:
+    return tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+
+
+def _written(cluster: ClusterQuery) -> dict[str, Any]:
+    from hp_tool.queries import schema
+
+    return {name: value for name, value in schema.to_dict(cluster).items() if value not in (None, ())}
+
+
+def _days(row: Row) -> float | None:
+    return row.known.calendar_days if isinstance(row, Recommendation) else None
+
+
+def _order(row: Row, query: Query) -> tuple[float, ...]:
+    """What decides between rows: cost under a deadline, days under a budget, else what `objective` names, then cost."""
+    by_days = query.objective in ("throughput", "days") or (query.objective is None and query.constraints.max_cost is not None)
+    cost = math.inf if row.cost is None else row.cost
+    if isinstance(row, ServingRecommendation):
+        spent = row.known.cost_per_million_output_tokens
+        gpus = float(row.set[CLUSTER]["num_gpus"])
+        return (gpus, cost) if query.objective == "min_gpus" else (math.inf if spent is None else spent, cost)
+    days = _days(row)
+    if days is None:  # no total_tokens: a token stands for the training
+        days = row.expected_token_s or math.inf
+        cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
+    if query.objective == "min_gpus":
+        return (float(row.set[CLUSTER]["num_gpus"]), cost, days)
+    return (days, cost) if by_days else (cost, days)
+
+
+def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
+    """A row with what its machine costs."""
+    price, known = spec.price_per_gpu_hour, row.known
+    own: dict[str, Any] = {"cluster": spec.name, "price": price, "price_date": date}
+    if isinstance(row, ServingRecommendation):
+        return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
+    own |= {"cost": known.cost, "energy": known.energy, "co2_kg": known.co2_kg}
+    days = known.calendar_days
+    if days is None or known.intervals is None or known.time is None:
+        return replace(row, **own)
+    low, high = (end / known.time.step_s for end in known.intervals.step_s)
+    own["days_interval"] = (days * low, days * high)
+    if known.cost is not None:
+        own["cost_interval"] = (known.cost * low, known.cost * high)
+    if query.constraints.max_days is not None:
+        own["deadline_probability"] = deadline_probability(known, max_days=query.constraints.max_days)
+    return replace(row, **own)
+
+
+def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
+    """The chance that a training ends in so many calendar days: its length without failures is log-normal, by the interval of
+    its step time on the side of the deadline, and failures come as its goodput has them.
+    """
+    days, kept = estimate.days, estimate.goodput
+    assert days is not None and estimate.time is not None and estimate.intervals is not None
+    end_s = estimate.intervals.step_s[1 if (estimate.calendar_days or days) < max_days else 0]
+    log_sd = abs(math.log(end_s / estimate.time.step_s)) / NORMAL_QUANTILE
+    middle = (np.arange(NODES) + 0.5) / NODES
+    lengths_s = days * SECONDS_PER_DAY * np.exp(log_sd * np.array([NormalDist().inv_cdf(each) for each in middle]))
+    limit_s = max_days * SECONDS_PER_DAY
+    if kept is None:
+        return float(np.mean(lengths_s <= limit_s))
+    stretches = days * SECONDS_PER_DAY / kept.checkpoint_interval_s
+    seconds, probability = lost_s(
+        stretches=stretches,
+        interval_s=kept.checkpoint_interval_s,
+        checkpoint_s=kept.checkpoint_s,
+        restart_s=kept.restart_s,
+        mtbf_s=kept.mtbf_s,
+    )
+    busy_s = 1.0 + kept.checkpoint_s / kept.checkpoint_interval_s  # each second of training with its share of a checkpoint
+    spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
+    return float(np.mean(np.interp(spare_s, seconds, np.cumsum(probability), left=0.0)))

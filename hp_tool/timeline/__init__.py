@@ -1,0 +1,22 @@
+"""Where the seconds of recorded steps went: arrays of events in, the parts of `time.parts_s` of each rank out.
+
+It reads no file and knows no tool's names: `hp_tool.traces` reads and classes what was recorded.
+"""
+
+from hp_tool.timeline.events import KINDS, Collectives, Group, Phases, RankEvents
+from hp_tool.timeline.faults import Fault, faults
+from hp_tool.timeline.ranks import Timeline, timeline
+from hp_tool.timeline.split import StepSplit
+
+__all__ = [
+    "KINDS",
+    "Collectives",
+    "Fault",
+    "Group",
+    "Phases",
+    "RankEvents",
+    "StepSplit",
+    "Timeline",
+    "faults",
+    "timeline",
+]

@@ -1,0 +1,5 @@
+"""Recorded trainings of torch.profiler, Nsight Systems and Megatron's timers, as the arrays of `hp_tool.timeline`."""
+
+from hp_tool.traces.files import read_traces
+
+__all__ = ["read_traces"]

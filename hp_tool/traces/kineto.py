@@ -1,0 +1,230 @@
+"""Traces of torch.profiler: Kineto's JSON of one rank, event by event.
+
+The form: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; microseconds. Older releases wrote
+`Kernel`, `Runtime` and `Operator` as categories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hp_tool.timeline.events import KINDS, Group, Phases, RankEvents
+from hp_tool.traces.columns import Floats, Ints, check_room, joined
+from hp_tool.traces.json_stream import TraceStream
+from hp_tool.traces.messages import Messages, elements, number, ranks_of
+from hp_tool.traces.names import Names
+
+_COLLECTIVE = KINDS.index("collective")
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"})
+_HOST = frozenset({"cpu_op", "operator", "user_annotation"})
+_SECOND = {"aten::mm": 0, "aten::_scaled_mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Matmuls of recorded shapes, and the place of their first factor."""
+_LONGEST_US = 1e15
+"""31 years: what is longer is no time."""
+
+
+class _Rank:
+    """The columns of one rank while its trace is read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.names = Names()
+        self.messages = Messages(names=self.names)
+        self.origin_us: float | None = None
+        self.on_device = False
+        self._clear()
+        self.launch_id, self.launch_s, self.launch_thread = Ints(), Floats(), Ints()
+        self.phase, self.phase_start, self.phase_end, self.phase_thread = Ints(), Floats(), Floats(), Ints()
+        self.flops_s, self.flops = Floats(), Floats()
+        self.steps: dict[int, tuple[float, float]] = {}
+        self._threads: dict[Any, int] = {}
+
+    def _clear(self) -> None:
+        self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
+        self.messages = Messages(names=self.names)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """One complete event (`ph` X) of a category that counts."""
+        if event.get("ph") != "X":
+            return
+        category, name = event.get("cat"), event.get("name")
+        if not isinstance(category, str) or not isinstance(name, str):
+            return
+        kind = category if category in _HOST or category in _DEVICE or category in _LAUNCHES else category.lower()
+        if kind in _LAUNCHES:
+            self._launch(event)
+        elif kind in _DEVICE:
+            self._kernel(event, name)
+        elif kind in _HOST:
+            self._host(event, name)
+
+    def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
+        """Start and end in seconds since the first event; NaN for what is no time."""
+        start, length = number(event.get("ts")), number(event.get("dur"))
+        if not (abs(start) < _LONGEST_US and 0.0 <= length < _LONGEST_US):
+            return math.nan, math.nan
+        if self.origin_us is None:
+            self.origin_us = start
+        begin = start - self.origin_us
+        return 1e-6 * begin, 1e-6 * (begin + length)
+
+    def _thread(self, event: Mapping[str, Any]) -> int:
+        key = event.get("tid")
+        known = self._threads.get(key) if isinstance(key, str | int) else 0
+        return known if known is not None else self._threads.setdefault(key, len(self._threads) + 1)
+
+    def _launch(self, event: Mapping[str, Any]) -> None:
+        args = event.get("args")
+        identity = args.get("correlation") if isinstance(args, dict) else None
+        start, _ = self._times(event)
+        if start == start and isinstance(identity, int) and 0 < identity < 1 << 62:
+            self.launch_id.append(identity)
+            self.launch_s.append(start)
+            self.launch_thread.append(self._thread(event))
+            check_room(len(self.launch_id), name=self.name)
+
+    def _kernel(self, event: Mapping[str, Any], name: str) -> None:
+        start, end = self._times(event)
+        if start != start:
+            return
+        if not self.on_device:
+            self.on_device = True
+            self._clear()
+        raw = event.get("args")
+        args: dict[str, Any] = raw if isinstance(raw, dict) else {}
+        kind = self.names.kernel(name)
+        if kind == _COLLECTIVE:
+            self.messages.add_device(len(self.start), name, args)
+        identity = args.get("correlation")
+        self._keep(start, end, kind, identity if isinstance(identity, int) and 0 < identity < 1 << 62 else -1)
+
+    def _keep(self, start: float, end: float, kind: int, identity: int) -> None:
+        self.start.append(start)
+        self.end.append(end)
+        self.kind.append(kind)
+        self.identity.append(identity)
+        check_room(len(self.start), name=self.name)
+
+    def _host(self, event: Mapping[str, Any], name: str) -> None:
+        phase = self.names.phase(name)
+        if phase >= 0:
+            start, end = self._times(event)
+            if start == start:
+                self.phase.append(phase)
+                self.phase_start.append(start)
+                self.phase_end.append(end)
+                self.phase_thread.append(self._thread(event))
+                check_room(len(self.phase), name=self.name)
+            return
+        if name in _SECOND:
+            self._count(event, name)
+        elif event.get("cat") == "user_annotation" and (step := self.names.step(name)) is not None:
+            start, end = self._times(event)
+            if start == start:
+                self.steps.setdefault(step, (start, end))
+            return
+        if self.on_device:
+            return
+        kind = self.names.kernel(name)
+        if kind != _COLLECTIVE and not self.names.operator(name):
+            return
+        start, end = self._times(event)
+        if start != start:
+            return
+        if kind == _COLLECTIVE:
+            raw = event.get("args")
+            self.messages.add_host(len(self.start), name, raw if isinstance(raw, dict) else {})
+        self._keep(start, end, kind, self._thread(event))
+
+    def _count(self, event: Mapping[str, Any], name: str) -> None:
+        """2 m n k of a matmul whose shapes were recorded."""
+        args = event.get("args")
+        shapes = args.get("Input Dims") if isinstance(args, dict) else None
+        place = _SECOND[name]
+        if not isinstance(shapes, list) or len(shapes) < place + 2:
+            return
+        first, second = elements(shapes[place]), shapes[place + 1]
+        columns = second[-1] if isinstance(second, list) and second else None
+        start, _ = self._times(event)
+        flops = 2.0 * first * number(columns)
+        if start == start and flops == flops:
+            self.flops_s.append(start)
+            self.flops.append(flops)
+            check_room(len(self.flops), name=self.name)
+
+    def finish(self, header: Mapping[str, Any], *, rank: int) -> RankEvents:
+        """The rank's arrays."""
+        groups = _groups(header, self.names)
+        identity = self.identity.array()
+        start = self.start.array()
+        if self.on_device:
+            launch, rows = joined(self.launch_id.array(), self.launch_s.array(), wanted=identity)
+            threads = self.launch_thread.array()
+            thread = np.where(rows >= 0, threads[rows] if len(threads) else -1, -1)
+        else:
+            launch, thread = start, identity
+        collectives, used = self.messages.finish(groups)
+        numbers = sorted(self.steps)
+        return RankEvents(
+            rank=rank,
+            start_s=start,
+            end_s=self.end.array(),
+            kind=self.kind.array(),
+            launch_s=launch,
+            thread=thread,
+            collectives=collectives,
+            groups=used,
+            phases=Phases(
+                phase=self.phase.array(),
+                start_s=self.phase_start.array(),
+                end_s=self.phase_end.array(),
+                thread=self.phase_thread.array(),
+            ),
+            steps_s=np.array([self.steps[each] for each in numbers]).reshape(-1, 2),
+            flops=np.stack([self.flops_s.array(), self.flops.array()], axis=1),
+            on_device=self.on_device,
+            device=_device(header),
+        )
+
+    def origin_s(self, header: Mapping[str, Any]) -> float:
+        """When this rank's times are zero, in seconds of its host's clock."""
+        base = number(header.get("baseTimeNanoseconds"))
+        return (0.0 if base != base else base * 1e-9) + (self.origin_us or 0.0) * 1e-6
+
+
+def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, float]:
+    """(one rank's events; seconds of its host's clock at which their times are zero).
+
+    `rank` is what the file's name says, or its place: what the trace says of itself counts before. Raises InputError.
+    """
+    columns = _Rank(name)
+    for event in stream:
+        columns.add(event)
+    info = stream.header.get("distributedInfo")
+    own = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(own, int) and not isinstance(own, bool) and 0 <= own < 1 << 20:
+        rank = own
+    return columns.finish(stream.header, rank=rank), columns.origin_s(stream.header)
+
+
+def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
+    """Groups that the trace lists, by name; those whose description says no part are left out."""
+    info = header.get("distributedInfo")
+    listed = info.get("pg_config") if isinstance(info, dict) else None
+    groups: dict[str, Group] = {}
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict) and (part := names.group(str(each.get("pg_desc", "")))) is not None:
+            name = str(each.get("pg_name", ""))[:100]
+            groups[name] = Group(part=part, ranks=ranks_of(each.get("ranks")), name=str(each.get("pg_desc"))[:100])
+    return groups
+
+
+def _device(header: Mapping[str, Any]) -> str:
+    devices = header.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    return str(first.get("name", ""))[:100] if isinstance(first, dict) else ""

@@ -1,0 +1,137 @@
+"""Collectives as traces record them: the group, the operation, and the bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hp_tool.timeline.events import COLLECTIVES, Collectives, Group
+from hp_tool.traces.columns import Floats, Ints
+from hp_tool.traces.names import Names, unnamed_part
+
+ELEMENT_BYTES = {
+    "bfloat16": 2, "half": 2, "float16": 2, "float": 4, "float32": 4, "double": 8, "float64": 8, "long": 8, "long int": 8,
+    "int64": 8, "int": 4, "int32": 4, "byte": 1, "char": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+"""By torch's names of types, as traces write them, in lower case and without `c10::`."""
+MAX_ELEMENTS = 1e15
+FEW = 64
+"""Elements below which a message is a norm, a loss or a flag, of whatever group."""
+_MAX_RANKS = 1 << 20
+_GATHERED = COLLECTIVES.index("all_gather")
+
+
+def element_bytes(name: Any) -> float:
+    """Bytes of one element; NaN for a type that is not known."""
+    return float(ELEMENT_BYTES.get(str(name).lower().removeprefix("c10::"), math.nan))
+
+
+def number(value: Any) -> float:
+    """A number that a trace wrote as one or as text; NaN for all else, and for what no trace means."""
+    if isinstance(value, str) and len(value) < 40:
+        try:
+            value = float(value)
+        except ValueError:
+            return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
+        return math.nan
+    return float(value)
+
+
+def ranks_of(value: Any) -> tuple[int, ...]:
+    """A list of ranks, or its text as `[0, 1, 2, 3]`; empty where it was abbreviated (`...`) or is none."""
+    if isinstance(value, str):
+        if "..." in value or not re.fullmatch(r"\[[\d,\s]{0,200000}\]", value):
+            return ()
+        value = [int(each) for each in re.findall(r"\d{1,9}", value)]
+    if not isinstance(value, list) or len(value) > _MAX_RANKS:
+        return ()
+    return tuple(each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < _MAX_RANKS)
+
+
+def elements(shape: Any) -> float:
+    """The product of a recorded shape; NaN for what is none."""
+    if not isinstance(shape, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in shape):
+        return math.nan
+    size = math.prod(shape[:10])
+    return float(size) if 0 <= size < MAX_ELEMENTS else math.nan
+
+
+@dataclass(slots=True, kw_only=True)
+class Messages:
+    """The collectives of one rank while its trace is read."""
+
+    names: Names
+    rank: int | None = None
+    event: Ints = field(default_factory=Ints)
+    operation: Ints = field(default_factory=Ints)
+    label: Ints = field(default_factory=Ints)
+    size_bytes: Floats = field(default_factory=Floats)
+    _labels: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def add_device(self, event: int, name: str, args: Mapping[str, Any]) -> None:
+        """A kernel whose arguments torch adds since 2.2; older ones carry none."""
+        described = args.get("Collective name")
+        operation = self.names.operation(described if isinstance(described, str) and described else name)
+        each = element_bytes(args.get("dtype"))
+        size = max(number(args.get("In msg nelems")), number(args.get("Out msg nelems"))) * each
+        self._add(
+            event,
+            operation,
+            size,
+            label=(
+                str(args.get("Process Group Name", ""))[:100],
+                str(args.get("Process Group Description", ""))[:100],
+                ranks_of(args.get("Process Group Ranks")),
+                COLLECTIVES[operation],
+                True,
+                False,
+            ),
+        )
+
+    def add_host(self, event: int, name: str, args: Mapping[str, Any]) -> None:
+        """A collective of gloo, which knows the shape of its tensor and not its group."""
+        operation = self.names.operation(name)
+        shapes, types = args.get("Input Dims"), args.get("Input type")
+        shape = shapes[0] if isinstance(shapes, list) and shapes else None
+        kind = types[0] if isinstance(types, list) and types else None
+        flat = not isinstance(shape, list) or len(shape) < 2
+        few = elements(shape) < FEW
+        self._add(
+            event, operation, elements(shape) * element_bytes(kind), label=("", "", (), COLLECTIVES[operation], flat, few)
+        )
+
+    def _add(self, event: int, operation: int, size: float, *, label: tuple[Any, ...]) -> None:
+        self.event.append(event)
+        self.operation.append(operation)
+        self.size_bytes.append(size)
+        self.label.append(self._labels.setdefault(label, len(self._labels)))
+
+    def finish(self, groups: Mapping[str, Group]) -> tuple[Collectives, tuple[Group, ...]]:
+        """The columns, and the groups that they index. `groups`: those that the trace lists, by name."""
+        made = tuple(self._group(label, groups) for label in self._labels)
+        operation, label = self.operation.array(), self.label.array()
+        size = self.size_bytes.array()
+        members = np.array([max(len(group.ranks), 1) for group in made] or [1])
+        by_host = np.array([not each[0] for each in self._labels] or [False])
+        if len(label):  # gloo records what a rank gives to a gather
+            size = np.where((operation == _GATHERED) & by_host[label], size * members[label], size)
+        return Collectives(event=self.event.array(), operation=operation, group=label, size_bytes=size), made
+
+    def _group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
+        """The label's group. One that was not recorded is the first listed of its part, as frameworks make it first."""
+        name, description, ranks, operation, flat, few = label
+        listed = groups.get(name) if name else None
+        part = self.names.group(description) or (listed.part if listed is not None else None)
+        part = part or unnamed_part(operation, flat=flat, groups=list(groups.values()))
+        if listed is not None and listed.ranks:
+            ranks = listed.ranks
+        if not ranks and not few:
+            ranks = next((group.ranks for group in groups.values() if group.part == part and len(group.ranks) > 1), ())
+        return Group(part=part, ranks=ranks, name=description or name)

@@ -1,0 +1,179 @@
+"""Reports of Nsight Systems as `nsys export --type sqlite` writes them; nanoseconds.
+
+The tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). One report may hold several ranks: each
+process and device is one. Nsight records neither a collective's group nor its bytes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hp_tool.errors import InputError
+from hp_tool.timeline.events import KINDS, Phases, RankEvents
+from hp_tool.traces.columns import Floats, Ints, check_room, joined
+from hp_tool.traces.messages import Messages, number
+from hp_tool.traces.names import Names
+
+_KERNEL, _COPY, _FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_LAUNCH, _RANGE = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_TO_OR_FROM_HOST = (1, 2)
+"""CUPTI's copyKind of host to device, and device to host."""
+_THREADS = 1 << 24
+"""A globalTid is a globalPid plus the thread's number below this."""
+MAX_STEPS = 2_000_000_000
+"""Of SQLite's machine for one file; a gigabyte of kernels takes a tenth."""
+MAX_LENGTH = 1_000_000
+"""Bytes of one value."""
+MAX_RANKS = 64
+
+
+class _Device:
+    """The columns of one process' device."""
+
+    def __init__(self, names: Names) -> None:
+        self.start, self.end, self.kind, self.identity = Floats(), Floats(), Ints(), Ints()
+        self.messages = Messages(names=names)
+
+
+class _Host:
+    """The columns of one process."""
+
+    def __init__(self) -> None:
+        self.launch_id, self.launch_s, self.thread = Ints(), Floats(), Ints()
+        self.phase, self.phase_start, self.phase_end, self.phase_thread = Ints(), Floats(), Floats(), Ints()
+        self.steps: dict[int, tuple[float, float]] = {}
+
+
+def read_nsight(path: Path, *, rank: int) -> list[RankEvents]:
+    """The ranks of a report, counted from `rank` by process and device. Raises InputError."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
+            steps = iter(range(MAX_STEPS // 100_000))
+            connection.set_progress_handler(lambda: next(steps, None) is None, 100_000)
+            return _read(connection, name=str(path), rank=rank)
+    except sqlite3.Error as error:
+        raise InputError(f"{path} is no report that SQLite can read: {error}", field="trace", code="syntax") from None
+
+
+def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankEvents]:
+    # No views: a report has none, and one can take any time.
+    kept = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
+    tables = {row[0] for row in kept}
+    if _KERNEL not in tables:
+        raise InputError(f"{name} has no {_KERNEL}: was it recorded with --trace=cuda,nvtx?", field="trace", code="no_trace")
+    names = Names()
+    devices: dict[tuple[int, int], _Device] = {}
+    hosts: dict[int, _Host] = {}
+    _kernels(connection, tables, names=names, devices=devices, name=name)
+    if not devices:
+        raise InputError(f"{name} has no kernels", field="trace", code="no_trace")
+    if _LAUNCH in tables:
+        for start, identity, thread in _rows(connection, _LAUNCH, ("start", "correlationId", "globalTid")):
+            if isinstance(thread, int) and isinstance(identity, int):
+                host = hosts.setdefault(thread // _THREADS, _Host())
+                host.launch_id.append(identity)
+                host.launch_s.append(1e-9 * number(start))
+                host.thread.append(thread % _THREADS)
+                check_room(len(host.launch_id), name=name)
+    if _RANGE in tables:
+        _ranges(connection, tables, names=names, hosts=hosts, name=name)
+    device = (
+        next((str(row[0])[:100] for row in _rows(connection, "TARGET_INFO_GPU", ("name",))), "")
+        if "TARGET_INFO_GPU" in tables
+        else ""
+    )
+    if len(devices) > MAX_RANKS:
+        raise InputError(f"{name} has {len(devices)} devices; at most {MAX_RANKS} are read", field="trace", code="too_many")
+    return [
+        _rank(devices[key], hosts.get(key[0], _Host()), rank=rank + place, device=device)
+        for place, key in enumerate(sorted(devices))
+    ]
+
+
+def _rows(connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = "") -> Iterator[tuple[Any, ...]]:
+    """Rows of a table one by one; a column that this version of the tool does not write is null."""
+    present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    chosen = ", ".join(each if "." in each or each in present else f"NULL AS {each}" for each in columns)
+    yield from connection.execute(f"SELECT {chosen} FROM {table} {join}")  # noqa: S608 (our own names)
+
+
+def _kernels(
+    connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, devices: dict[tuple[int, int], _Device], name: str
+) -> None:
+    """Kernels by their names, copies by their kind."""
+    strings = dict(_rows(connection, "StringIds", ("id", "value"))) if "StringIds" in tables else {}
+    common = ("start", "end", "globalPid", "deviceId", "correlationId")
+    collective = KINDS.index("collective")
+    for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
+        if table not in tables:
+            continue
+        for start, end, process, device, identity, value in _rows(connection, table, (*common, extra)):
+            begin, finish = number(start), number(end)
+            if not begin <= finish or not isinstance(device, int):
+                continue
+            key = (process // _THREADS if isinstance(process, int) else 0, device)
+            own = devices.setdefault(key, _Device(names))
+            text = str(strings.get(value, value))
+            if table == _KERNEL:
+                kind = names.kernel(text)
+            else:
+                kind = KINDS.index("copy_host" if table == _COPY and value in _TO_OR_FROM_HOST else "copy_device")
+            if kind == collective:
+                own.messages.add_device(len(own.start), text, {})
+            own.start.append(1e-9 * begin)
+            own.end.append(1e-9 * finish)
+            own.kind.append(kind)
+            own.identity.append(identity if isinstance(identity, int) else -1)
+            check_room(len(own.start), name=name)
+
+
+def _ranges(connection: sqlite3.Connection, tables: Iterable[str], *, names: Names, hosts: dict[int, _Host], name: str) -> None:
+    """Marked steps and phases of the hosts."""
+    join = "LEFT JOIN StringIds ON StringIds.id = NVTX_EVENTS.textId" if "StringIds" in tables else ""
+    columns = ("start", "end", "globalTid", "text", *(("StringIds.value",) if join else ()))
+    for start, end, thread, *texts in _rows(connection, _RANGE, columns, join):
+        text = next((each for each in texts if isinstance(each, str)), "")
+        begin, finish = 1e-9 * number(start), 1e-9 * number(end)
+        if not text or not begin <= finish or not isinstance(thread, int):
+            continue
+        host = hosts.setdefault(thread // _THREADS, _Host())
+        if (step := names.step(text)) is not None:
+            host.steps.setdefault(step, (begin, finish))
+        elif (phase := names.phase(text)) >= 0:
+            host.phase.append(phase)
+            host.phase_start.append(begin)
+            host.phase_end.append(finish)
+            host.phase_thread.append(thread % _THREADS)
+            check_room(len(host.phase), name=name)
+
+
+def _rank(own: _Device, host: _Host, *, rank: int, device: str) -> RankEvents:
+    launch, rows = joined(host.launch_id.array(), host.launch_s.array(), wanted=own.identity.array())
+    threads = host.thread.array()
+    collectives, groups = own.messages.finish({})
+    return RankEvents(
+        rank=rank,
+        start_s=own.start.array(),
+        end_s=own.end.array(),
+        kind=own.kind.array(),
+        launch_s=launch,
+        thread=np.where(rows >= 0, threads[rows] if len(threads) else -1, -1),
+        collectives=collectives,
+        groups=groups,
+        phases=Phases(
+            phase=host.phase.array(),
+            start_s=host.phase_start.array(),
+            end_s=host.phase_end.array(),
+            thread=host.phase_thread.array(),
+        ),
+        steps_s=np.array([host.steps[each] for each in sorted(host.steps)]).reshape(-1, 2),
+        device=device,
+    )

@@ -1,0 +1,172 @@
+"""A question over several machines: its rows are the answers about each alone, and money and days decide between them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import hp_tool
+from hp_tool.answers import RecommendAnswer
+from hp_tool.domain.prices import PRICED
+from hp_tool.errors import InputError, NotFoundError, UnsupportedError
+from hp_tool.queries import schema
+from tests.command_line import hp_tool as command
+
+H100, A100 = "h100-sxm-80gb", "a100-sxm-80gb"
+OWN = {"gpu": H100, "num_gpus": 16, "price_per_gpu_hour": 2.0}
+DEAR = {"gpu": H100, "num_gpus": 16, "price_per_gpu_hour": 5.0}
+SLOW = {"gpu": A100, "num_gpus": 16, "price_per_gpu_hour": 1.5}
+PARALLEL = {"pipeline_parallel_size": 1, "context_parallel_size": 1, "recompute": "none"}
+
+
+def query(cluster: Any, **changes: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "kind": "training",
+        "model": "llama-3-8b",
+        "cluster": cluster,
+        "training": {"sequence_length": 4096, "global_batch_size": 128, "total_tokens": 1e11},
+        "parallel": PARALLEL,
+    }
+    return asked | changes
+
+
+def ranked(cluster: Any, *, top: int = 10, **changes: Any) -> RecommendAnswer:
+    return hp_tool.recommend(query(cluster, **changes), top=top)
+
+
+def test_rows_are_the_answers_about_each_machine_alone() -> None:
+    answer = ranked([OWN, SLOW, {"gpu": H100, "num_gpus": [8, 16], "price_per_gpu_hour": 3.0}])
+    assert len(answer.recommendations) == 4
+    for row in answer.recommendations:
+        alone = query(row.set["cluster"])
+        for path, value in row.set.items():
+            if path != "cluster":
+                schema.lay(alone, {path: value})
+        (same,) = hp_tool.recommend(alone, top=1).recommendations
+        assert row.parallel == same.parallel
+        whole = hp_tool.estimate({**alone, "parallel": schema.to_dict(row.parallel)}).estimate
+        assert row.estimate == whole
+        assert whole.gpu_hours is not None and row.cost == whole.gpu_hours * row.price == whole.cost
+
+
+def test_cost_decides_under_a_deadline_and_days_under_a_budget() -> None:
+    free = ranked([OWN, DEAR, SLOW])
+    assert [row.price for row in free.recommendations] == sorted((2.0, 5.0, 1.5), key=lambda p: _row(free, p).cost)
+    fast, slow = _row(free, 2.0).estimate.days, _row(free, 1.5).estimate.days
+    assert fast is not None and slow is not None and fast < slow
+    within = ranked([DEAR, SLOW, OWN], constraints={"max_days": (fast + slow) / 2})
+    assert [row.price for row in within.recommendations] == [2.0, 5.0]
+    budget = _row(free, 2.0).cost
+    assert budget is not None
+    cheap = ranked([DEAR, SLOW, OWN], constraints={"max_cost": 1.01 * budget})
+    assert cheap.recommendations[0].price == 2.0 and 5.0 not in [row.price for row in cheap.recommendations]
+
+
+def _row(answer: RecommendAnswer, price: float) -> Any:
+    return next(row for row in answer.recommendations if row.price == price)
+
+
+def test_the_front_holds_what_no_other_beats_in_cost_and_days() -> None:
+    answer = ranked([{"gpu": [H100, A100], "num_gpus": [8, 16, 32], "price_per_gpu_hour": 2.0}])
+    rows = [(row.cost, row.estimate.days) for row in answer.recommendations]
+    front = [(row.cost, row.estimate.days) for row in answer.pareto or ()]
+    assert front == [one for one in sorted(rows) if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in rows)]
+    assert 1 < len(front) < len(rows)
+
+
+def test_machines_that_differ_in_price_alone_are_ranked_once() -> None:
+    one, several = ranked([OWN]), ranked([OWN, DEAR, OWN | {"name": "elsewhere", "grid_carbon_kg_per_kwh": 0.4}])
+    assert several.space.legal == one.space.legal and len(several.recommendations) == 3
+
+
+def test_an_open_number_of_devices_is_found_under_a_deadline() -> None:
+    answer = ranked([{"gpu": H100, "price_per_gpu_hour": 2.0}], constraints={"max_days": 12.0})
+    (row,) = answer.recommendations
+    fewer = ranked([{"gpu": H100, "num_gpus": row.set["cluster"]["num_gpus"] // 2}], constraints={"max_days": 12.0})
+    assert row.estimate.days <= 12.0 and not fewer.recommendations and fewer.nearest_misses
+    assert answer.pareto and len(answer.pareto) > 1
+    assert 0.5 < row.deadline_probability <= 1.0 and row.days_interval[0] < row.estimate.days < row.days_interval[1]
+
+
+def test_priced_is_the_whole_list_and_one_s_own_prices(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prices").mkdir()
+    mine = {"provider": "mine", "gpu": H100, "on_demand": 0.5, "date": "2026-11-01", "source": "a contract", "line": "0.50"}
+    (tmp_path / "prices" / "mine.yaml").write_text(json.dumps(mine))
+    monkeypatch.setenv("HP_CATALOG_DIR", str(tmp_path))
+    answer = ranked({"node_type": PRICED, "num_gpus": 8}, top=40)
+    first = answer.recommendations[0]
+    assert (first.cluster, first.price, first.price_date) == ("mine", 0.5, "2026-11-01")
+    assert {row.cluster for row in answer.recommendations} >= {"hyperstack-h100-sxm", "lambda-8x-h100-sxm"}
+    of_one_kind = ranked({"node_type": PRICED, "gpu": H100, "num_gpus": 8}, top=40).recommendations
+    assert [row.cluster for row in of_one_kind] == [
+        row.cluster for row in answer.recommendations if row.known.provenance["gpu"] == H100
+    ]
+    aws = next(row for row in answer.recommendations if row.cluster == "aws-p5.48xlarge")
+    assert aws.co2_kg == pytest.approx(aws.energy / 3.6e6 * 0.34348)
+
+
+def test_spot_needs_its_interruptions_and_they_cost_days() -> None:
+    with pytest.raises(InputError, match="interruptions_per_node_day"):
+        ranked({"node_type": PRICED, "num_gpus": 8, "market": "spot"})
+    calm, rough = (
+        ranked({"node_type": PRICED, "num_gpus": 8, "market": "spot", "interruptions_per_node_day": rate})
+        for rate in (0.0, 4.0)
+    )
+    assert {row.price for row in calm.recommendations} <= {2.00, 1.48}
+    assert rough.recommendations[0].cost > calm.recommendations[0].cost
+    assert rough.recommendations[0].estimate.effective_days > rough.recommendations[0].estimate.days
+
+
+def test_a_power_cap_takes_time_and_saves_energy() -> None:
+    whole, capped = (ranked([{**OWN, "power_cap_w": watts}]).recommendations[0] for watts in (700.0, 450.0))
+    assert capped.estimate.days > whole.estimate.days and capped.energy < whole.energy
+    assert whole.estimate.days == ranked([OWN]).recommendations[0].estimate.days
+    with pytest.raises(InputError, match="power_cap_w 900"):
+        hp_tool.estimate(query({**OWN, "power_cap_w": 900.0}))
+    with pytest.raises(UnsupportedError, match="mi300x"):
+        hp_tool.estimate(query({"gpu": "mi300x-192gb", "num_gpus": 8, "power_cap_w": 500.0}))
+
+
+def test_a_data_centre_emits_by_its_grid_and_its_effectiveness() -> None:
+    plain = ranked([{**OWN, "grid_carbon_kg_per_kwh": 0.5}]).recommendations[0]
+    cooled = ranked([{**OWN, "grid_carbon_kg_per_kwh": 0.5, "power_usage_effectiveness": 1.2}]).recommendations[0]
+    assert plain.co2_kg == pytest.approx(plain.energy / 3.6e6 * 0.5) and cooled.co2_kg == pytest.approx(1.2 * plain.co2_kg)
+
+
+def test_a_service_is_asked_of_several_machines() -> None:
+    load = {"input_length": 1000, "output_length": 200, "request_rate_per_second": 8.0}
+    asked = {"kind": "inference", "model": "llama-3-8b", "inference": load, "targets": {"ttft_s": 1.0, "tpot_s": 0.05}}
+    answer = hp_tool.recommend({**asked, "cluster": [{"gpu": [H100, A100, "l40s-48gb"]}]}, top=40)
+    costs = [row.cost for row in answer.recommendations]
+    assert costs == [row.price * row.set["cluster"]["num_gpus"] for row in answer.recommendations]
+    tokens = [row.estimate.cost_per_million_output_tokens for row in answer.recommendations]
+    assert tokens == sorted(tokens) and len(tokens) == 3
+
+
+def test_other_questions_are_of_one_machine() -> None:
+    with pytest.raises(InputError) as refused:
+        hp_tool.estimate(query([OWN, SLOW]))
+    assert (refused.value.code, refused.value.field) == ("several_machines", "cluster")
+    with pytest.raises(InputError, match="num_gpus"):
+        ranked([{"gpu": H100}])
+    with pytest.raises(NotFoundError, match="no gpu is called"):
+        ranked([{"gpu": "h1000", "num_gpus": 8}, {"gpu": "h1001", "num_gpus": 8}])
+    answer = ranked([OWN, {"gpu": "h1000", "num_gpus": 8}])
+    assert len(answer.recommendations) == 1 and answer.rejections["not_found"] == 1
+
+
+def test_the_command_line_shows_money_days_and_the_front(tmp_path: Any) -> None:
+    path = tmp_path / "query.json"
+    path.write_text(json.dumps(query([OWN, SLOW], constraints={"max_days": 60.0})))
+    shown = command("recommend", str(path), COLUMNS="160")
+    assert shown.returncode == 0 and "cheapest within 60 days" in shown.stdout
+    answer = json.loads(command("recommend", str(path), "--json").stdout)
+    row = answer["recommendations"][0]
+    assert f"{row['cost']:,.0f}" in shown.stdout and row["cluster"] in shown.stdout
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(answer))
+    script = command("export", str(result), "--format", "megatron-lm", "--rank", "2")
+    assert script.returncode == 0 and "a100" in script.stdout
+    assert command("tune", str(path), "--plan").returncode == 2
