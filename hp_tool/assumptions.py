@@ -7,7 +7,7 @@ calibration never parse it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -169,6 +169,18 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """When a running job is called slower than it was, or than it should be."""
+
+    slowdowns: Sequence[float]
+    false_alarm_steps: float
+    warmup_steps: int
+    least_baseline_steps: int
+    baseline_steps: int
+    unlikely_sds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """All of them, by what they are about."""
 
@@ -183,6 +195,7 @@ class Assumptions:
     slow_devices: SlowDevices
     search: Search
     learning: Learning
+    watch: Watch
 
 
 @functools.cache
@@ -194,4 +207,8 @@ def assumed() -> Assumptions:
 
 def _group(kind: type[Any], entries: Mapping[str, Mapping[str, Any]]) -> Any:
     values = {name: entry["value"] for name, entry in entries.items()}
-    return kind(**{name: MappingProxyType(each) if isinstance(each, dict) else each for name, each in values.items()})
+    return kind(**{name: _fixed(each) for name, each in values.items()})
+
+
+def _fixed(value: Any) -> Any:
+    return MappingProxyType(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value

@@ -40,6 +40,11 @@ class Problem(Protocol):
     ) -> tuple[Ranking[Any], Beside]:
         """The ranking as it is shown, with all that was asked for beside it."""
 
+    def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
+        """Standard deviation of ln(measured / predicted) of the ratio of two estimates' step times or throughputs. `alike`:
+        they differ in their layout alone, so that what is wrong with the rest cancels.
+        """
+
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
         """What other tools' files say of one of its configurations."""
 

@@ -33,6 +33,8 @@ def with_tables(page: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name.replace('_', ' ')} {_value(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
     return f"{value:.10g}"
 
 

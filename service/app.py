@@ -19,7 +19,7 @@ from hp_tool.learning.make import outdated_notice, prepare
 from hp_tool.store import open_store
 from service import logs
 from service.agents.mount import AgentsRoute
-from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, workers
+from service.api import catalog, estimates, health, keys, measurements, openapi, problems, searches, watches, workers
 from service.api.watch import Watch
 from service.dashboard import pages
 from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
@@ -72,7 +72,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.keyring = keyring = Keyring(find=lambda key_id: opened.get_key(key_id=key_id), api_key=settings.api_key)
     app.state.calibrations = StoredCalibrations(store=opened, refit=partial(_refit, opened))
     problems.install(app)
-    modules = (estimates, searches, workers, measurements, catalog, keys, health, *pages.MODULES)
+    modules = (estimates, searches, workers, watches, measurements, catalog, keys, health, *pages.MODULES)
     others = (estimates.formats, measurements.calibrations, searches.plans)
     for router in (*(module.router for module in modules), *others):
         # Not include_router, with which FastAPI builds every route again at the first request: a second of processor time.

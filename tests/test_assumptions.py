@@ -39,6 +39,8 @@ def test_each_figure_has_its_type_and_says_what_it_is(group: str, name: str) -> 
     value, hint = getattr(getattr(assumed(), group), name), get_type_hints(GROUPS[group])[name]
     if hint in (int, float):
         assert type(value) is hint
+    elif isinstance(value, tuple):
+        assert {type(each) for each in value} == {float}
     else:
         assert isinstance(value, Mapping) and {type(each) for each in value.values()} == {float}
         with pytest.raises(TypeError):

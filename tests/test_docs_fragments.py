@@ -65,7 +65,9 @@ BLOCKS = [
     for page in sorted(DOCS.glob("*.md"))
     for block in re.findall(r"^```(?:yaml|json)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     # files, which test_docs.py puts in their folder, what a webhook is sent, what an agent's client reads, a site's own objects
-    if not block.startswith(("# my-catalogue/", '{"type": "search.ended"', '{"mcpServers"', "apiVersion:"))
+    if not block.startswith(
+        ("# my-catalogue/", '{"type": "search.ended"', '{"type": "watch.changed"', '{"mcpServers"', "apiVersion:")
+    )
 ]
 
 

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents"},
-    {"cost", "space", "calibration", "sizing", "timeline"},
+    {"hp_tool", "assumptions", "bounds", "domain", "errors", "extras", "units", "documents", "reporter"},
+    {"cost", "space", "calibration", "sizing", "slowdowns", "timeline"},
     {"catalog", "search", "launchers", "formats", "store", "traces"},
     {
         "anatomy",
@@ -36,6 +36,7 @@ FLOORS = (
         "trainers",
         "training",
         "tuning",
+        "watch",
     },
     {"cli", "service"},
 )
@@ -53,6 +54,7 @@ PURE = {
     "calibration": {"numpy", "scipy", "threadpoolctl"},
     "sizing": set(),
     "timeline": {"numpy"},
+    "slowdowns": set(),
 }
 """What the core may import beside the standard library's own data structures and mathematics."""
 IMPURE_STDLIB = {"asyncio", "http", "io", "os", "pathlib", "random", "socket", "sqlite3", "subprocess", "time", "urllib"}

@@ -1,4 +1,4 @@
-"""`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible."""
+"""`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible, 4 slower."""
 
 import gc
 import io
@@ -19,6 +19,7 @@ from hp_tool.cli.explain import explain
 from hp_tool.cli.predict import estimate, recommend, size
 from hp_tool.cli.printable import printable
 from hp_tool.cli.tune import tune
+from hp_tool.cli.watch import watch
 from hp_tool.errors import ConflictError, HpToolError, InputError, LimitError, MissingExtraError, NotFoundError
 
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
@@ -27,7 +28,10 @@ BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitE
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    **{command.__name__: command for command in (estimate, recommend, explain, tune, size, calibrate, measurements, batch)},
+    **{
+        command.__name__: command
+        for command in (estimate, recommend, explain, tune, size, calibrate, measurements, batch, watch)
+    },
     **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, fields, doctor)},
 }
 

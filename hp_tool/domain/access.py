@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
-from hp_tool.domain.ports import Store
+from hp_tool.domain.ports import Store, WatchStore
 from hp_tool.domain.records import (
     ANY_KEY,
     JsonObject,
@@ -121,7 +121,7 @@ class DatabaseState:
     """Deliveries that should have been made OVERDUE_S ago."""
 
 
-class AccessStore(Store, Protocol):
+class AccessStore(Store, WatchStore, Protocol):
     """The store with what only a service needs. Each method is one transaction, as all of a Store's."""
 
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hp_tool.configuration import Configuration
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Recommendation
@@ -60,7 +61,7 @@ class Assessment:
     gain_fraction: float | None
     """0.2: the better configuration is predicted to train, or to serve, 20 % more tokens in the same time."""
     gain_interval: tuple[float, float] | None
-    """(low, high) of the gain, 90 %: nothing that both predictions share is taken to cancel, which only widens it."""
+    """(low, high) of the gain, 90 %, by how far ratios of predictions are off: little between layouts of one training."""
     switched_on: tuple[str, ...]
     """Overlaps (of training.overlap) that the better configuration counts on and the command leaves off."""
     parts_gained_s: dict[str, float]
@@ -90,10 +91,10 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
     rows = problem_of(free).rank(top=1).recommendations
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
     theirs, ours = _slowness(estimate), None if best is None else _slowness(best.estimate)
-    gain = None if theirs is None or ours is None else _gain(theirs, ours)
-    if estimate.feasible and gain is not None and gain[0] < LEAST_CHANGE:
+    gain = None if theirs is None or ours is None else theirs / ours - 1.0
+    if estimate.feasible and gain is not None and gain < LEAST_CHANGE:
         best, gain = None, None
-    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs[0] - 1.0
+    gap = None if logged is None or logged.step_s is None or theirs is None else logged.step_s / theirs - 1.0
     hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
     both = None
@@ -107,8 +108,12 @@ def assess(query: Query, *, reading: Reading | None = None, log: Iterable[str] |
         logged=logged,
         step_gap_fraction=gap,
         better=best,
-        gain_fraction=gain[0] if gain else None,
-        gain_interval=gain[1:] if gain else None,
+        gain_fraction=gain,
+        gain_interval=None
+        if best is None or gain is None
+        else _gain_interval(
+            gain, estimate, best.estimate, problem.ratio_log_sd(estimate, best.estimate, alike=not off and not best.set)
+        ),
         switched_on=off if best is not None else (),
         parts_gained_s={} if best is None else _parts_gained(estimate, best.estimate),
         changes=() if both is None else _changes(*both, tool, reading),
@@ -121,27 +126,22 @@ def search_query(query: Query, *, tool: str) -> Query:
     return replace(query, parallel=ParallelQuery(**runs(tool, query)), search=replace(query.search, baseline=query.parallel))
 
 
-def _slowness(estimate: Estimate | InferenceEstimate) -> tuple[float, float, float] | None:
-    """(seconds, low, high) of a step; of serving, device-seconds of an output token. None where neither is known."""
+def _slowness(estimate: Estimate | InferenceEstimate) -> float | None:
+    """Seconds a step; of serving device-seconds an output token. None where neither is known."""
     if isinstance(estimate, Estimate):
-        step_s = None if estimate.time is None else estimate.time.step_s
-        return None if step_s is None else (step_s, *(estimate.intervals.step_s if estimate.intervals else (step_s, step_s)))
+        return None if estimate.time is None else estimate.time.step_s
     throughput = estimate.output_tokens_per_second_per_gpu
-    if not throughput:
-        return None
-    low, high = estimate.intervals.output_tokens_per_second_per_gpu if estimate.intervals else (throughput, throughput)
-    return 1.0 / throughput, 1.0 / high, 1.0 / low
+    return 1.0 / throughput if throughput else None
 
 
-def _gain(theirs: tuple[float, float, float], ours: tuple[float, float, float]) -> tuple[float, float, float]:
-    """(gain, low, high) of the second of two slownesses over the first, their errors independent and log-normal by side."""
-    (one, one_low, one_high), (other, other_low, other_high) = theirs, ours
-    factor = one / other
-    down, up = (
-        math.exp(math.hypot(math.log(a), math.log(b)))
-        for a, b in ((one / one_low, other_high / other), (one_high / one, other / other_low))
-    )
-    return factor - 1.0, factor / down - 1.0, factor * up - 1.0
+def _gain_interval(
+    gain: float, theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate, log_sd: float
+) -> tuple[float, float]:
+    """The 90 % interval of a gain. `log_sd`: of the ratio; the step as it runs may also be that with CUDA graphs."""
+    width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
+    step_s = _slowness(theirs)
+    faster = recorded["step_s"] / step_s if step_s and isinstance(recorded, dict) else 1.0
+    return (1.0 + gain) * faster / width - 1.0, (1.0 + gain) * width - 1.0
 
 
 def _parts_gained(theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate) -> dict[str, float]:

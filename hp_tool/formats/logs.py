@@ -188,12 +188,17 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
 """By name, as `trainer.reader` and `--format` write it."""
 
 
+def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
+    """Add what a line says to one of READERS."""
+    plain = _COLOUR.sub("", line[:MAX_LINE])
+    if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
+        facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
+    READERS[reader](plain, facts)
+
+
 def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
     """What the lines say to one of READERS. Numbers that are not positive are no measurements."""
     facts = LogFacts()
     for line in lines:
-        plain = _COLOUR.sub("", line[:MAX_LINE])
-        if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
-            facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
-        READERS[reader](plain, facts)
+        read_line(line, facts, reader=reader)
     return facts

@@ -57,6 +57,9 @@ class Machines:
     def estimate(self, *, with_fixes: bool = True, calibrations: Calibrations | None = None) -> NoReturn:
         raise InputError(f"an estimate {ONE_MACHINE}", field=CLUSTER, code="several_machines")
 
+    def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> NoReturn:
+        raise InputError(f"a ratio {ONE_MACHINE}", field=CLUSTER, code="several_machines")
+
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
         setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
         return setup
@@ -152,16 +155,16 @@ class Ranked:
         alone = Configuration.of(row, query=query)
         estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
         assert isinstance(alone.query.cluster, ClusterQuery)
-        row = replace(
+        whole: Row = replace(
             row,
             set={CLUSTER: _written(alone.query.cluster)} | {path: row.set[path] for path in row.set if path != NUM_GPUS},
             estimate=estimate,
             calibrated_estimate=calibrated,
             group=None,
         )
-        row = priced(row, query=query, spec=catalog.cluster(alone.query.cluster), date=date)
-        (self.rows if acceptable else self.misses).append(row)
-        return row
+        whole = priced(whole, query=query, spec=catalog.cluster(alone.query.cluster), date=date)
+        (self.rows if acceptable else self.misses).append(whole)
+        return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
         """The best row of a machine: that of an equal one where only names, grids and prices differ."""

@@ -12,7 +12,8 @@ from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.errors import UnsupportedError
 from hp_tool.serving.disaggregated import disaggregated, only_pools
 from hp_tool.serving.evaluate import estimate
-from hp_tool.serving.problem import seeks_concurrency
+from hp_tool.serving.intervals import ratio_log_sd
+from hp_tool.serving.problem import resolve_serving, seeks_concurrency
 from hp_tool.serving.recommend import pareto_front, recommend
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class Serving:
         if pareto is not None or (ranking.recommendations and seeks_concurrency(query)):
             front = pareto_front(query=query)
         return ranking, Beside(throughput_front=front, disaggregated=pools)
+
+    def ratio_log_sd(self, one: InferenceEstimate, other: InferenceEstimate, *, alike: bool) -> float:
+        return ratio_log_sd(resolve_serving(self.query))
 
     def setup(self, configuration: Configuration) -> ServingSetup:
         from hp_tool.serving.setup import serving_setup

@@ -13,11 +13,12 @@ from hp_tool.store.retention import Forgetting
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
 from hp_tool.store.strays import Strays
+from hp_tool.store.watches import Watches
 from hp_tool.store.webhooks import Deliveries
 from hp_tool.store.workers import Workers
 
 
-class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Forgetting, Deliveries, Strays, Workers):
+class SqlStore(Searches, Coordination, Runs, Measurements, Knowledge, Access, Forgetting, Deliveries, Strays, Watches, Workers):
     """`AccessStore` (hp_tool.domain) on SQLite or PostgreSQL; safe to share between threads, opened anew in each process."""
 
     def state(self) -> DatabaseState:

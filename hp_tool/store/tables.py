@@ -179,6 +179,40 @@ due_refits = sa.Table(  # one for every change of what a measurement teaches, un
     sa.Column("owner", sa.String(200)),
 )
 
+watches = sa.Table(  # jobs that report their steps
+    "hp_watches",
+    metadata,
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("owner", sa.String(200)),
+    sa.Column("query", json_column()),
+    sa.Column("expected", json_column()),
+    sa.Column("state", json_column()),
+    sa.Column("status", sa.String(32), nullable=False),
+    sa.Column("measurement_id", ID),
+    sa.Column("teaching", sa.String(500)),
+    sa.Column("webhook", sa.String(2000)),
+    sa.Column("webhook_state", sa.String(16)),
+    sa.Column("event", sa.Integer, nullable=False),
+    sa.Column("message", json_column()),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at", UtcDateTime),
+    sa.Column("last_error", sa.String(500)),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.Index(None, "created_at", "id"),
+    sa.Index(None, "owner", "created_at", "id"),
+    sa.Index(None, "webhook_state", "next_attempt_at"),
+)
+
+watch_sources = sa.Table(  # their processes
+    "hp_watch_sources",
+    metadata,
+    sa.Column("watch_id", ID, sa.ForeignKey("hp_watches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("source", sa.String(64), primary_key=True),
+    sa.Column("state", json_column(), nullable=False),
+)
+
 registrations = sa.Table(
     "hp_registrations",
     metadata,

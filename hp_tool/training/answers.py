@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hp_tool.configuration import Configuration
+from hp_tool.cost.uncertainty import ratio_log_sd, step_log_sd
 from hp_tool.domain.beside import Beside
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
@@ -70,6 +72,13 @@ class Training:
         one = Configuration.of(row, query=self.query).query
         estimate = with_narrowest(row.estimate, query=one)
         return replace(row, estimate=with_recipe_figure(estimate, query=one) if row.rank == 1 else estimate)
+
+    def ratio_log_sd(self, one: Estimate, other: Estimate, *, alike: bool) -> float:
+        problem = self.configuration.problem
+        if not alike:
+            return math.sqrt(2.0) * step_log_sd(case=problem)
+        unchecked = [set(map(str, cast(list[object], each.provenance.get("unchecked", [])))) for each in (one, other)]
+        return float(ratio_log_sd(problem.profile, differing=len(unchecked[0] ^ unchecked[1])))
 
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.training.setup import training_setup

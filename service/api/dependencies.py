@@ -14,7 +14,7 @@ from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from hp_tool.domain.access import AccessStore
-from hp_tool.domain.ports import Store
+from hp_tool.domain.ports import Store, WatchStore
 from hp_tool.domain.records import JsonObject, Paging, RegistrationKind
 from hp_tool.errors import InputError
 from hp_tool.learning import StoredCalibrations
@@ -40,6 +40,11 @@ async def get_store(request: Request) -> Store:
     """The store as the request's principal may use it."""
     state = request.app.state
     return cast(Store, PrincipalStore(store=state.store, principal=request.state.principal, settings=state.settings))
+
+
+async def get_watch_store(store: StoreDep) -> WatchStore:
+    """The store's watched jobs as the request's principal may use them."""
+    return cast(WatchStore, store)
 
 
 async def get_system_store(request: Request) -> AccessStore:
@@ -161,6 +166,7 @@ TrialPagingDep = Annotated[Paging, Depends(_paging("oldest"))]
 PagingDep = Annotated[Paging, Depends(_paging("newest"))]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 StoreDep = Annotated[Store, Depends(get_store)]
+WatchStoreDep = Annotated[WatchStore, Depends(get_watch_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]

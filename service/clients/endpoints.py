@@ -293,6 +293,30 @@ class Endpoints:
         return Call(path="/v1/measurements", answer=PageView[MeasurementView], params=params)
 
     @Endpoint
+    def watch_job(
+        self,
+        *,
+        name: str = "",
+        query: Mapping[str, Any] | None = None,
+        webhook: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Call[JsonObject]:
+        """Begin to watch a job: its `id`, which reporters need."""
+        body = _without_none({"name": name, "query": query, "webhook": webhook})
+        headers = _idempotent(idempotency_key)
+        return Call(method="POST", path="/v1/watches", answer=JsonObject, json=body, headers=headers)
+
+    @Endpoint
+    def report_steps(self, *, watch_id: str, batch: Mapping[str, Any]) -> Call[JsonObject]:
+        """Report the newest steps of one process; those up to `acknowledged` are stored."""
+        return Call(method="POST", path=f"/v1/watches/{part(watch_id)}/steps", answer=JsonObject, json=batch)
+
+    @Endpoint
+    def watched(self, *, watch_id: str) -> Call[JsonObject]:
+        """A watched job with its verdict."""
+        return Call(path=f"/v1/watches/{part(watch_id)}", answer=JsonObject)
+
+    @Endpoint
     def workers(self) -> Call[JsonObject]:
         """Live workers: what they can run, and which searches they run."""
         return Call(path="/v1/workers", answer=JsonObject)

@@ -22,6 +22,7 @@ from hp_tool.domain.records import (
     RegistrationRecord,
     SearchRecord,
 )
+from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import ConflictError, HpToolError, NotFoundError
 from hp_tool.queries.schema import parse_query
 from hp_tool.tuning import check_offered, daily_limits, within_limits
@@ -113,6 +114,12 @@ class PrincipalStore:
             return record
         return self._store.set_measurement_state(measurement_id=measurement_id, state=state, trusted=everybody)
 
+    def get_watch(self, *, watch_id: str) -> WatchRecord:
+        record = self._store.get_watch(watch_id=watch_id)
+        if not self._may_see(record.owner):
+            raise NotFoundError(f"no watched job {watch_id!r}", field="watch_id")
+        return record
+
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
         """A page of everybody's calibrations and the principal's own; administrators get all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
@@ -142,6 +149,8 @@ class PrincipalStore:
             return method
         if "owner" in takes:
             return lambda **arguments: method(**arguments | {"owner": self._principal.owner})
+        if "watch_id" in takes:
+            return lambda *, watch_id, **arguments: method(watch_id=self.get_watch(watch_id=watch_id).id, **arguments)
         if "search_id" in takes:
             return lambda *, search_id, **arguments: getattr(self._of(search_id, name), name)(search_id=search_id, **arguments)
         raise HpToolError(f"{name} needs a key of scope admin", code="forbidden")

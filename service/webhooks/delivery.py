@@ -1,4 +1,4 @@
-"""Delivery of webhooks when searches end, in a thread beside a worker's own work, which may take hours."""
+"""Delivery of webhooks when searches end or watched jobs change, in a thread beside a worker's own work."""
 
 import ipaddress
 import json
@@ -20,7 +20,7 @@ import httpx
 
 from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import SearchRecord
-from hp_tool.domain.webhooks import WebhookRecord
+from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import HpToolError, InputError
 from service.logs import surviving
 from service.webhooks.policy import Address, WebhookSettings
@@ -76,6 +76,20 @@ def post(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One attempt to tell of something."""
+
+    owner: str | None
+    url: str = field(repr=False)
+    body: bytes
+    message_id: str
+    """The same for every attempt, so that receivers can drop repetitions."""
+    settle: Callable[[str | None], None]
+    """Stores what came of the attempt."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
     """Delivers what is due, a few messages at a time; any number of workers do so on one database."""
 
@@ -97,7 +111,7 @@ class Deliveries:
                 with surviving("claim webhooks", log):
                     claim = self._claim()
                 if claim is not None:
-                    pool.submit(self._deliver, *claim)
+                    pool.submit(self._deliver, claim)
                 else:
                     with self._ended:
                         self._ended.wait(self.poll_s)
@@ -106,40 +120,66 @@ class Deliveries:
         """Attempt one delivery that is due; False where none is."""
         claim = self._claim()
         if claim is not None:
-            self._deliver(*claim)
+            self._deliver(claim)
         return claim is not None
 
-    def _claim(self) -> tuple[WebhookRecord, SearchRecord] | None:
+    def _claim(self) -> Claim | None:
         """A message of whoever has room: silent receivers of one owner hold up nobody else's messages."""
         with self._ended:
             if self._under_way.total() >= AT_ONCE:
                 return None
             full = [owner for owner, count in self._under_way.items() if count >= AT_ONCE_PER_OWNER]
-            claim = self.store.claim_webhook(except_of=full)
+            claim = self._of_search(full) or self._of_watch(full)
             if claim is not None:
-                self._under_way[claim[1].owner] += 1
+                self._under_way[claim.owner] += 1
             return claim
 
-    def _deliver(self, webhook: WebhookRecord, search: SearchRecord) -> None:
+    def _of_search(self, full: list[str | None]) -> Claim | None:
+        claim = self.store.claim_webhook(except_of=full)
+        if claim is None:
+            return None
+        webhook, search = claim
+        return Claim(
+            owner=search.owner,
+            url=webhook.url,
+            body=message(search),
+            message_id=message_id(search),
+            settle=lambda error: self.store.settle_webhook(webhook=webhook, error=error),
+            words=f"search {search.id}: webhook, attempt {webhook.attempts}",
+        )
+
+    def _of_watch(self, full: list[str | None]) -> Claim | None:
+        watch = self.store.claim_watch_event(except_of=full)
+        if watch is None:
+            return None
+        return Claim(
+            owner=watch.owner,
+            url=watch.webhook or "",
+            body=watch_message(watch),
+            message_id=f"{watch.id}-{watch.event}",
+            settle=lambda error: self.store.settle_watch_event(watch=watch, error=error),
+            words=f"watch {watch.id}: webhook, attempt {watch.attempts}",
+        )
+
+    def _deliver(self, claim: Claim) -> None:
         try:
             with surviving("deliver webhooks", log):
-                self._attempt(webhook, search)
+                self._attempt(claim)
         finally:
             with self._ended:
-                self._under_way[search.owner] -= 1
+                self._under_way[claim.owner] -= 1
                 self._ended.notify_all()
 
-    def _attempt(self, webhook: WebhookRecord, search: SearchRecord) -> None:
-        body = message(search)
+    def _attempt(self, claim: Claim) -> None:
         key, timestamp = self.settings.key, int(time.time())
-        headers = signed_headers(key=key, message_id=message_id(search), timestamp=timestamp, body=body)
+        headers = signed_headers(key=key, message_id=claim.message_id, timestamp=timestamp, body=claim.body)
         error: str | None = None
         try:
-            self.send(self.settings.check(webhook.url), settings=self.settings, body=body, headers=headers)
-        except (DeliveryError, InputError) as failure:  # what was admitted when the search was submitted may not be now
+            self.send(self.settings.check(claim.url), settings=self.settings, body=claim.body, headers=headers)
+        except (DeliveryError, InputError) as failure:  # what was admitted when the URL was given may not be now
             error = str(failure)
-        self.store.settle_webhook(webhook=webhook, error=error)
-        log.info("search %s: webhook, attempt %d: %s", search.id, webhook.attempts, error or "delivered")
+        claim.settle(error)
+        log.info("%s: %s", claim.words, error or "delivered")
 
 
 def warn_of_overdue(*, store: AccessStore, stopping: threading.Event, look_s: float = LOOK_S) -> None:
@@ -174,6 +214,21 @@ def message(search: SearchRecord) -> bytes:
         "result": f"/v1/searches/{search.id}/result",
     }
     return json.dumps({"type": "search.ended", "timestamp": search.finished_at.isoformat(), "data": data}).encode()
+
+
+def watch_message(watch: WatchRecord) -> bytes:
+    """The message of a watched job's newest event: that it became slower, since when, by how much and what could explain it, or
+    that it is as it was again."""
+    verdict = watch.message or {}
+    names = ("status", "steps", "now", "was", "expected", "slowdown", "lag", "causes", "loss_per_day", "text")
+    data = {
+        "watch_id": watch.id,
+        "name": watch.name,
+        "event": watch.event,
+        **{name: verdict.get(name) for name in names},
+        "watch": f"/v1/watches/{watch.id}",
+    }
+    return json.dumps({"type": "watch.changed", "timestamp": watch.updated_at.isoformat(), "data": data}).encode()
 
 
 def _cut(value: Any) -> str | None:

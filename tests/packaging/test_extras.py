@@ -60,6 +60,7 @@ ANSWERED = {
     "recipes": ["recipes"],
     "trainers": ["trainers"],
     "doctor": ["doctor"],
+    "watch": ["watch", "steps.jsonl", "--query=queries.yaml", "--json"],
 }
 """Commands that need no extra."""
 REFUSED: dict[str, tuple[Extra, list[str]]] = {
@@ -101,6 +102,7 @@ def installation(folder: Path, *extras: Extra) -> Path:
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 16}}
     (folder / "queries.yaml").write_text(json.dumps(query))
     (folder / "train.sh").write_text(SCRIPT)
+    (folder / "steps.jsonl").write_text('{"step_s": 0.5}\n' * 50)
     return folder / "installed"
 
 

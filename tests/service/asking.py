@@ -37,7 +37,7 @@ WITHOUT = frozenset(
         *("/searches/{search_id}/label", "/v1/searches/{search_id}/label"),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
         *("/models/{name}/remove", "/clusters/{name}/remove", "/v1/models/{name}", "/v1/clusters/{name}", "/v1/keys/{key_id}"),
-        "/v1/traces/{name}",
+        *("/v1/traces/{name}", "/v1/watches/{watch_id}", "/v1/watches/{watch_id}/steps"),
     }
 )
 """Changing routes that take no query."""
@@ -164,6 +164,10 @@ def _tool(place: str, value: str) -> Iterator[Json]:
     }
 
 
+def _watch(place: str, value: str) -> Iterator[Json]:
+    yield {"json": {"query": asked(place, value)}}
+
+
 BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     **dict.fromkeys(("/v1/estimates", "/v1/recommendations", "/v1/searches", "/v1/plans"), _query),
     "/v1/batch": _lines,
@@ -172,6 +176,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/exports": _export,
     "/v1/imports": _import,
     "/v1/sizings": _sizing,
+    "/v1/watches": _watch,
     "/mcp": _tool,
     **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
     **dict.fromkeys(("/searches/new", "/searches/new/preview", "/searches/new/preview.json"), _form),

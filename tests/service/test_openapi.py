@@ -82,6 +82,7 @@ def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[s
     search = http.post("/v1/searches", json=query).json()["id"]
     told = {"query": query, "parallel": {"tensor_parallel_size": 2}, "measurement": {"step_s": 0.25}}
     measured = http.post("/v1/measurements", json=told).json()["id"]
+    watched = http.post("/v1/watches", json={}).json()["id"]
     sent = 0
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
@@ -91,12 +92,12 @@ def test_every_body_has_an_example_that_is_taken(http: TestClient, query: dict[s
             named = content["schema"].get("$ref", "").rpartition("/")[2]
             example = content.get("example") or described["components"]["schemas"][named]["example"]
             body = example if isinstance(example, str) else json.dumps(example)
-            address = path.format(search_id=search, measurement_id=measured)
+            address = path.format(search_id=search, measurement_id=measured, watch_id=watched)
             answer = http.request(method, address, content=body, headers={"Content-Type": media_type})
             assert answer.status_code < 300, (path, answer.text)
             assert '"status":"error"' not in answer.text.replace(" ", ""), (path, answer.text)
             sent += 1
-    assert sent == 17
+    assert sent == 19
 
 
 @pytest.mark.parametrize(

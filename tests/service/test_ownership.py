@@ -49,13 +49,20 @@ class Stand:
     run: str
     key: str
     measurement: str
+    watch: str
     query: dict[str, Any]
 
     def path(self, address: Address) -> str:
         """Where a route speaks of hers. A parameter of a new kind fails here, and joins."""
         name = "cpu" if address.pattern.startswith("/gpus") else "hers"
         return address.at(
-            search_id=self.search, run_id=self.run, key_id=self.key, name=name, action="clone", measurement_id=self.measurement
+            search_id=self.search,
+            run_id=self.run,
+            key_id=self.key,
+            name=name,
+            action="clone",
+            measurement_id=self.measurement,
+            watch_id=self.watch,
         )
 
     def parameters(self, address: Address) -> dict[str, str]:
@@ -90,7 +97,15 @@ def furnished(http: TestClient, store: SqlStore, query: dict[str, Any], *, key: 
     report = {"query": asked, "parallel": {}, "measurement": {"status": "ok", "step_s": 0.5}}
     measured = http.post("/v1/measurements", json=report, headers=ada).json()["id"]
     assert http.post("/v1/calibrations", headers=ada).json()["items"][0]["models"] == {"models of users": 1}
-    return Stand(search=search, run=run, key=key, measurement=measured, query=query | {"model": "hers", "parallel": {}})
+    watched = http.post("/v1/watches", json={"name": CANARY, "query": asked | {"parallel": {}}}, headers=ada)
+    return Stand(
+        search=search,
+        run=run,
+        key=key,
+        measurement=measured,
+        watch=watched.json()["id"],
+        query=query | {"model": "hers", "parallel": {}},
+    )
 
 
 def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -> httpx.Response:
@@ -119,7 +134,9 @@ def test_tenants_are_apart(app: FastAPI, http: TestClient, store: SqlStore, quer
             assert (answer.status_code, answer.json()["detail"]) == (404, f"no search '{stand.search}'"), address
         elif "{name}" in address.pattern and "/gpus/" not in address.pattern:
             assert answer.status_code in (403, 404), address
-        elif "{measurement_id}" in address.pattern:
+        elif "{measurement_id}" in address.pattern or (
+            "{watch_id}" in address.pattern and not address.pattern.endswith("/steps")
+        ):
             assert answer.status_code == 404, address
         elif "{key_id}" in address.pattern:
             assert answer.status_code == 403, address

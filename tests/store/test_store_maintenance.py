@@ -16,6 +16,7 @@ from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Label, SearchState
+from hp_tool.domain.watch_records import WatchChange
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import SqlStore, maintenance, open_store, schema
 from hp_tool.store.tables import metadata
@@ -37,6 +38,9 @@ def fill(store: SqlStore, new_measurement: Callable[..., NewMeasurement]) -> Non
     store.save_calibration(cluster_key="c", framework="f", payload={}, num_measurements=1)
     store.put_registration(kind="cluster", name="lab", spec={"gpu": "cpu"})
     store.add_key(key=NewKey(id="ab", owner="ada", scope=Scope.SUBMIT, secret_sha256="00"))
+    watch = store.create_watch(name="job", query={"kind": "training"}, expected=None)
+    made = WatchChange(state={"steps": 1}, source={"rank": 0}, status="learning")
+    store.change_watch(watch_id=watch.id, source="s", change=lambda *_: made)
     store.add_audit(owner="ada", api_key_id="ab", action="POST /v1/searches", resource="/v1/searches", outcome="202")
 
 
@@ -53,6 +57,8 @@ def content(store: SqlStore) -> list[object]:
         store.due_refits(),
         store.list_calibrations().items,
         store.list_registrations(kind="cluster"),
+        store.list_watches().items,
+        store.watch_sources(watch_id=store.list_watches().items[0].id),
         store.list_keys().items,
         store.audit().items,
     ]

@@ -1,0 +1,141 @@
+"""`hp-tool watch`: a running job's steps held against what they were and what they should be. Exits 4 where it is slower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hp_tool.cli import queries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hp_tool.domain.query import Query
+    from hp_tool.domain.watch import Verdict
+
+SLOWER = 4
+POLL_S = 0.5
+MOST_AT_ONCE = 10_000
+"""Lines that are read of one log before the next has its turn."""
+
+
+def watch(
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="LOG...", help="Logs, or folders of them, one per rank; - is standard input.")
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option("--query", metavar="FILE", help="The job's query, for what is expected of it and what it costs."),
+    ] = None,
+    reader: Annotated[str | None, typer.Option("--format", help="How the log is read; guessed by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on reading as the logs grow, until interrupted.")] = False,
+    lost_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instead: what to run without this many of the query's nodes, and whether to wait."),
+    ] = None,
+    settings: queries.Setting = None,
+    calibration: queries.CalibrationOption = True,
+    as_json: queries.JsonOption = False,
+) -> None:
+    """Say whether a running job became slower than it was, or is slower than it should be; print nothing while all is well."""
+    from hp_tool.errors import InputError
+    from hp_tool.formats.logs import READERS
+    from hp_tool.training.problem import resolve_training
+    from hp_tool.watch import expected_of
+    from hp_tool.watch.logs import LogSteps, Watched, log_files
+
+    if reader is not None and reader not in READERS:
+        raise InputError(f"unknown format {reader!r}; known: {', '.join(READERS)}", field="--format")
+    parsed = None if query is None else queries.read_query(query, {}, settings)
+    if lost_nodes is not None:
+        return _after_loss(parsed, lost_nodes, calibration=calibration, as_json=as_json)
+    if not logs:
+        raise InputError("no log: name one, a folder of them, or - for standard input", field="LOG")
+    watched, workload, num_gpus = Watched(), None, 1
+    if parsed is not None:
+        with queries.stored_calibrations(wanted=calibration) as calibrations:
+            watched.expected = expected_of(parsed, calibrations=calibrations)
+        problem = resolve_training(parsed)
+        workload, num_gpus = problem.workload, problem.cluster.num_gpus
+    as_they_come = follow or logs == ["-"]
+    steps: dict[int, LogSteps] = {}
+    lines = _standard_input() if logs == ["-"] else _lines(log_files(logs), follow=follow)
+    try:
+        for log, line in lines:
+            each = steps.setdefault(log, LogSteps(reader=reader, workload=workload, num_gpus=num_gpus))
+            step = each.feed(line)
+            if step is not None and watched.add(log, *step) and as_they_come:
+                _print(watched.verdict(), as_json=as_json, number=watched.job.changes.steps)
+    except KeyboardInterrupt:
+        pass
+    if not watched.sources:
+        raise InputError("no step time in the log: is --format right?", field="LOG")
+    verdict = watched.verdict()
+    _print(verdict, as_json=as_json, number=None)
+    if verdict.slow:
+        raise typer.Exit(SLOWER)
+    return None
+
+
+def _standard_input() -> Iterator[tuple[int, str]]:
+    for line in iter(queries.standard_input().readline, b""):
+        yield 0, line.decode(errors="replace")
+
+
+def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
+    """(number of the file, line) of all files in turn; with `follow` for ever."""
+    places, rest = [0] * len(files), [b""] * len(files)
+    while True:
+        came = False
+        for number, file in enumerate(files):
+            with file.open("rb") as stream:
+                stream.seek(places[number])
+                content = stream.readlines(1 << 20)
+                places[number] = stream.tell()
+            for line in content:
+                came = True
+                whole = rest[number] + line
+                rest[number] = b""
+                if not line.endswith(b"\n"):
+                    rest[number] = whole[-(1 << 16) :]
+                    continue
+                yield number, whole.decode(errors="replace")
+        if not came and not follow:
+            yield from ((number, line.decode(errors="replace")) for number, line in enumerate(rest) if line)
+            return
+        if not came:
+            time.sleep(POLL_S)
+
+
+def _print(verdict: Verdict, *, as_json: bool, number: int | None) -> None:
+    from hp_tool.queries import schema
+
+    if as_json:
+        typer.echo(schema.to_json(verdict))
+        return
+    if number is not None and not verdict.text:
+        typer.echo(f"step {number - 1}: as it was again")
+    for line in verdict.text:
+        typer.echo(line)
+
+
+def _after_loss(query: Query | None, lost_nodes: int, *, calibration: bool, as_json: bool) -> None:
+    from hp_tool.errors import InputError
+    from hp_tool.queries import schema
+    from hp_tool.render.words import arithmetic
+    from hp_tool.units import duration
+    from hp_tool.watch.loss import after_loss
+
+    if query is None:
+        raise InputError("--lost-nodes needs the job's query", field="--query", code="missing_field")
+    with queries.stored_calibrations(wanted=calibration) as calibrations:
+        answer = after_loss(query, lost_nodes=lost_nodes, calibrations=calibrations)
+    if as_json:
+        typer.echo(schema.to_json(answer))
+        return
+    idle = f", {answer.idle_gpus} idle" if answer.idle_gpus else ""
+    typer.echo(f"{arithmetic(answer.recommendation.parallel)}{idle}: {duration(answer.step_s)} a step")
+    typer.echo(answer.text)

@@ -1,0 +1,249 @@
+"""Reports a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from inside the training.
+
+This file stands alone: it needs Python's standard library and nothing else, so it may be copied beside a training script. It
+never blocks and never raises: steps wait in a bounded queue, a thread sends them, and keeps them until the service has stored
+them. Each has a number, so that one sent twice counts once.
+
+    from hp_tool.reporter import Reporter
+    reporter = Reporter()                                   # HP_WATCH_URL, HP_API_KEY, HP_WATCH_FILE, RANK
+    train_step = reporter.timed(train_step)                 # one call is one step
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+CAPACITY = 100_000
+"""Steps that wait for the service: a day of steps of a second. The oldest go first, and the service learns how many went."""
+AT_ONCE = 500
+EVERY_S = 1.0
+LONGEST_WAIT_S = 30.0
+CLOSING_WAIT_S = 0.2
+LIMIT_S = 10.0
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Reporter:
+    """Collects the steps of one process, and sends them in the background."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        file: str | None = None,
+        rank: int | None = None,
+        capacity: int = CAPACITY,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """`url`: of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: to which JSON lines are appended;
+        by default HP_WATCH_FILE, with {rank} replaced. Without either nothing is reported."""
+        self.url = (url or os.environ.get("HP_WATCH_URL") or "").rstrip("/")
+        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        file = file or os.environ.get("HP_WATCH_FILE") or ""
+        self.file = file.replace("{rank}", str(self.rank))
+        self.dropped = 0
+        """Steps that the queue could not keep."""
+        self._key = api_key or os.environ.get("HP_API_KEY")
+        self._source, self._host = uuid.uuid4().hex, socket.gethostname()
+        self._capacity, self._every_s, self._at_once = capacity, every_s, AT_ONCE
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._until = 0.0
+        self._seq = 0
+        self._last: float | None = None
+        self._parts: dict[str, float] = {}
+        self._warned = False
+
+    def step(self, step_s: float | None = None, *, step: int | None = None, parts_s: dict[str, float] | None = None) -> None:
+        """Report one optimizer step. Without `step_s` it lasted since the last call; the first call then only starts the clock.
+
+        `parts_s`: this rank's own seconds by part; `communication` includes waiting for others.
+        """
+        now = time.perf_counter()
+        last, self._last = self._last, now
+        parts, self._parts = {**self._parts, **(parts_s or {})}, {}
+        if step_s is None and last is None:
+            return
+        seconds = now - last if step_s is None and last is not None else step_s
+        if seconds is None or not 1e-6 <= seconds <= 1e7:
+            return
+        self._seq += 1
+        report: dict[str, Any] = {"seq": self._seq, "step_s": seconds}
+        if step is not None:
+            report["step"] = int(step)
+        if parts:
+            report["parts_s"] = parts
+        if self.file:
+            self._write(report)
+        if self.url:
+            self._queue(report)
+
+    def timed(self, function: Function) -> Function:
+        """Return the function such that each of its calls ends a step."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self._last is None:
+                self._last = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.step()
+            return result
+
+        return wrapped  # type: ignore[return-value]
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what runs inside as a part of the current step. On a GPU, end it where the device has finished."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begun
+
+    def close(self, *, timeout_s: float = LIMIT_S) -> bool:
+        """Send what waits, for at most `timeout_s`; return whether all was stored."""
+        self._until = time.monotonic() + timeout_s
+        self._closing.set()
+        if self._waiting:
+            self._start()
+        if (thread := self._thread) is not None:
+            thread.join(timeout_s)
+            if thread.is_alive():  # it ends with the answer that it waits for
+                return False
+        self._thread = None
+        self._closing.clear()
+        return not self._waiting
+
+    def _write(self, report: dict[str, Any]) -> None:
+        with suppress(OSError), open(self.file, "a") as stream:  # noqa: PTH123
+            stream.write(json.dumps({**report, "rank": self.rank}) + "\n")
+
+    def _queue(self, report: dict[str, Any]) -> None:
+        with self._lock:
+            self._waiting.append(report)
+            if len(self._waiting) > self._capacity:
+                self._waiting.popleft()
+                self.dropped += 1
+        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_all, name="hp-tool reporter", daemon=True)
+            self._thread.start()
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+
+    def _send_all(self) -> None:
+        wait_s = self._every_s
+        while True:
+            closing = self._closing.wait(wait_s)
+            taken = self._send()
+            wait_s = self._every_s if taken else min(2.0 * wait_s, LONGEST_WAIT_S)
+            if closing and (not self._waiting or time.monotonic() >= self._until):
+                return
+            if closing and not taken:
+                time.sleep(CLOSING_WAIT_S)
+            if taken and len(self._waiting) >= self._at_once:
+                wait_s = 0.0
+
+    def _send(self) -> bool:
+        """Send the oldest steps; keep them unless the service says that it has stored them."""
+        with self._lock:
+            reports = [self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))]
+            dropped = self.dropped
+        if not reports:
+            return True
+        body = {"source": self._source, "rank": self.rank, "host": self._host, "dropped": dropped, "reports": reports}
+        headers = {"Content-Type": "application/json", "User-Agent": "hp-tool reporter"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            request = urllib.request.Request(f"{self.url}/steps", json.dumps(body).encode(), headers)  # noqa: S310
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as response:  # noqa: S310
+                stored = int(json.load(response)["acknowledged"])
+        except Exception as error:
+            if getattr(error, "code", None) == 413:  # the service takes smaller messages
+                self._at_once = max(self._at_once // 2, 1)
+            if not self._warned:
+                print(f"hp-tool: steps wait for {self.url}: {error}", file=sys.stderr)
+                self._warned = True
+            return False
+        self._warned = False
+        with self._lock:
+            while self._waiting and self._waiting[0]["seq"] <= stored:
+                self._waiting.popleft()
+        return True
+
+
+class _Callback:
+    """Takes any hook of a trainer and does nothing in it."""
+
+    def __init__(self, reporter: Reporter | None = None) -> None:
+        self.reporter = reporter or Reporter()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+class HuggingFaceCallback(_Callback):
+    """`Trainer(..., callbacks=[HuggingFaceCallback()])` of transformers or TRL."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock at the first step."""
+        if self.reporter._last is None:
+            self.reporter.step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report an optimizer step."""
+        self.reporter.step(step=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Send what waits."""
+        self.reporter.close()
+
+
+class LightningCallback(_Callback):
+    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is the optimizer's, of however many batches."""
+
+    state_key = "hp_tool.reporter"
+    _global_step = 0
+
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Start the clock at the first batch."""
+        if self.reporter._last is None:
+            self.reporter.step()
+
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """Report an optimizer step where the batch ended one."""
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
+            self.reporter.step(step=trainer.global_step)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Send what waits."""
+        self.reporter.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing to keep in checkpoints."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take nothing from checkpoints."""

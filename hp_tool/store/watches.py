@@ -1,0 +1,180 @@
+"""Watched jobs: their detectors' state, changed under a lock, and the webhook that tells of their newest event."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Unpack
+
+import sqlalchemy as sa
+
+from hp_tool.domain.digests import json_digest
+from hp_tool.domain.records import JsonObject, Page, Paging
+from hp_tool.domain.watch_records import Change, WatchRecord, WatchSource
+from hp_tool.domain.webhooks import ATTEMPTS, WebhookState, wait_s
+from hp_tool.errors import ConflictError, NotFoundError
+from hp_tool.store import tables
+from hp_tool.store.base import StoreBase, checked, first_use, now
+from hp_tool.store.columns import encode, new_id, row_dict, storable
+from hp_tool.store.paging import Listing
+
+WATCH, SOURCE = tables.watches, tables.watch_sources
+MOST_WATCHES = 1000
+"""Of one owner."""
+MOST_SOURCES = 20_000
+"""Processes of one job, restarted ones included."""
+
+
+class Watches(StoreBase):
+    """The part of the store that keeps watched jobs (`WatchStore`)."""
+
+    def create_watch(
+        self,
+        *,
+        name: str,
+        query: JsonObject | None,
+        expected: JsonObject | None,
+        webhook: str | None = None,
+        owner: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> WatchRecord:
+        watch_id = new_id()
+        with self._writing() as connection:
+            at = now(connection)
+            fingerprint = json_digest({"name": name, "query": query, "webhook": webhook})
+            first = first_use(
+                connection,
+                scope="watches",
+                owner=owner,
+                key=idempotency_key,
+                fingerprint=fingerprint,
+                resource_id=watch_id,
+                at=at,
+            )
+            if first == watch_id:
+                mine = sa.func.coalesce(WATCH.c.owner, "") == (owner or "")
+                if connection.execute(sa.select(sa.func.count()).where(mine)).scalar_one() >= MOST_WATCHES:
+                    raise ConflictError(f"{MOST_WATCHES} jobs are watched; delete some first", code="too_many")
+                values: dict[str, Any] = {
+                    "id": watch_id,
+                    "name": storable(name),
+                    "owner": owner,
+                    "query": query and encode(query, field="query"),
+                    "expected": expected,
+                    "status": "learning",
+                    "webhook": webhook,
+                    "event": 0,
+                    "attempts": 0,
+                    "created_at": at,
+                    "updated_at": at,
+                }
+                connection.execute(sa.insert(WATCH).values(checked(WATCH, values)))
+            return _read(connection, first)
+
+    def get_watch(self, *, watch_id: str) -> WatchRecord:
+        with self._reading() as connection:
+            return _read(connection, watch_id)
+
+    def watch_sources(self, *, watch_id: str) -> list[WatchSource]:
+        with self._reading() as connection:
+            return _sources(connection, watch_id)
+
+    def list_watches(self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]) -> Page[WatchRecord]:
+        listing = Listing(table=WATCH, filters={WATCH.c.owner: owner}, paging=paging)
+        with self._reading() as connection:
+            return listing.page(connection, limit=limit, record=_record)
+
+    def change_watch(self, *, watch_id: str, source: str, change: Change) -> WatchRecord:
+        source = storable(source)
+        with self._writing() as connection:
+            before = _read(connection, watch_id, locked=True)
+            here = SOURCE.c.watch_id == watch_id, SOURCE.c.source == source
+            known = connection.execute(sa.select(SOURCE.c.state).where(*here)).scalar_one_or_none()
+            counted = sa.select(sa.func.count()).where(SOURCE.c.watch_id == watch_id)
+            if known is None and connection.execute(counted).scalar_one() >= MOST_SOURCES:
+                raise ConflictError(f"{MOST_SOURCES:,} processes reported to this watch; begin another", code="too_many")
+            after, at = change(before, known, lambda: _sources(connection, watch_id)), now(connection)
+            state = {"state": encode(after.source, field="reports")}
+            if known is None:
+                new = checked(SOURCE, {"watch_id": watch_id, "source": source, **state})
+                connection.execute(sa.insert(SOURCE).values(new))
+            else:
+                connection.execute(sa.update(SOURCE).where(*here).values(state))
+            values: dict[str, Any] = {"updated_at": at, "status": after.status}
+            if after.state is not None:
+                values["state"] = encode(after.state, field="reports")
+            if after.message is not None:
+                values |= {"event": before.event + 1, "message": encode(after.message, field="reports")}
+                if before.webhook is not None:
+                    fresh = {"webhook_state": WebhookState.PENDING, "attempts": 0, "next_attempt_at": at, "last_error": None}
+                    values |= fresh
+            connection.execute(sa.update(WATCH).where(WATCH.c.id == watch_id).values(checked(WATCH, values)))
+            return _read(connection, watch_id)
+
+    def note_teaching(self, *, watch_id: str, measurement_id: str | None, why: str | None) -> None:
+        values = {"measurement_id": measurement_id, "teaching": why and storable(why[:500])}
+        with self._writing() as connection:
+            connection.execute(sa.update(WATCH).where(WATCH.c.id == watch_id).values(values))
+
+    def delete_watch(self, *, watch_id: str) -> None:
+        with self._writing() as connection:
+            if connection.execute(sa.delete(WATCH).where(WATCH.c.id == watch_id)).rowcount == 0:
+                raise _unknown(watch_id)
+
+    def claim_watch_event(self, *, except_of: Collection[str | None] = ()) -> WatchRecord | None:
+        with self._reading() as connection:  # most of the time nothing is due, which costs no write lock
+            if connection.execute(_due(now(connection), except_of)).first() is None:
+                return None
+        with self._writing() as connection:
+            at = now(connection)
+            row = connection.execute(_due(at, except_of).with_for_update(skip_locked=True)).first()
+            if row is None:
+                return None
+            record = _record(row)
+            attempt = record.attempts + 1
+            begun = replace(record, attempts=attempt, next_attempt_at=at + timedelta(seconds=wait_s(attempt=attempt)))
+            values = {"attempts": attempt, "next_attempt_at": begun.next_attempt_at}
+            connection.execute(sa.update(WATCH).where(WATCH.c.id == record.id).values(values))
+            return begun
+
+    def settle_watch_event(self, *, watch: WatchRecord, error: str | None) -> None:
+        mine = WATCH.c.id == watch.id, WATCH.c.event == watch.event, WATCH.c.next_attempt_at == watch.next_attempt_at
+        values: dict[str, Any] = {"last_error": error and storable(error[:500])}
+        if error is None:
+            values["webhook_state"] = WebhookState.DELIVERED
+        elif watch.attempts >= ATTEMPTS:
+            values["webhook_state"] = WebhookState.FAILED
+        with self._writing() as connection:
+            connection.execute(sa.update(WATCH).where(WATCH.c.webhook_state == WebhookState.PENDING, *mine).values(values))
+
+
+def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
+    """The job whose event has waited the longest to be told, of all owners but these."""
+    owners = [owner or "" for owner in except_of]
+    wanted = (
+        WATCH.c.webhook_state == WebhookState.PENDING,
+        WATCH.c.next_attempt_at <= at,
+        sa.func.coalesce(WATCH.c.owner, "").not_in(owners),
+    )
+    return sa.select(WATCH).where(*wanted).order_by(WATCH.c.next_attempt_at).limit(1)
+
+
+def _read(connection: sa.Connection, watch_id: str, *, locked: bool = False) -> WatchRecord:
+    query = sa.select(WATCH).where(WATCH.c.id == watch_id)
+    row = connection.execute(query.with_for_update() if locked else query).one_or_none()
+    if row is None:
+        raise _unknown(watch_id)
+    return _record(row)
+
+
+def _sources(connection: sa.Connection, watch_id: str) -> list[WatchSource]:
+    query = sa.select(SOURCE.c.source, SOURCE.c.state).where(SOURCE.c.watch_id == watch_id).order_by(SOURCE.c.source)
+    return [WatchSource(source=row.source, state=row.state) for row in connection.execute(query)]
+
+
+def _record(row: sa.Row[Any]) -> WatchRecord:
+    state = None if row.webhook_state is None else WebhookState(row.webhook_state)
+    return WatchRecord(**row_dict(row) | {"webhook_state": state})
+
+
+def _unknown(watch_id: str) -> NotFoundError:
+    return NotFoundError(f"no watched job {watch_id!r}", field="watch_id")

@@ -1,0 +1,197 @@
+"""One job under watch: the detector of its step times, and of each rank the little that tells causes apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from hp_tool.assumptions import assumed
+from hp_tool.domain.watch import Cause, Expected, Lag, Loss, Pace, Slowdown, StepBatch, StepReport, Verdict
+from hp_tool.slowdowns.causes import RankTimes, grows
+from hp_tool.slowdowns.changes import REACH, Changes, Regime
+from hp_tool.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from hp_tool.watch.words import causes_of, sentences
+
+USUAL, RECENT = 64, 32
+"""Steps of a rank that are kept from its beginning, and of its end."""
+STEP = "step"
+MOST_PARTS = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Source:
+    """What is kept of one process of the job."""
+
+    rank: int = 0
+    host: str | None = None
+    last_seq: int = 0
+    """Reports up to this one were taken."""
+    steps: int = 0
+    dropped: int = 0
+    seen: int = 0
+    """Steps that the job had when this process reported last: it orders the lives of a rank."""
+    usual: list[dict[str, float]] = field(default_factory=list)
+    """Seconds by part of its first steps after the warm-up."""
+    recent: list[dict[str, float]] = field(default_factory=list)
+    """Those of its newest steps."""
+
+    def take(self, batch: StepBatch) -> list[StepReport]:
+        """Return the reports that are new, and keep what tells causes apart; sent again, none is."""
+        self.rank, self.host, self.dropped = batch.rank, batch.host, max(self.dropped, batch.dropped)
+        fresh = sorted(
+            {each.seq: each for each in batch.reports if each.seq > self.last_seq}.values(), key=lambda each: each.seq
+        )
+        for each in fresh:
+            self.last_seq, self.steps = each.seq, self.steps + 1
+            if self.steps <= assumed().watch.warmup_steps:
+                continue
+            parts = {STEP: each.step_s, **dict(list(each.parts_s.items())[:MOST_PARTS])}
+            if len(self.usual) < USUAL:
+                self.usual.append(parts)
+            self.recent = [*self.recent[1 - RECENT :], parts]
+        return fresh
+
+    def state(self) -> dict[str, Any]:
+        """Everything that is remembered, as JSON's types."""
+        return {
+            name: getattr(self, name) for name in ("rank", "host", "last_seq", "steps", "dropped", "seen", "usual", "recent")
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        """The process that had this state."""
+        return cls(**state)
+
+
+def _times(sources: list[Source], *, newest: int) -> list[RankTimes]:
+    """Medians of each rank: of its first steps, in its first life, and of the newest ones, in its last."""
+    lives: dict[int, list[Source]] = {}
+    for source in sorted(sources, key=lambda each: each.seen):
+        if source.usual and source.recent:
+            lives.setdefault(source.rank, []).append(source)
+    count = max(min(newest, RECENT), 1)
+    return [
+        RankTimes(rank=rank, before=_medians(of_rank[0].usual), after=_medians(of_rank[-1].recent[-count:]))
+        for rank, of_rank in sorted(lives.items())
+    ]
+
+
+def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Median seconds of each part; `step` counts where no part is reported."""
+    names = {name for each in steps for name in each}
+    names = names - {STEP} if len(names) > 1 else names
+    return {name: statistics.median(each.get(name, 0.0) for each in steps) for name in sorted(names)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A job under watch. Its memory is bounded by its number of processes, whatever the number of steps."""
+
+    changes: Changes = field(default_factory=Changes)
+    numbers: list[int] = field(default_factory=list)
+    """The trainer's numbers of the newest steps."""
+    marks: dict[int, int] = field(default_factory=dict)
+    """The trainer's number of each step at which a regime began or was told, by the detector's."""
+
+    def add(self, reports: list[StepReport]) -> bool:
+        """Take the next steps of the job's first rank; return whether its pace changed."""
+        changed = False
+        for each in reports:
+            number = self.changes.steps
+            self.numbers = [*self.numbers[-assumed().watch.baseline_steps :], number if each.step is None else each.step]
+            if self.changes.add([each.step_s]):
+                changed = True
+                first = self.changes.first
+                self.marks |= {at: self.numbers[at - number - 1] for at in (first, number) if number - at < len(self.numbers)}
+                self.marks = dict(sorted(self.marks.items())[-256:])
+        return changed
+
+    def verdict(self, *, expected: Expected | None, sources: list[Source]) -> Verdict:
+        """What is to be said after the newest step. `sources`: all processes, the first rank included."""
+        seen: dict[str, Any] = {
+            "steps": self.changes.steps,
+            "dropped": sum(each.dropped for each in sources),
+            "ranks": max(len({each.rank for each in sources}), 1),
+            "expected": expected,
+        }
+        now = self.changes.current
+        if now is None or (not self.changes.settled and not self.changes.past):
+            return Verdict(status="learning", **seen)
+        before = min(self.changes.past, key=lambda each: each.log_s, default=None)
+        slowdown = None if before is None else self._slowdown(before, now)
+        lag = None if expected is None else _lag(now, expected)
+        causes: tuple[Cause, ...] = ()
+        if slowdown is not None:
+            times = _times(sources, newest=self.changes.steps - now.first)
+            hosts = {each.rank: each.host for each in sources if each.host is not None}
+            causes = causes_of(times, hosts=hosts, factor=slowdown.factor, step_s=math.exp(now.log_s))
+        factor = slowdown.factor if slowdown is not None else lag.factor if lag is not None else None
+        verdict = Verdict(
+            status="slower_than_it_was" if slowdown else "slower_than_it_should_be" if lag else "as_expected",
+            now=_pace(now),
+            was=None if before is None else _pace(before),
+            slowdown=slowdown,
+            lag=lag,
+            causes=causes,
+            loss_per_day=None if factor is None else _loss(factor, expected),
+            **seen,
+        )
+        return replace(verdict, text=sentences(verdict))
+
+    def _slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
+        """The slowdown against the fastest pace before; None where the job is back at it."""
+        log, reach = now.log_s - before.log_s, math.hypot(_reach(now), _reach(before))
+        if log < math.log1p(assumed().watch.slowdowns[0]) / 2.0 or log <= reach:
+            return None
+        slower = [each for each in (*self.changes.past, now) if each.first > before.first]
+        first = slower[0] if all(each.log_s > before.log_s + log / 4.0 for each in slower) else now
+        rises = sum(b.log_s > a.log_s for a, b in zip([before, *slower], slower, strict=False))
+        growing = rises > 2 or grows(self.changes.baseline.logs)
+        return Slowdown(
+            factor=math.exp(log),
+            interval=(math.exp(log - reach), math.exp(log + reach)),
+            since_step=self.marks.get(first.first, first.first),
+            told_step=self.marks.get(first.alarm, first.alarm),
+            shape="growing" if growing else "sudden",
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that is remembered, as JSON's types."""
+        return {"changes": self.changes.state(), "numbers": self.numbers, "marks": list(self.marks.items())}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        """The job that had this state."""
+        return cls(
+            changes=Changes.of(state["changes"]),
+            numbers=list(state["numbers"]),
+            marks={int(at): int(number) for at, number in state["marks"]},
+        )
+
+
+def _reach(regime: Regime) -> float:
+    return (regime.high - regime.low) / 2.0
+
+
+def _pace(regime: Regime) -> Pace:
+    return Pace(step_s=math.exp(regime.log_s), interval=(math.exp(regime.low), math.exp(regime.high)))
+
+
+def _lag(now: Regime, expected: Expected) -> Lag | None:
+    """How much slower than expected; None where that may be chance, in one job of a hundred or more."""
+    low, high = (math.log(each) for each in expected.interval)
+    sd = math.hypot((high - low) / 2.0, _reach(now)) / REACH
+    log = now.log_s - math.log(expected.step_s)
+    beyond = now.log_s - high > (assumed().watch.unlikely_sds - REACH) * sd
+    return Lag(factor=math.exp(log), interval=(math.exp(log - REACH * sd), math.exp(log + REACH * sd))) if beyond else None
+
+
+def _loss(factor: float, expected: Expected | None) -> Loss:
+    hours = SECONDS_PER_DAY / SECONDS_PER_HOUR * (1.0 - 1.0 / factor)
+    if expected is None:
+        return Loss(hours=hours)
+    price = expected.price_per_gpu_hour
+    gpu_hours = hours * expected.num_gpus
+    return Loss(hours=hours, gpu_hours=gpu_hours, cost=None if price is None else gpu_hours * price)

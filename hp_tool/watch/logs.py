@@ -1,0 +1,131 @@
+"""Step times of growing logs, line by line, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
+from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.errors import InputError
+from hp_tool.formats.logs import READERS, LogFacts, read_line
+from hp_tool.watch.job import Job, Source
+
+MOST_FILES = 4096
+NEWEST = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class LogSteps:
+    """Reads the steps of one log as its lines come."""
+
+    reader: str | None = None
+    """One of READERS; None: the first that recognises a line."""
+    workload: TrainingWorkload | None = None
+    """Turns rates into seconds; without it a rate gives times in a unit of its own, which tells changes all the same."""
+    num_gpus: int = 1
+    facts: LogFacts = field(default_factory=LogFacts)
+    seq: int = 0
+    printed: dict[int | None, list[int]] = field(default_factory=dict)
+    """The trainer's numbers of the newest steps, by rank. One of them that comes again was printed by another rank; any other
+    that goes back follows a restart from a checkpoint."""
+
+    def feed(self, line: str) -> tuple[int | None, StepReport] | None:
+        """The step that this line completes, and the rank that it names; None for any other line."""
+        for reader in (self.reader,) if self.reader else READERS:
+            read_line(line, self.facts, reader=reader)
+            if (step := self._taken()) is not None:
+                self.reader = reader
+                rank, parts = _own_words(line) if reader == "json" else (None, {})
+                printed = self.printed.setdefault(rank, [])
+                if step[1] in printed:
+                    return None
+                if step[1] is not None:
+                    self.printed[rank] = [*printed[1 - NEWEST :], step[1]]
+                self.seq += 1
+                return rank, StepReport(seq=self.seq, step_s=step[0], step=step[1], parts_s=parts)
+        return None
+
+    def _taken(self) -> tuple[float, int | None] | None:
+        """The newest figure, as seconds, with its step; the facts forget both."""
+        facts = self.facts
+        kinds = [kind for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second") if getattr(facts, kind)]
+        if not kinds:
+            return None
+        if self.workload is not None:
+            times_s, ends_at = facts.step_times_s(self.workload, num_gpus=self.num_gpus)
+        else:
+            values = getattr(facts, kinds[0])
+            times_s, ends_at = (
+                values if kinds[0] == "step_s" else [1.0 / each for each in values],
+                facts.ends_at.get(kinds[0], []),
+            )
+        step = times_s[-1], ends_at[-1] if ends_at else None
+        for kind in kinds:
+            getattr(facts, kind).clear()
+        facts.ends_at.clear()
+        facts.losses.clear()
+        return step
+
+
+def _own_words(line: str) -> tuple[int | None, dict[str, float]]:
+    """The rank and the parts of a JSON line, where it has them."""
+    try:
+        words = json.loads(line[line.find("{") :])
+    except (ValueError, RecursionError):
+        return None, {}
+    parts, rank = words.get("parts_s"), words.get("rank")
+    own = (
+        {str(name)[:200]: float(s) for name, s in parts.items() if isinstance(s, int | float) and s >= 0.0}
+        if isinstance(parts, dict)
+        else {}
+    )
+    return rank if isinstance(rank, int) and rank >= 0 else None, own
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """A job that is read from one or several logs."""
+
+    expected: Expected | None = None
+    job: Job = field(default_factory=Job)
+    sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
+    """By number of the log and the rank that its lines name."""
+
+    def add(self, log: int, rank: int | None, report: StepReport) -> bool:
+        """Take a step of a log; return whether the job's pace changed. The first process that is heard stands for the job."""
+        key = (log, rank)
+        source = self.sources.setdefault(key, Source())
+        source.take(StepBatch(source=str(log), rank=log if rank is None else rank, reports=(report,)))
+        return key == next(iter(self.sources)) and self.job.add([report])
+
+    def verdict(self) -> Verdict:
+        """What is to be said after the newest step."""
+        return self.job.verdict(expected=self.expected, sources=list(self.sources.values()))
+
+
+def log_files(places: list[str]) -> list[Path]:
+    """The files that the places name, those of folders sorted by path. Raises InputError."""
+    files = [file for place in places for file in _files(Path(place))]
+    if not files:
+        raise InputError(f"no log in {', '.join(places)}", field="LOG")
+    if len(files) > MOST_FILES:
+        raise InputError(f"{len(files):,} files are more than the {MOST_FILES:,} that are read", field="LOG", code="too_many")
+    return files
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if place.is_dir():
+        yield from sorted((each for each in place.rglob("*") if each.is_file()), key=_natural)
+    elif place.exists():
+        yield place
+    else:
+        raise InputError(f"no log at {place}", field="LOG")
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts rank10 behind rank9."""
+    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", str(path))]

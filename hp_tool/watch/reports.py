@@ -1,0 +1,99 @@
+"""Steps that a job reports over HTTP: stored with its detector's state, told as events, and taught to the calibration once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_tool.domain.ports import Store, WatchStore
+from hp_tool.domain.query import Query
+from hp_tool.domain.records import JsonObject
+from hp_tool.domain.watch import Expected, StepBatch, Verdict
+from hp_tool.domain.watch_records import WatchChange, WatchRecord, WatchSource
+from hp_tool.errors import HpToolError, StoreError
+from hp_tool.learning import add_report
+from hp_tool.queries import schema
+from hp_tool.watch.job import Job, Source
+
+LEAD = 0
+"""The rank whose steps stand for the job."""
+TAUGHT_AFTER = 100
+"""Steps of a steady pace that teach the calibration, as one measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What became of a batch."""
+
+    record: WatchRecord
+    acknowledged: int
+    """All reports of the source up to this number are stored."""
+
+
+def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> Taken:
+    """Store the steps of a batch that are new. Sent again, whole or in part, it changes nothing."""
+    acknowledged = 0
+
+    def change(record: WatchRecord, state: JsonObject | None, others: Callable[[], list[WatchSource]]) -> WatchChange:
+        nonlocal acknowledged
+        source = Source() if state is None else Source.of(state)
+        fresh = source.take(batch)
+        acknowledged = source.last_seq
+        source.seen = 0 if record.state is None else int(record.state["changes"]["steps"])
+        if batch.rank != LEAD or not fresh:
+            return WatchChange(state=None, source=source.state(), status=record.status)
+        job = Job() if record.state is None else Job.of(record.state)
+        settled = job.changes.settled
+        changed = job.add(fresh)
+        message = None
+        status = record.status
+        if changed or (job.changes.settled and not settled):
+            sources = [Source.of(each.state) for each in others() if each.source != batch.source]
+            verdict = job.verdict(expected=expected_of_record(record), sources=[source, *sources])
+            recovered = changed and status not in ("learning", "as_expected")
+            message = schema.to_dict(verdict) if verdict.slow or recovered else None
+            status = verdict.status
+        return WatchChange(state=job.state(), source=source.state(), status=status, message=message)
+
+    record = store.change_watch(watch_id=watch_id, source=batch.source, change=change)
+    return Taken(record=record, acknowledged=acknowledged)
+
+
+def expected_of_record(record: WatchRecord) -> Expected | None:
+    """What was expected of the job when its watch began."""
+    return None if record.expected is None else schema.parse(Expected, record.expected)
+
+
+def verdict_of(record: WatchRecord, sources: list[WatchSource]) -> Verdict:
+    """What is to be said of the job after the newest step."""
+    job = Job() if record.state is None else Job.of(record.state)
+    return job.verdict(expected=expected_of_record(record), sources=[Source.of(each.state) for each in sources])
+
+
+def teach(
+    record: WatchRecord, *, watches: WatchStore, store: Store, resolve: Callable[[Query], Query] = lambda query: query
+) -> None:
+    """Report the job's steady pace as a measurement, once. The store decides whom it teaches; a report that is refused says why
+    with the job."""
+    if record.query is None or record.state is None or record.measurement_id is not None or record.teaching is not None:
+        return
+    job = Job.of(record.state)
+    now = job.changes.current
+    if now is None or job.changes.past or len(job.changes.baseline) < TAUGHT_AFTER:
+        return
+    query = {name: value for name, value in record.query.items() if name != "parallel"}
+    measurement: dict[str, Any] = {"status": "ok", "step_s": math.exp(now.log_s)}
+    report = {"query": query, "parallel": record.query.get("parallel") or {}, "measurement": measurement}
+    try:
+        stored = add_report(
+            json.dumps(report).encode(), store=store, source="reported", key=f"watch:{record.id}", resolve=resolve
+        )
+    except StoreError:
+        raise
+    except HpToolError as error:
+        watches.note_teaching(watch_id=record.id, measurement_id=None, why=error.message)
+    else:
+        watches.note_teaching(watch_id=record.id, measurement_id=stored.id, why=None)

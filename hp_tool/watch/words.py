@@ -1,0 +1,91 @@
+"""A verdict in sentences, and the causes that ranks and parts point to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hp_tool.domain.watch import Cause, CauseKind, Verdict
+from hp_tool.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
+from hp_tool.units import duration
+
+SHOWN = 8
+"""Ranks that are named."""
+
+
+def causes_of(ranks: Sequence[RankTimes], *, hosts: Mapping[int, str], factor: float, step_s: float) -> tuple[Cause, ...]:
+    """What could explain that a step takes `factor` times as long, and now `step_s`; the most likely first."""
+    slowed = math.log(factor)
+    has_parts = any(len(each.after) > 1 or "step" not in each.after for each in ranks)
+    slow, typical = lagging(ranks)
+    if not ranks or typical is None or (not has_parts and not slow):
+        return (Cause(kind="unknown", text="ranks wait for each other: report parts_s to tell one rank from all"),)
+    causes = []
+    if slow and typical < slowed / 2.0:
+        names = tuple(rank for rank, _ in slow)
+        where = tuple(dict.fromkeys(hosts[rank] for rank in names if rank in hosts))
+        causes.append(
+            Cause(
+                kind="some_ranks",
+                ranks=names,
+                hosts=where,
+                text=f"{_ranks(names, len(ranks))}{_on(where)}: own work takes {math.expm1(slow[0][1]):+.0%}, "
+                f"that of the others {math.expm1(typical):+.0%}",
+            )
+        )
+    elif typical >= slowed / 2.0:
+        causes.append(
+            Cause(
+                kind="all_ranks",
+                text=f"the own work of all ranks takes {math.expm1(typical):+.0%}: clocks (power, heat), data or the program",
+            )
+        )
+    longer_s = step_s * (1.0 - 1.0 / factor)
+    for name, grown_s in part_growths(ranks).items():
+        share = min(grown_s / longer_s, 1.0)
+        if name == "step" or share < 0.2:
+            continue
+        waits = name == COMMUNICATION
+        if waits and causes and causes[0].kind == "some_ranks":
+            continue  # the others wait for these ranks
+        kind: CauseKind = "communication" if waits else "part"
+        tail = ": links, or a rank whose own work is not reported" if waits else ""
+        causes.append(Cause(kind=kind, part=name, share=share, text=f"{name} is {share:.0%} of the longer step{tail}"))
+    return tuple(causes)
+
+
+def _ranks(names: tuple[int, ...], all_ranks: int) -> str:
+    shown = ", ".join(map(str, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return f"rank {shown} of {all_ranks}" if len(names) == 1 else f"ranks {shown} of {all_ranks}"
+
+
+def _on(hosts: tuple[str, ...]) -> str:
+    return f" on {', '.join(hosts[:SHOWN])}" if hosts else ""
+
+
+def sentences(verdict: Verdict) -> tuple[str, ...]:
+    """The verdict for people; nothing where all is well."""
+    now, was, slowdown, lag, expected = verdict.now, verdict.was, verdict.slowdown, verdict.lag, verdict.expected
+    if not verdict.slow or now is None:
+        return ()
+    lines = []
+    if slowdown is not None and was is not None:
+        lines.append(
+            f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step {slowdown.since_step}, "
+            f"{slowdown.shape} ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
+        )
+        lines += [f"  {each.text}" for each in verdict.causes]
+    if lag is not None and expected is not None:
+        lines.append(
+            f"slower than it should be: {_longer(lag.factor, lag.interval)} "
+            f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected)"
+        )
+    if (loss := verdict.loss_per_day) is not None:
+        money = "" if loss.cost is None else f", ${loss.cost:,.0f}"
+        devices = "" if loss.gpu_hours is None else f", {loss.gpu_hours:,.0f} GPU-hours{money}"
+        lines.append(f"costs {loss.hours:.1f} h of every day{devices}")
+    return tuple(lines)
+
+
+def _longer(factor: float, interval: tuple[float, float]) -> str:
+    return f"{factor - 1.0:+.1%} ({interval[0] - 1.0:+.1%} to {interval[1] - 1.0:+.1%})"
