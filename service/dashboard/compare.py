@@ -1,4 +1,4 @@
-"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted."""
+"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; /runs/RUN there: one."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,13 @@ from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import known_estimates
 from service.dashboard import formats
-from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
+from service.dashboard.configuration import (
+    ConfigurationPage,
+    ConfigurationView,
+    QueryText,
+    configuration_context,
+    configuration_view,
+)
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.metrics import Metric, measured_metrics
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, error_status, page_at
@@ -136,6 +142,21 @@ def compare_runs_context(
         known=[known.get(run.parallel) for run in runs],
         search_href=f"/searches/{search_id}",
     )
+
+
+@page_at(router, "/searches/{search_id}/runs/{run_id}", template="configuration.html", section="Searches", status=error_status)
+def run_context(
+    search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
+) -> ConfigurationPage:
+    """The configuration of a search's run, as shown on its page: a short address of it."""
+    record, run = store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
+    try:
+        text = Configuration.of(run, query=schema.parse_query(record.query)).text()
+    except HpToolError as error:  # a query of another version
+        json_href = f"/searches/{search_id}/runs/{run_id}.json"
+        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
+    page = configuration_context(text, calibrations, find, store, search=search_id)
+    return replace(page, json_href=f"/searches/{search_id}/runs/{run_id}.json")
 
 
 def _compared(

@@ -151,21 +151,6 @@ def configuration_context(
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
 
 
-@page_at(router, "/searches/{search_id}/runs/{run_id}", template="configuration.html", section="Searches", status=error_status)
-def run_context(
-    search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
-) -> ConfigurationPage:
-    """The configuration of a search's run, as shown on its page: a short address of it."""
-    record, run = store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
-    try:
-        text = Configuration.of(run, query=schema.parse_query(record.query)).text()
-    except HpToolError as error:  # a query of another version
-        json_href = f"/searches/{search_id}/runs/{run_id}.json"
-        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
-    page = configuration_context(text, calibrations, find, store, search=search_id)
-    return replace(page, json_href=f"/searches/{search_id}/runs/{run_id}.json")
-
-
 def configuration_page(
     query: Query,
     *,
