@@ -1,4 +1,4 @@
-"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; /runs/RUN there: one."""
+"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; .../runs/ID: one."""
 
 import math
 from collections.abc import Iterable, Sequence
