@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from hp_tool.budgets import parse_sizing
-from hp_tool.catalog import model_from_mapping
+from hp_tool.catalog import model_from_mapping, records
 from hp_tool.catalog.lengths import sequence_lengths
 from hp_tool.documents import load_yaml
+from hp_tool.domain.prices import Offer
 from hp_tool.domain.query import OwnFile, Query
 from hp_tool.launchers.options import KubernetesOptions, RayOptions, SlurmOptions
 from hp_tool.learning.reports import read_report
@@ -57,6 +58,7 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "sizing.md": lambda content, folder: parse_sizing(content),
     "clusters.md": launcher,
     "slurm.md": lambda content, folder: SlurmOptions.parse(content, origin="docs/slurm.md"),
+    "renting.md": lambda content, folder: records.build(Offer, {"name": "mine", **content}, field="price"),
     "calibration.md": lambda content, folder: read_report(json.dumps(content).encode(), source="file"),
 }
 """Where a page's blocks are not queries."""

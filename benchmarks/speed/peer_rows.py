@@ -77,6 +77,8 @@ def question(run: ServingRun) -> dict[str, Any]:
         "tp_size": config.tensor_parallel_size, "pp_size": config.pipeline_parallel_size, "attention_dp_size": groups,
     }  # fmt: skip
     if mixture:
+        if run.precision == "fp8":  # whatever the checkpoint's name says, as published mixtures are
+            row |= {"gemm_quant_mode": "fp8_block", "moe_quant_mode": "fp8_block"}
         return row | {"moe_ep_size": ep, "moe_tp_size": config.tensor_parallel_size * groups // ep}
     return row | {"gemm_quant_mode": QUANTIZED[run.precision]}
 
