@@ -273,14 +273,18 @@ def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None,
     if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
         parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
     if time is not None and (step := known.get("Step time")):
-        between = f" ({formats.seconds(step.low)} to {formats.seconds(step.high)})" if step.low is not None else ""
         bar = time.bars[0]
         most = max(bar.values, key=bar.values.__getitem__)
         share = formats.share(bar.values[most] / bar.total)
-        parts.append(f"a step {takes} {formats.seconds(step.value)}{between}, {share} of it {formats.words(most)}")
+        parts.append(f"a step {takes} {formats.seconds(step.value)}{_between(step)}, {share} of it {formats.words(most)}")
     if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
-        parts.append(f"{formats.seconds(ttft.value)} to the first token, {formats.seconds(tpot.value)} per token after it")
+        first, each = (formats.seconds(metric.value) + _between(metric) for metric in (ttft, tpot))
+        parts.append(f"{first} to the first token, {each} per token after it")
     return "; ".join(parts) + "." if parts else ""
+
+
+def _between(metric: Metric) -> str:
+    return f" ({formats.seconds(metric.low)} to {formats.seconds(metric.high)})" if metric.low is not None else ""
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:

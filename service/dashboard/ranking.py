@@ -49,7 +49,9 @@ class RankedRow(View):
     """Of serving, output tokens."""
     mfu: float | None = None
     ttft_s: float | None = None
+    ttft_s_interval: tuple[float, float] | None = None
     tpot_s: float | None = None
+    tpot_s_interval: tuple[float, float] | None = None
     users: int | None = None
     """People who keep up the load, each with one request at a time."""
     memory_bytes: float | None = None
@@ -71,12 +73,13 @@ def ranked_row(
     text = this.text()
     if isinstance(row, ServingRecommendation):
         heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        step_s, between, rate = None, None, row.known.output_tokens_per_second_per_gpu
+        step_s, rate, intervals = None, row.known.output_tokens_per_second_per_gpu, row.known.intervals
+        between = {} if intervals is None else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
     else:
         known = row.known
         heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
         step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
-        between = known.intervals.step_s if known.intervals else None
+        between = {} if known.intervals is None else {"step_s_interval": known.intervals.step_s}
     memory = estimate.memory
     return RankedRow.of(
         row,
@@ -90,7 +93,7 @@ def ranked_row(
         settings_href=settings_href,
         chosen=chosen,
         step_s=step_s,
-        step_s_interval=between,
+        **between,
         tokens_per_second_per_gpu=rate,
         memory_bytes=memory.total_bytes if memory else None,
         capacity_bytes=memory.capacity_bytes if memory else None,
