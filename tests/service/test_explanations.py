@@ -17,8 +17,8 @@ import hp_tool
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
 from hp_tool.traces import files
-from service.async_client import AsyncClient
 from service.app import create_app
+from service.async_client import AsyncClient
 from service.client import Client
 from service.settings import Settings
 from tests.service.processes import served
