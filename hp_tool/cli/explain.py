@@ -15,6 +15,7 @@ from hp_tool.errors import InputError
 if TYPE_CHECKING:
     from hp_tool.domain.query import Query
     from hp_tool.exchange.explanation import Explanation
+    from hp_tool.exchange.logged import LoggedExplanation
 
 
 def explain(
@@ -23,7 +24,8 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Traces of torch.profiler, one for each rank, gzip or not, or reports of Nsight Systems exported to SQLite.",
+            help="Traces of torch.profiler, one for each rank, gzip or not, reports of Nsight Systems exported to SQLite, "
+            "or one log with Megatron's timers.",
         ),
     ],
     query: Annotated[
@@ -52,6 +54,8 @@ def explain(
     Without a query, ranks and groups are held against each other alone.
     """
     from hp_tool.exchange.explanation import explain as explained
+    from hp_tool.exchange.logged import explain_log
+    from hp_tool.formats.timers import is_log, read_timers
     from hp_tool.queries import schema
     from hp_tool.traces import read_traces
 
@@ -66,6 +70,12 @@ def explain(
         parsed = queries.read_query(query, flags, settings)
     if learn and parsed is None:
         raise InputError("--learn needs the configuration that was recorded: give --query or --import", field="--learn")
+    if len(traces) == 1 and is_log(traces[0]):
+        if learn:
+            raise InputError("timers of a log do not tell every part; --learn needs a trace", field="--learn")
+        logged = explain_log(read_timers(traces[0]), query=parsed)
+        typer.echo(schema.to_json(logged)) if as_json else _print_log(logged)
+        return
     answer = explained(read_traces(traces), query=parsed, tool=tool)
     typer.echo(schema.to_json(answer)) if as_json else _print(answer)
     if learn:
@@ -155,6 +165,39 @@ def _print(answer: Explanation) -> None:
                         f"{sign} {flag['flag']}{separator + value if value else ''}",
                         markup=False, highlight=False, soft_wrap=True,
                     )  # fmt: skip
+
+
+def _print_log(answer: LoggedExplanation) -> None:
+    from hp_tool.cli.layout import make_console, print_table
+    from hp_tool.exchange.logged import WORDS
+    from hp_tool.units import duration
+
+    console = make_console()
+    beside = answer.estimate is not None
+    rows = [
+        (
+            WORDS[each.part],
+            *(
+                "-" if seconds is None else f"{seconds * 1e3:,.1f}"
+                for seconds in ((each.measured_s, each.predicted_s) if beside else (each.measured_s,))
+            ),
+        )
+        for each in answer.parts
+    ]
+    heads = ("part", "measured, ms", *(("predicted, ms",) if beside else ()))
+    print_table(console, heads, rows, title=f"a step of {duration(answer.step_s)}, by Megatron's timers", left=1)
+    spreads = [
+        (
+            each.timer,
+            "-" if each.shortest_s is None else f"{each.shortest_s * 1e3:,.1f}",
+            f"{each.longest_s * 1e3:,.1f}",
+            "-" if each.longest_rank is None else str(each.longest_rank),
+        )
+        for each in answer.timers
+    ]
+    print_table(console, ("timer", "shortest, ms", "longest, ms", "on rank"), spreads, title="over all ranks", left=1)
+    for number, finding in enumerate(answer.findings, start=1):
+        console.print(f"{number}. {finding.words}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_ranks(answer: Explanation) -> None:

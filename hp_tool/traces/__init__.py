@@ -1,4 +1,4 @@
-"""Recorded trainings of torch.profiler, Nsight Systems and Megatron's timers, as the arrays of `hp_tool.timeline`."""
+"""Recorded trainings of torch.profiler and Nsight Systems, as the arrays of `hp_tool.timeline`."""
 
 from hp_tool.traces.files import read_traces
 

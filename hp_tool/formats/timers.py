@@ -1,0 +1,106 @@
+"""Timers that Megatron-LM prints into its log with --timing-log-level 1 or 2, over ranks as --timing-log-option says.
+
+Their form: `Timers` of megatron/core/timers.py, and what `training_log` of megatron/training/training.py lists, of Megatron
+Core 0.17.1 to 0.19.2. Each timer waits for its device; those of level 1 begin together on all ranks, unless a flag says not to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hp_tool.errors import InputError
+from hp_tool.formats.logs import MAX_LINE, MAX_STEPS, LogFacts, read_line
+
+NAMES = frozenset(
+    {
+        *("forward-backward", "all-grads-sync", "layernorm-grads-all-reduce", "embedding-grads-all-reduce"),
+        *("non-tensor-parallel-grads-all-reduce", "params-all-gather", "optimizer"),
+        *("batch-generator", "forward-compute", "backward-compute"),
+    }
+)
+"""Timers of a step that are read; others are parts of these."""
+MAX_RANKS = 16_384
+LOOKED_AT = 16 * 2**20
+"""Bytes of a file in which the first timers of a log must stand."""
+_SIGN = b"across ranks (ms):"
+_NUMBER = r"(\d{1,12}\.\d{1,6})"
+_BOTH = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
+_MOST = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
+_NAME = re.compile(r"(?:^|\s)([a-z][a-z-]+):\s*$")
+_RANK = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
+
+
+@dataclass(slots=True, kw_only=True)
+class TimedStep:
+    """What one print of the timers says of a step, in seconds; a mean over the iterations since the print before."""
+
+    step_s: float
+    longest_s: dict[str, float] = field(default_factory=dict)
+    """By timer, on the rank where it is longest."""
+    shortest_s: dict[str, float] = field(default_factory=dict)
+    """By timer; empty where only the longest was printed."""
+    ranks_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    """By timer and rank, where --timing-log-option is all."""
+
+
+def is_log(path: Path) -> bool:
+    """Whether timers stand in the beginning of a file."""
+    try:
+        with path.open("rb") as stream:
+            return _SIGN in stream.read(LOOKED_AT)
+    except OSError:
+        return False  # whoever reads it says what is wrong
+
+
+def read_timers(path: Path) -> list[TimedStep]:
+    """The steps of a log. The first print is left out where there are more: it counts one iteration as many.
+
+    Raises InputError where no step has a timer.
+    """
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        steps = [step for step in _steps(_lines(stream)) if step.longest_s]
+    if not steps:
+        message = f"{path} has no timers of steps: run with --timing-log-level 2 --timing-log-option all"
+        raise InputError(message, field="trace", code="no_trace")
+    return steps[1:] or steps
+
+
+def _lines(stream: Iterable[str]) -> Iterator[str]:
+    return (line[:MAX_LINE].rstrip() for line in stream)
+
+
+def _steps(lines: Iterable[str]) -> Iterator[TimedStep]:
+    """Each step that a line tells the time of, with the timers that follow."""
+    facts, step, name = LogFacts(), None, ""
+    for line in lines:
+        count = len(facts.step_s)
+        read_line(line, facts, reader="megatron-lm")
+        if len(facts.step_s) > count:
+            if step is not None:
+                yield step
+            if len(facts.step_s) >= MAX_STEPS:
+                return
+            step, name = TimedStep(step_s=facts.step_s[-1]), ""
+        elif step is not None:
+            name = _timer(line, step, name)
+    if step is not None:
+        yield step
+
+
+def _timer(line: str, step: TimedStep, name: str) -> str:
+    """Read one line after a step's, of ranks that of the timer `name`; return the timer that the next line may be of."""
+    if (both := _BOTH.search(line)) and both[1] in NAMES:
+        step.shortest_s[both[1]], step.longest_s[both[1]] = float(both[2]) / 1e3, float(both[3]) / 1e3
+    elif (most := _MOST.search(line)) and most[1] in NAMES:
+        step.longest_s[most[1]] = float(most[2]) / 1e3
+    elif (of_rank := _RANK.search(line)) and name and int(of_rank[1]) < MAX_RANKS:
+        seconds = step.ranks_s.setdefault(name, {})
+        seconds[int(of_rank[1])] = float(of_rank[2]) / 1e3
+        step.shortest_s[name], step.longest_s[name] = min(seconds.values()), max(seconds.values())
+        return name
+    elif heading := _NAME.search(line):
+        return heading[1] if heading[1] in NAMES else ""
+    return ""
