@@ -8,9 +8,10 @@ from hp_tool.cost.block import LayerTime
 from hp_tool.cost.candidates import DUALPIPE, Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.dense_layers import has_both_kinds, stage_counts
+from hp_tool.cost.filled_stages import stage_contents
 from hp_tool.cost.network import dense_group, expert_group
 from hp_tool.cost.pipeline_parts import STAGE_PARTS, rank_contents, stage_seconds, stages_by_kind
-from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part, stage_contents
+from hp_tool.cost.pipeline_stages import NO_LAYERS, Pipeline, pipeline_part
 from hp_tool.cost.schedules import execution
 from hp_tool.cost.schedules.execution import Operation, Span
 from hp_tool.cost.step_time import micro_batches, transfer_seconds

@@ -74,7 +74,7 @@ HOMES = {
     "ray": {"launchers"},
     "mcp": {"service"},
     "transformers": set(),
-    "plotly": {"render", "service"},
+    "plotly": {"render"},
     "kaleido": {"render"},
 }
 """Libraries that only some rooms may know."""

@@ -95,7 +95,7 @@ def _visit(page: Page, url: str) -> dict[str, Any]:
     # What is in sight as one filters: the bar above the charts.
     page.locator("#trials").evaluate("(element) => element.scrollIntoView()")
     page.locator("#trials[data-drawn]").wait_for()
-    page.locator("#trials .main-svg").first.wait_for()
+    page.locator("#trials .plot > svg").first.wait_for()
     return {
         "first_paint_ms": first_paint_ms,
         "all_drawn_ms": page.evaluate("performance.now()"),

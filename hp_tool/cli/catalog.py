@@ -1,4 +1,4 @@
-"""`hp-tool models|gpus|clusters|recipes|trainers [NAME]`: the names that a query may use, and what they stand for."""
+"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: the names that a query may use, and what they stand for."""
 
 from __future__ import annotations
 
@@ -135,6 +135,25 @@ def _cluster_row(spec: NodeType) -> Sequence[str]:
 
 def _scaled(value: float | None, unit: float) -> str:
     return "" if value is None else f"{value / unit:.4g}"
+
+
+def fields(
+    words: Annotated[str | None, typer.Argument(help="Words of a field's path, label or help; lists all by default.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the fields of a query that forms show: path, label, values, and what holds where they are left out."""
+    from hp_tool.queries.shown import sections
+
+    known = {field.name: field for kind in ("training", "inference") for one in sections(kind) for field in one.fields}
+    wanted = (words or "").casefold().split()
+    rows = [
+        each for each in known.values() if all(word in f"{each.name} {each.label} {each.help}".casefold() for word in wanted)
+    ]
+    if as_json:
+        typer.echo(json.dumps({"items": [dataclasses.asdict(each) for each in rows]}))
+    else:
+        shown = [(each.name, each.label, each.takes, each.left_out) for each in rows]
+        _table(("field", "label", "values", "left out"), shown, text=True)
 
 
 def _print(

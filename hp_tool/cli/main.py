@@ -12,7 +12,7 @@ import typer
 import hp_tool
 from hp_tool.cli.batch import batch
 from hp_tool.cli.calibrate import calibrate, measurements
-from hp_tool.cli.catalog import clusters, gpus, models, recipes, trainers
+from hp_tool.cli.catalog import clusters, fields, gpus, models, recipes, trainers
 from hp_tool.cli.db import db, doctor
 from hp_tool.cli.exchange import FormatsCommand, export, import_
 from hp_tool.cli.explain import explain
@@ -32,7 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
         command.__name__: command
         for command in (estimate, recommend, explain, tune, size, calibrate, measurements, batch, watch)
     },
-    **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, doctor)},
+    **{command.__name__: command for command in (models, gpus, clusters, recipes, trainers, fields, doctor)},
 }
 
 

@@ -33,11 +33,11 @@ from hp_tool.render.bill import between, device_time, expected_words, worst_word
 from hp_tool.render.columns import (
     Column,
     configuration_columns,
+    counts,
     duration_unit,
     gibs,
     interval_column,
     scaled,
-    tokens_column,
 )
 from hp_tool.render.words import arithmetic, brief, stopped_words
 from hp_tool.tuning.result import TuneResult
@@ -248,7 +248,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
         Column(head="known", unit=unit, cells=scaled(after, size)),
         interval_column(calibrated, unit=unit, size=size),
         Column(head="measured", unit=unit, cells=tuple(took)),
-        tokens_column(rates, meaning="tokens/s/GPU measured"),
+        Column(head="tokens", unit="/s/GPU", cells=counts(rates), meaning="tokens/s/GPU measured", drop=4),
         *([Column(head="memory", unit="GiB", cells=gibs(memory))] if pareto else []),
     ]
     title = "step time: by the cost model alone, known by calibration and runs, and measured"

@@ -18,18 +18,17 @@ from hp_tool.cli.tables import (
 )
 from hp_tool.domain.inference import RATE
 from hp_tool.domain.serving import InferenceEstimate, PoolConfig, PoolRecommendation, ServingRecommendation
+from hp_tool.render import figures
 from hp_tool.render.columns import (
     ABSENT,
     Column,
     counts,
     decimals,
-    duration_column,
-    gibs,
+    figure_column,
     percents,
     scaled,
     serving_columns,
     serving_figures,
-    tokens_column,
 )
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.units import gib
@@ -78,14 +77,14 @@ def print_inference_estimate(estimate: InferenceEstimate) -> None:
 
 def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
     fixes = estimate.mends
-    changes = [fix.throughput_change_fraction for fix in fixes]
+    memory, ttft, tpot, tokens, more = figures.SERVED_MENDED
     columns = [
-        duration_column("TTFT", [fix.ttft_s for fix in fixes], meaning="time to first token"),
-        duration_column("TPOT", [fix.tpot_s for fix in fixes], meaning="time per output token"),
-        duration_column("request", [fix.request_latency_s for fix in fixes], drop=3),
-        tokens_column((fix.output_tokens_per_second_per_gpu for fix in fixes), meaning="output tokens/s/GPU", drop=1),
-        Column(head="more", unit="%", cells=tuple(ABSENT if x is None else f"{100 * x:+.1f}" for x in changes), drop=4),
-        Column(head="memory", unit="GiB", cells=gibs(fix.memory_total_bytes for fix in fixes), drop=2),
+        figure_column(ttft, fixes),
+        figure_column(tpot, fixes),
+        figure_column(figures.REQUEST, fixes, drop=3),
+        figure_column(tokens, fixes, drop=1),
+        figure_column(more, fixes, drop=4),
+        figure_column(memory, fixes, drop=2),
     ]
     print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
 
@@ -142,10 +141,10 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation]) -> None
         Column(head="rank", cells=tuple(str(row.rank) for row in ranked)),
         Column(head="prefill", cells=prefill, left=True, meaning=POOL),
         Column(head="decode", cells=decode, left=True),
-        duration_column("TTFT", [e.ttft_s for e in estimates], meaning="time to first token"),
-        duration_column("TPOT", [e.tpot_s for e in estimates], meaning="time per output token"),
-        duration_column("request", [e.request_latency_s for e in estimates], drop=4),
-        tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
+        figure_column(figures.TTFT, estimates),
+        figure_column(figures.TPOT, estimates),
+        figure_column(figures.REQUEST, estimates, drop=4),
+        figure_column(figures.OUTPUT, estimates),
         Column(head="in flight", cells=counts(round(e.concurrency) for e in estimates), drop=1),
         Column(head="GPUs", cells=tuple(str(e.num_gpus) for e in estimates), drop=2),
         Column(
@@ -197,11 +196,11 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
         rank_column(ranked),
         *serving_columns(ranked),
         Column(head="batch", cells=counts(row.parallel.max_num_seqs for row in ranked), meaning="requests at once"),
-        duration_column("TTFT before", [e.ttft_s for e in before], drop=2),
-        duration_column("TTFT", [e.ttft_s for e in after], meaning="time to first token"),
-        duration_column("TPOT before", [e.tpot_s for e in before], drop=1),
-        duration_column("TPOT", [e.tpot_s for e in after], meaning="time per output token"),
-        tokens_column((e.output_tokens_per_second_per_gpu for e in after), meaning="output tokens/s/GPU", drop=0),
+        figure_column(figures.TTFT, before, head="TTFT before", drop=2),
+        figure_column(figures.TTFT, after),
+        figure_column(figures.TPOT, before, head="TPOT before", drop=1),
+        figure_column(figures.TPOT, after),
+        figure_column(figures.OUTPUT, after),
         Column(head="source", cells=tuple("run" if row.measurement else "prediction" for row in ranked), left=True, drop=3),
     ]
     title = "latency under the whole load, before and after the runs"

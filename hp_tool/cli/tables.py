@@ -9,14 +9,15 @@ from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.domain.inference import RATE
 from hp_tool.domain.result import Estimate, Goodput, Reason, Recommendation
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.render import figures
 from hp_tool.render.columns import (
-    ABSENT,
     Column,
     choice_columns,
     configuration_columns,
     counts,
     duration_column,
     duration_unit,
+    figure_column,
     fit_column,
     gibs,
     listed_columns,
@@ -88,21 +89,16 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
         _print_calibrated(console, calibrated)
     if not estimate.feasible:
         fixes = estimate.mends
-        changes = [fix.step_change_fraction for fix in fixes]
+        memory, step, change = figures.MENDED
         columns = [
-            Column(head="memory", unit="GiB", cells=gibs(fix.memory_total_bytes for fix in fixes)),
+            figure_column(memory, fixes),
             fit_column(fixes),
             Column(head="saved", unit="GiB", cells=gibs(fix.memory_saved_bytes for fix in fixes), drop=2),
-            duration_column("step", [fix.step_s for fix in fixes]),
-            Column(
-                head="longer",
-                unit="%",
-                cells=tuple(ABSENT if each is None else f"{100.0 * each:+.1f}" for each in changes),
-                drop=1,
-            ),
+            figure_column(step, fixes),
+            figure_column(change, fixes, drop=1),
         ]
         if any(fix.days is not None for fix in fixes):
-            columns.append(Column(head="days", cells=tuple(_days(fix.days) for fix in fixes), drop=3))
+            columns.append(figure_column(figures.DAYS, fixes, drop=3))
         print_fixes(console, columns, {fix.change: fix.remaining for fix in fixes})
 
 
@@ -204,17 +200,17 @@ def print_recommendations(answer: RecommendAnswer) -> None:
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)]
     calibrated = next((row.calibrated_estimate for row in ranked if row.calibrated_estimate is not None), None)
     estimates = [row.known for row in ranked]
-    figures = training_figures(estimates)
+    shown = training_figures(estimates)
     if calibrated is not None:
         unit, size = duration_unit(e.time.step_s for e in estimates if e.time is not None)
         before = [row.estimate.time.step_s if row.estimate.time is not None else None for row in ranked]
-        figures.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
+        shown.insert(0, Column(head="before", unit=unit, cells=scaled(before, size), drop=3))
     if ranked:
         columns = [
             rank_column(ranked),
             *configuration_columns([row.parallel for row in ranked]),
             *listed_columns(ranked),
-            *figures,
+            *shown,
             *choice_columns(ranked),
         ]
         print_columns(console, columns, title="best configurations by the cost model")
@@ -269,7 +265,3 @@ def goodput_line(goodput: Goodput) -> str:
         f"a checkpoint of {duration(goodput.checkpoint_s)} every {duration(goodput.checkpoint_interval_s)}, "
         f"{duration(goodput.restart_s)} to restart"
     )
-
-
-def _days(days: float | None) -> str:
-    return ABSENT if days is None else decimal(days)

@@ -20,7 +20,7 @@ from hp_tool.cost.candidates import (
     Candidates,
 )
 from hp_tool.cost.case import TrainingCase
-from hp_tool.cost.pipeline_stages import splits
+from hp_tool.cost.filled_stages import splits
 from hp_tool.cost.recurrent import key_heads, value_heads
 from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.model import ModelSpec

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.filled_stages import splits
 from hp_tool.cost.legality import (
     MEMORY,
     REASONS,
@@ -16,7 +17,6 @@ from hp_tool.cost.legality import (
     schedule_rule,
     width_broken,
 )
-from hp_tool.cost.pipeline_stages import splits
 from hp_tool.cost.recurrent import key_heads
 from hp_tool.domain.frameworks import facts, wrapped
 from hp_tool.domain.parallel import ParallelConfig, divisors

@@ -12,7 +12,7 @@ from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.lora import layer_adapter_parameters
 from hp_tool.cost.matrices import rank_matrices
 from hp_tool.cost.matrix import entries
-from hp_tool.cost.network import Axis, Group, dense_group, expert_group, group_ring, ring_lap_seconds
+from hp_tool.cost.network import dense_group, expert_group, group_ring, ring_lap_seconds
 from hp_tool.cost.optimizer import (
     BytesPerParameter,
     StageBytes,
@@ -36,7 +36,7 @@ from hp_tool.cost.pipeline_stages import Pipeline, StageLayers
 from hp_tool.cost.precision import weight_copies
 from hp_tool.cost.schedules.bubble import with_mirrored_stage
 from hp_tool.cost.shared import Shared
-from hp_tool.cost.zero import Sharding, StateTimes, sharding
+from hp_tool.cost.zero import Sharding, StateTimes, sharding, tied_gradient_seconds
 from hp_tool.domain.frameworks import facts
 from hp_tool.domain.model import ModelSpec
 
@@ -112,7 +112,9 @@ def state_costs(*, case: TrainingCase, candidates: Candidates, pipeline: Pipelin
         stages=tuple(stages),
         gathered_layer=_gathered_bytes(model, c, size),
         times=replace(
-            times, run=run, tied_reduction_s=_tied_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients)
+            times,
+            run=run,
+            tied_reduction_s=tied_gradient_seconds(case, c, 0.0 if workload.freezes_embedding else size.gradients),
         ),
     )
 
@@ -382,21 +384,3 @@ def _offloaded(
     ]
     on_device = maximum((1.0 - share) * times.update_s - update.update_s, 0.0)
     return kept, replace(times, update_s=on_device, offload_s=update.update_s + update.copy_s)
-
-
-def _tied_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
-    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
-    two, in one NVLink domain if the pipeline is.
-    """
-    model = case.model
-    c, p = candidates, candidates.pipeline_parallel_size
-    apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
-    if not (gradient_bytes and anywhere(apart)):
-        return 0.0 * p
-    group = dense_group(c, "pp", cluster=case.cluster)
-    (stages,) = group.axes
-    together = group.domain.size % (stages.size * stages.stride) == 0
-    far = where(together, 1, maximum(stages.stride * (p - 1), group.domain.size))
-    pair = Group((Axis(1 + apart, far),), group.domain)
-    wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
-    return group_ring(machine=case, group=pair).seconds(wire)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
-from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.case import Machine
-from hp_tool.cost.network import Group, group_ring, split
+from hp_tool.cost.candidates import ZBV, Candidates
+from hp_tool.cost.case import Machine, TrainingCase
+from hp_tool.cost.network import Axis, Group, dense_group, group_ring, split
 from hp_tool.domain.efficiency import EfficiencyProfile
 
 PREFETCHED_LAYERS = 1
@@ -154,3 +154,21 @@ def fully_sharded_seconds(
 def exposed(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
     """Seconds of communication that remain if it runs beside `behind` seconds of compute, which hide the share `overlap`."""
     return seconds - overlap * minimum(seconds, behind)
+
+
+def tied_gradient_seconds(case: TrainingCase, candidates: Candidates, gradient_bytes: float) -> Floats:
+    """Seconds of the all-reduce of a tied embedding's gradient between first and last stage: V h / t parameters, a group of
+    two, in one NVLink domain if the pipeline is.
+    """
+    model = case.model
+    c, p = candidates, candidates.pipeline_parallel_size
+    apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
+    if not (gradient_bytes and anywhere(apart)):
+        return 0.0 * p
+    group = dense_group(c, "pp", cluster=case.cluster)
+    (stages,) = group.axes
+    together = group.domain.size % (stages.size * stages.stride) == 0
+    far = where(together, 1, maximum(stages.stride * (p - 1), group.domain.size))
+    pair = Group((Axis(1 + apart, far),), group.domain)
+    wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
+    return group_ring(machine=case, group=pair).seconds(wire)

@@ -71,6 +71,25 @@ Release: TypeAlias = Annotated[str, _NotBlank()]
 """The number of a release, as text."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """How people see a field of a query: forms, the explorer, tables of fields and the API's schema take it from here."""
+
+    label: str
+    section: str
+    """Title of the group of fields in which it stands."""
+    unset: str = ""
+    """What holds while it is left out, in a few words; empty: its default."""
+    example: str = ""
+    """A value that somebody might write."""
+    kind: str = ""
+    """The kind of query that has it, training or inference; empty: both, as far as they have the mapping it stands in."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        more = {"x-section": self.section, "x-unset": self.unset, "x-example": self.example, "x-kind": self.kind}
+        return {**handler(core_schema), "title": self.label, **{name: text for name, text in more.items() if text}}
+
+
 class Strict:
     """A dataclass that is read from JSON: known keys only, finite numbers; field docstrings are the schema's descriptions."""
 

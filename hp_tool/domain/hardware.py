@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Choice, Devices, NonNegative, Rate, Strict
+from hp_tool.domain.fields import Amount, Choice, Devices, NonNegative, Rate, Shown, Strict
 from hp_tool.domain.prices import Market
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
@@ -172,15 +172,15 @@ class ClusterQuery(Strict):
     """Name in results; None: made from gpu and num_gpus."""
     node_type: str | None = None
     """A server or cloud instance of the catalogue (dgx-h100, aws-p5.48xlarge), which gives gpu, network and price."""
-    gpu: Choice[str | GpuSpec | None] = None
+    gpu: Annotated[Choice[str | GpuSpec | None], Shown("GPU", "Cluster", example="h100-sxm-80gb")] = None
     """Catalogue name, or the datasheet itself; may be left out where node_type is given; recommend: or a list."""
-    num_gpus: Choice[Devices | None] = None
+    num_gpus: Annotated[Choice[Devices | None], Shown("GPUs", "Cluster", example="64")] = None
     """Total number of devices; None: those of node_type; recommend: or a list."""
-    gpus_per_node: Devices | None = None
+    gpus_per_node: Annotated[Devices | None, Shown("GPUs per node", "Cluster", example="8")] = None
     """Devices that share a host; None: the usual server's (a single node where num_gpus is smaller)."""
-    nvlink_domain_size: Devices | None = None
+    nvlink_domain_size: Annotated[Devices | None, Shown("GPUs per NVLink domain", "NVLink", unset="the usual server's")] = None
     """Devices of one NVLink domain; None: the usual server's."""
-    nvlink_segment_gpus: Devices | None = None
+    nvlink_segment_gpus: Annotated[Devices | None, Shown("GPUs per NVLink segment", "NVLink", unset="automatic")] = None
     """Devices of one NVLink domain that a job uses together, in whole nodes; None: all of them, or the most whole nodes in
     which the innermost groups fit a whole number of times."""
     inter_node_bandwidth_bytes_per_second: Rate | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval, MaxLen
 
-from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Strict
+from hp_tool.domain.fields import Amount, Axis, Count, Devices, Fraction, Release, Shown, Strict
 from hp_tool.domain.hardware import Precision
 
 RATE = "inference.request_rate_per_second"
@@ -20,13 +20,16 @@ MOST_TRACED = 10_000
 class LoadSpec(Strict):
     """How requests arrive."""
 
-    arrival: Literal["closed", "burst", "poisson", "offline"] = "closed"
+    arrival: Annotated[Literal["closed", "burst", "poisson", "offline"], Shown("Load", "Serving", unset="closed")] = "closed"
     """closed (with concurrency): a new request follows each finished one; poisson: with request_rate_per_second; offline (with
     neither): all requests are queued at once, without an HTTP front end. With neither, closed and poisson ask for the highest
     load."""
     num_prompts: Count | None = None
     """offline: requests in all; None: more than run at once. Other loads are modelled in the long run: leave it out."""
-    client: Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None = None
+    client: Annotated[
+        Literal["aiperf", "genai-bench", "vllm-bench", "trtllm-bench", "inferencemax"] | None,
+        Shown("Client", "Serving", unset="lengths differ"),
+    ] = None
     """What sends a closed load, by its own defaults: whether lengths are equal, so that prompts come together again and again,
     and how many requests it sends in all. None: lengths differ around those given, ten requests for each in flight."""
     warmup: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
@@ -54,17 +57,29 @@ class DisaggregationSpec(Strict):
     """Separate pools of replicas for prefill and for decoding; sizes left out are chosen. With two kinds of GPU
     (cluster.stages) the first prefills."""
 
-    prefill_tensor_parallel_size: Axis[Devices] = None
+    prefill_tensor_parallel_size: Annotated[
+        Axis[Devices], Shown("Prefill: tensor parallel", "Pools for prefill and decoding", unset="any")
+    ] = None
     """Devices that split a prefill replica's attention; a value or a list."""
-    decode_tensor_parallel_size: Axis[Devices] = None
+    decode_tensor_parallel_size: Annotated[
+        Axis[Devices], Shown("Decoding: tensor parallel", "Pools for prefill and decoding", unset="any")
+    ] = None
     """Devices that split a decoding replica's attention; a value or a list."""
-    prefill_expert_parallel_size: Axis[Devices] = None
+    prefill_expert_parallel_size: Annotated[
+        Axis[Devices], Shown("Prefill: expert parallel", "Pools for prefill and decoding", unset="one, or all of the replica")
+    ] = None
     """Devices of a prefill replica that hold different experts; None: one, or all of the replica."""
-    decode_expert_parallel_size: Axis[Devices] = None
+    decode_expert_parallel_size: Annotated[
+        Axis[Devices], Shown("Decoding: expert parallel", "Pools for prefill and decoding", unset="one, or all of the replica")
+    ] = None
     """Devices of a decoding replica that hold different experts; None: one, or all of the replica."""
-    prefill_attention_data_parallel_size: Axis[Devices] = None
+    prefill_attention_data_parallel_size: Annotated[
+        Axis[Devices], Shown("Prefill: attention data parallel", "Pools for prefill and decoding", unset="any")
+    ] = None
     """Groups of a prefill replica that attend to different requests; None: powers of two for a model with experts."""
-    decode_attention_data_parallel_size: Axis[Devices] = None
+    decode_attention_data_parallel_size: Annotated[
+        Axis[Devices], Shown("Decoding: attention data parallel", "Pools for prefill and decoding", unset="any")
+    ] = None
     """Groups of a decoding replica that attend to different requests; None: powers of two for a model with experts."""
     prefill_replicas: Count | None = None
     """Number of prefill replicas."""
@@ -117,21 +132,25 @@ class InferenceWorkload(Strict):
     """A serving load. With neither concurrency nor a rate the answer is the highest load within the targets; a list or a range
     of one of them narrows that."""
 
-    input_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    input_length: Annotated[Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Input tokens", "Serving", example="4000")] = 0
     """Tokens of a prompt; 0, or left out, with a trace: the trace's."""
-    output_length: Annotated[int, Interval(ge=0, le=1 << 31)] = 0
+    output_length: Annotated[Annotated[int, Interval(ge=0, le=1 << 31)], Shown("Output tokens", "Serving", example="1000")] = 0
     """Tokens of an answer; 0, or left out, with a trace: the trace's."""
     trace: str | TraceSpec | None = None
     """Requests to play one by one: columns, a registered name, or from the command line and Python a file (CSV, Mooncake's JSON
     lines, Azure's CSV). They come at their times, or under `concurrency` or `request_rate_per_second` where that is given."""
-    concurrency: Axis[Count] | ConcurrencyRange = None
+    concurrency: Annotated[
+        Axis[Count] | ConcurrencyRange, Shown("Concurrent requests", "Serving", unset="the most within the targets")
+    ] = None
     """Requests in flight over all GPUs; a list or {min, max}: the highest of them within the targets."""
-    request_rate_per_second: Axis[Amount] | RateRange = None
+    request_rate_per_second: Annotated[Axis[Amount] | RateRange, Shown("Requests per second", "Serving", unset="instead")] = (
+        None
+    )
     """Requests arriving per second over all GPUs, instead of concurrency; a list or {min, max} likewise. Under objective
     min_gpus a list asks for the fewest devices at each."""
-    think_time_s: Annotated[float, Interval(ge=0.0, le=1e9)] = 0.0
+    think_time_s: Annotated[Annotated[float, Interval(ge=0.0, le=1e9)], Shown("Think time (s)", "Serving")] = 0.0
     """Seconds between an answer and the same person's next request: `users` counts people, who do not come together."""
-    precision: Precision | Literal["int8", "int4", "mxfp4"] = "bf16"
+    precision: Annotated[Precision | Literal["int8", "int4", "mxfp4"], Shown("Precision", "Serving")] = "bf16"
     """Precision of the weights; mxfp4 and nvfp4 narrow a mixture's experts alone."""
     kv_cache_precision: Precision | None = None
     """Precision of cached keys and values; None: the engine's choice for this precision."""
@@ -139,15 +158,17 @@ class InferenceWorkload(Strict):
     """Fraction of prompt tokens found in the engine's prefix cache and not computed again; of a trace in place of its
     prefix_tokens."""
     speculative: SpeculativeSpec | None = None
-    expert_imbalance: Annotated[float, Interval(ge=1.0, le=1e6)] | None = None
+    expert_imbalance: Annotated[
+        Annotated[float, Interval(ge=1.0, le=1e6)] | None, Shown("Expert imbalance", "Experts", unset="expected")
+    ] = None
     """Tokens of the busiest rank of experts over the mean; None: expected of the router's choices and of how replicas of
     experts even them out; 1: a balanced router."""
-    two_batch_overlap: bool | None = None
+    two_batch_overlap: Annotated[bool | None, Shown("Two-batch overlap", "Experts", unset="where it is faster")] = None
     """Whether two halves of a batch take turns, one computing while the other's tokens travel to experts and back; None: where
     experts span NVLink domains and it is faster."""
     disaggregated: DisaggregationSpec | None = None
     """recommend only: {} also ranks separate pools for prefill and decoding."""
-    engine: str = "vllm"
+    engine: Annotated[str, Shown("Engine", "Serving", unset="vllm")] = "vllm"
     """Inference engine: vllm, sglang, trtllm or megatron-core."""
     engine_version: Release | None = None
     """Release of the engine; None: the newest measured."""

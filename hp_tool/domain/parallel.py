@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Axis, Devices, Strict, short_repr
+from hp_tool.domain.fields import Axis, Devices, Shown, Strict, short_repr
 from hp_tool.domain.pipeline_layout import PipelineLayout
 
 RecomputeName = Literal["none", "selective", "full", "per_op", "per_layer"]
@@ -105,32 +105,47 @@ DEFAULT_STRATEGY = Strategy()
 class ParallelQuery(Strict):
     """`parallel` as a query writes it: each axis a value (fixed), a list (allowed values) or absent (free)."""
 
-    tensor_parallel_size: Axis[Devices] = None
+    tensor_parallel_size: Annotated[Axis[Devices], Shown("Tensor parallel", "Parallelism", unset="any")] = None
     """Devices that split each matmul (t)."""
-    pipeline_parallel_size: Axis[Devices] = None
+    pipeline_parallel_size: Annotated[Axis[Devices], Shown("Pipeline parallel", "Parallelism", unset="any")] = None
     """Pipeline stages (p)."""
-    virtual_pipeline_parallel_size: Axis[Devices] = None
+    virtual_pipeline_parallel_size: Annotated[
+        Axis[Devices], Shown("Chunks per rank", "Parallelism", unset="any", kind="training")
+    ] = None
     """Model chunks per pipeline rank (v); 1 is plain 1F1B."""
-    context_parallel_size: Axis[Devices] = None
+    context_parallel_size: Annotated[Axis[Devices], Shown("Context parallel", "Parallelism", unset="any", kind="training")] = (
+        None
+    )
     """Devices that split a sequence (c)."""
-    expert_parallel_size: Axis[Devices] = None
+    expert_parallel_size: Annotated[Axis[Devices], Shown("Expert parallel", "Parallelism", unset="any")] = None
     """Devices that hold different experts (e)."""
-    expert_tensor_parallel_size: Axis[Devices] = None
+    expert_tensor_parallel_size: Annotated[
+        Axis[Devices], Shown("Expert tensor parallel", "Parallelism", unset="any", kind="training")
+    ] = None
     """Devices that split one expert's matmuls."""
     data_parallel_size: Devices | None = None
     """num_gpus / (t p c): may be left out, and is checked where given."""
-    data_parallel_shard_size: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None
+    data_parallel_shard_size: Annotated[
+        Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
+        Shown("ZeRO group", "Parallelism", unset="all replicas", kind="training"),
+    ] = None
     """HSDP: ranks of the data-parallel group that ZeRO shards over, placed next to each other; the d / S groups are replicas.
     0 (default): all of them are one group."""
-    micro_batch_size: Axis[Devices] = None
+    micro_batch_size: Annotated[Axis[Devices], Shown("Micro-batch", "Parallelism", unset="any", kind="training")] = None
     """Sequences in one forward pass (b)."""
-    sequence_parallel: Axis[bool] = None
+    sequence_parallel: Annotated[Axis[bool], Shown("Sequence parallel", "Parallelism", unset="any", kind="training")] = None
     """Shard norms and dropout over the tensor group; default: on where t > 1."""
-    recompute: Axis[RecomputeName | Recompute] = None
+    recompute: Annotated[
+        Axis[RecomputeName | Recompute], Shown("Recomputation", "Parallelism", unset="any", kind="training")
+    ] = None
     """Activation recomputation: a name, or a mapping with details."""
-    zero_stage: Axis[Annotated[int, Interval(ge=0, le=3)]] = None
+    zero_stage: Annotated[
+        Axis[Annotated[int, Interval(ge=0, le=3)]], Shown("ZeRO stage", "Parallelism", unset="any (3: FSDP)", kind="training")
+    ] = None
     """0 replicated, 1 distributed optimizer, 2 and gradients, 3 fully sharded; torch-fsdp: 2 or 3."""
-    pipeline_schedule: Axis[PipelineSchedule] = None
+    pipeline_schedule: Annotated[
+        Axis[PipelineSchedule], Shown("Pipeline schedule", "Parallelism", unset="1f1b or interleaved", kind="training")
+    ] = None
     """1f1b; interleaved (two model chunks per rank or more); gpipe; with the backward pass split, zb-h1, zbv (two model chunks
     per rank), dualpipe (every stage kept twice) and dualpipe-v (two chunks, kept once), which run forward passes together with
     backward ones. None: 1f1b, interleaved where virtual_pipeline_parallel_size is above 1."""
@@ -139,7 +154,9 @@ class ParallelQuery(Strict):
     pipeline_parallel_size x virtual_pipeline_parallel_size chunks. None: equal stages."""
     rank_order: str | None = None
     """Dimensions that consecutive devices belong to, innermost first; None: Megatron Core's tp-cp-ep-dp-pp."""
-    context_parallel_communication: ContextCommunication | None = None
+    context_parallel_communication: Annotated[
+        ContextCommunication | None, Shown("Context exchange", "Parallelism", unset="any", kind="training")
+    ] = None
     """How ranks that split a sequence exchange it; None: p2p."""
     hierarchical_context_parallel_sizes: tuple[Devices, Devices] | None = None
     """a2a+p2p only: neighbouring ranks that exchange heads, and such groups in the ring (Megatron Core). Their product is the
@@ -147,16 +164,25 @@ class ParallelQuery(Strict):
     dynamic_context_parallel: bool | None = None
     """Whether each packed micro-batch takes as many context-parallel ranks as its sequences need, at most context_parallel_size
     (Megatron Core); needs training.packed and sequence_lengths."""
-    moe_token_dispatcher_type: Axis[TokenDispatcher] = None
+    moe_token_dispatcher_type: Annotated[
+        Axis[TokenDispatcher], Shown("Token dispatcher", "Parallelism", unset="any", kind="training")
+    ] = None
     """alltoall sends a token once for each of its experts, flex (DeepEP, HybridEP) once to each node that holds any, allgather
     to every rank. None: an estimate takes flex from framework_version 26.02.01 (NeMo) or 0.16 (Megatron Core) on, else
     alltoall; a ranking tries both where the release and the GPUs have both."""
-    attention_data_parallel_size: Axis[Devices] = None
+    attention_data_parallel_size: Annotated[
+        Axis[Devices], Shown("Attention data parallel", "Parallelism", unset="any", kind="inference")
+    ] = None
     """Inference only: groups of a stage that attend to different requests."""
-    redundant_experts: Axis[Annotated[int, Interval(ge=0, le=1 << 20)]] = None
+    redundant_experts: Annotated[
+        Axis[Annotated[int, Interval(ge=0, le=1 << 20)]],
+        Shown("Redundant experts", "Parallelism", unset="fewest", kind="inference"),
+    ] = None
     """Inference only: second copies of experts beside the model's own, over all ranks that divide them; None: the fewest that
     give each rank equally many."""
-    max_num_seqs: Axis[Devices] = None
+    max_num_seqs: Annotated[Axis[Devices], Shown("Requests at once", "Parallelism", unset="engine's own", kind="inference")] = (
+        None
+    )
     """Inference only: maximum requests that one scheduler runs at once; None: the engine's default."""
     max_num_batched_tokens: Axis[Devices] = None
     """Inference only: maximum tokens of one forward pass; None: the engine's default."""

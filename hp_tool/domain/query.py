@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from hp_tool.domain.fields import Amount, Choice, Fraction, Strict
+from hp_tool.domain.fields import Amount, Choice, Fraction, Shown, Strict
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
@@ -38,11 +38,11 @@ class OwnFile(str):
 class Constraints(Strict):
     """Limits that a recommended configuration must keep."""
 
-    max_days: Amount | None = None
+    max_days: Annotated[Amount | None, Shown("Maximum days", "Goal", kind="training")] = None
     """Maximum length of the training; needs training.total_tokens."""
-    max_cost: Amount | None = None
+    max_cost: Annotated[Amount | None, Shown("Maximum cost ($)", "Goal", kind="training")] = None
     """Maximum cost of the training in US dollars; needs training.total_tokens and a price."""
-    memory_headroom_fraction: Fraction = 0.05
+    memory_headroom_fraction: Annotated[Fraction, Shown("Free memory fraction", "Goal", unset="0.05")] = 0.05
     """Share of device memory kept free."""
 
 
@@ -50,24 +50,34 @@ class Constraints(Strict):
 class SearchSettings(Strict):
     """tune only: the budget of real runs, and where they run."""
 
-    launcher: Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None = None
+    launcher: Annotated[
+        Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None, Shown("Launcher", "Profile runs")
+    ] = None
     """What starts the runs; None: the registered cluster's launcher, else this host."""
-    budget_runs: Repetitions = 8
+    budget_runs: Annotated[Repetitions, Shown("Maximum profile runs", "Profile runs", example="8")] = 8
     """Maximum number of profile runs."""
-    budget_gpu_seconds: Amount | None = None
+    budget_gpu_seconds: Annotated[Amount | None, Shown("Maximum GPU-seconds", "Profile runs")] = None
     """Maximum device seconds of profile runs; None: no limit."""
-    run_timeout_s: Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"] = "auto"
+    run_timeout_s: Annotated[
+        Annotated[float, Interval(ge=1e-3, le=1e7)] | Literal["auto"],
+        Shown("Maximum seconds per run", "Profile runs", unset="auto"),
+    ] = "auto"
     """Maximum seconds of one run, start to end. auto: twice its start-up as runs of the cluster have shown it (three times a
     guess before), and each step at the upper end of its predicted interval. A run that is cut off keeps the steps it has
     measured."""
-    queue_timeout_s: Annotated[float, Interval(ge=1.0, le=1e7)] | None = None
+    queue_timeout_s: Annotated[
+        Annotated[float, Interval(ge=1.0, le=1e7)] | None,
+        Shown("Maximum seconds in the queue", "Profile runs", unset="no limit"),
+    ] = None
     """Maximum seconds that a run may wait for devices; then it is taken back and the search ends, to be resumed later. None: it
     waits."""
     steps: Repetitions = 5
     """Measured optimizer steps per run."""
     warmup_steps: Annotated[int, Interval(ge=0, le=100_000)] = 2
     """Repetitions before measuring."""
-    balanced_routing: bool | None = None
+    balanced_routing: Annotated[
+        bool | None, Shown("Tokens spread evenly over experts", "Profile runs", unset="as expert_imbalance says")
+    ] = None
     """Experts: whether profile runs spread tokens evenly, by a router that draws. None: where expert_imbalance is 1."""
     breakdown: bool = False
     """Also run one step of each configuration under torch's profiler, to report where its time goes."""
@@ -79,15 +89,15 @@ class SearchSettings(Strict):
     """Stop when the expected gain of a further run is below this fraction of the best step time."""
     seed: Annotated[int, Interval(ge=0, le=(1 << 32) - 1)] = 0
     """Seed of the search's random choices."""
-    reuse: bool = False
+    reuse: Annotated[bool, Shown("Reuse earlier measurements", "Profile runs")] = False
     """Use earlier measurements of the same configuration and problem instead of runs; they cost nothing."""
-    fidelity: Literal["full", "auto"] = "auto"
+    fidelity: Annotated[Literal["full", "auto"], Shown("Fidelity", "Profile runs")] = "auto"
     """full: run the whole configuration. auto: a run may leave out replicas, micro-batches and layers where that saves half its
     cost, and is extrapolated; the best configuration is run whole before the search ends."""
-    preflight: bool = False
+    preflight: Annotated[bool, Shown("Check the nodes first", "Profile runs")] = False
     """Time single operations on all devices before the first run, as `hp-tool calibrate` does, and keep the search's jobs away
     from nodes that lag behind their peers. It is charged to the first run."""
-    baseline: ParallelQuery | None = None
+    baseline: Annotated[ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")] = None
     """What you run today, which the answer is compared with, as `parallel` of one configuration. It is run once where it is one
     of the candidates, as a run of the budget. None: the first run that worked."""
     parallel_runs: Annotated[int, Interval(ge=1, le=64)] = 1
@@ -132,23 +142,25 @@ class Query(Strict):
     id: str | None = None
     """Your name for the query, repeated in the answer."""
     kind: Kind
-    model: str | ModelSpec | dict[str, Any]
+    model: Annotated[str | ModelSpec | dict[str, Any], Shown("Model", "Model", example="llama-3-70b")]
     """Catalogue name, a mapping of ModelSpec's fields, or a config.json's content; from the command line and Python also a path
     to one."""
-    cluster: Choice[str | ClusterQuery]
+    cluster: Annotated[Choice[str | ClusterQuery], Shown("or a registered cluster", "Cluster")]
     """Name of a registered cluster, or a description of one; recommend: or a list, or `priced`: all with a price."""
     training: TrainingWorkload | None = None
     inference: InferenceWorkload | None = None
     parallel: ParallelQuery = ParallelQuery()
-    objective: Objective | None = None
+    objective: Annotated[Objective | None, Shown("Objective", "Goal", unset="most throughput")] = None
     """What the ranking optimises; None: throughput (inference: throughput_per_gpu)."""
-    rank_by: RankBy = "expected"
+    rank_by: Annotated[RankBy, Shown("Rank by step time", "Goal", unset="expected", kind="training")] = "expected"
     """recommend, trainings: by the expected step time, which counts the chance of running out of memory, or by the predicted
     one."""
     constraints: Constraints = Constraints()
     targets: Targets | None = None
     search: SearchSettings = SearchSettings()
-    trainer: str | TrainerCommand | None = None
+    trainer: Annotated[
+        str | TrainerCommand | None, Shown("Registered trainer", "Profile runs", unset="the built-in profiler", kind="training")
+    ] = None
     """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:

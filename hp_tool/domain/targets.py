@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from hp_tool.domain.fields import Amount, Flattened, bounds_of, out_of_bounds
+from hp_tool.domain.fields import Amount, Flattened, Shown, bounds_of, out_of_bounds
 from hp_tool.errors import InputError
 
 QUANTILE = re.compile(r"(ttft|tpot|e2e)_p(\d\d)\.?(\d*)_s")
@@ -26,9 +26,9 @@ class Targets(Flattened):
     """Inference: the highest latencies allowed, in seconds. Any quantile from p50 to p99.9 of ttft, tpot and e2e (the request's
     latency) may be named as ttft_p95_s or tpot_p99.9_s (also written tpot_p999_s)."""
 
-    ttft_s: Amount | None = None
+    ttft_s: Annotated[Amount | None, Shown("Maximum TTFT (s)", "Goal", example="1.0", kind="inference")] = None
     """Mean time to the first token."""
-    tpot_s: Amount | None = None
+    tpot_s: Annotated[Amount | None, Shown("Maximum TPOT (s)", "Goal", example="0.03", kind="inference")] = None
     """Mean time per output token after the first."""
     request_latency_s: Amount | None = None
     """Mean time from a request to its last token."""

@@ -1,14 +1,17 @@
 """Columns of answers for people: a unit once in the head, letters explained once, and what a narrow screen may leave out."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_tool.domain.knobs import CHOICES
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.result import Estimate, Mend, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
+from hp_tool.render import figures
+from hp_tool.render.figures import Figure
+from hp_tool.render.words import MEANINGS
 from hp_tool.units import GIB, decimal
 
 ABSENT = "-"
@@ -93,28 +96,28 @@ def listed_columns(rows: Sequence[Recommendation]) -> list[Column]:
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
     """The columns that tell training configurations apart; those that no configuration uses are left out."""
-    columns: tuple[tuple[str, str, Iterable[object], int], ...] = (
-        ("TP", "tensor parallel ranks", (c.tensor_parallel_size for c in configs), 0),
-        ("PP", "pipeline stages", (c.pipeline_parallel_size for c in configs), 0),
-        ("VPP", "chunks per stage", (c.virtual_pipeline_parallel_size for c in configs), 0),
-        ("CP", "context parallel ranks", (c.context_parallel_size for c in configs), 0),
-        ("CP by", "how ranks exchange a sequence", map(_exchange, configs), 4),
-        ("EP", "expert parallel ranks", (c.expert_parallel_size for c in configs), 0),
-        ("ETP", "tensor parallel ranks per expert", (c.expert_tensor_parallel_size for c in configs), 0),
-        ("DP", "data parallel replicas", (c.data_parallel_size for c in configs), 5),
-        ("schedule", "", (c.pipeline_schedule or ABSENT for c in configs), 0),
-        ("dispatcher", "", (c.moe_token_dispatcher_type or ABSENT for c in configs), 0),
-        ("MBS", "micro-batch size", (c.micro_batch_size for c in configs), 0),
-        ("SP", "sequence parallelism", ("yes" if c.sequence_parallel else "no" for c in configs), 2),
-        ("recompute", "", (recompute_name(c.recompute) for c in configs), 0),
-        ("ZeRO", "stage of sharding", (c.zero_stage for c in configs), 3),
-        ("shards", "ranks that ZeRO shards over", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
+    columns: tuple[tuple[str, Iterable[object], int], ...] = (
+        ("TP", (c.tensor_parallel_size for c in configs), 0),
+        ("PP", (c.pipeline_parallel_size for c in configs), 0),
+        ("VPP", (c.virtual_pipeline_parallel_size for c in configs), 0),
+        ("CP", (c.context_parallel_size for c in configs), 0),
+        ("CP by", map(_exchange, configs), 4),
+        ("EP", (c.expert_parallel_size for c in configs), 0),
+        ("ETP", (c.expert_tensor_parallel_size for c in configs), 0),
+        ("DP", (c.data_parallel_size for c in configs), 5),
+        ("schedule", (c.pipeline_schedule or ABSENT for c in configs), 0),
+        ("dispatcher", (c.moe_token_dispatcher_type or ABSENT for c in configs), 0),
+        ("MBS", (c.micro_batch_size for c in configs), 0),
+        ("SP", ("yes" if c.sequence_parallel else "no" for c in configs), 2),
+        ("recompute", (recompute_name(c.recompute) for c in configs), 0),
+        ("ZeRO", (c.zero_stage for c in configs), 3),
+        ("shards", (c.data_parallel_shard_size or c.data_parallel_size for c in configs), 4),
     )
     ones, absent = ("VPP", "CP", "EP", "ETP"), ("CP by", "schedule", "dispatcher")
     idle = {head: {"1"} for head in ones} | {head: {ABSENT} for head in absent}
     shown = [
-        Column(head=head, meaning=meaning, cells=tuple(map(str, values)), drop=drop)
-        for head, meaning, values, drop in columns
+        Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values)), drop=drop)
+        for head, values, drop in columns
         if head != "shards" or any(c.data_parallel_shard_size for c in configs)
     ]
     return [column for column in shown if set(column.cells) != idle.get(column.head)]
@@ -123,42 +126,40 @@ def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
     """The columns that tell serving configurations apart; those that no configuration uses are left out."""
     configs = [row.parallel for row in rows]
-    columns: tuple[tuple[str, str, Iterable[object], str], ...] = (
-        ("TP", "tensor parallel ranks", (c.tensor_parallel_size for c in configs), ""),
-        ("PP", "pipeline stages", (c.pipeline_parallel_size for c in configs), "1"),
-        ("ADP", "attention data parallel groups", (c.attention_data_parallel_size for c in configs), "1"),
-        ("EP", "expert parallel ranks", (c.expert_parallel_size for c in configs), "1"),
-        ("spare", "redundant experts", (c.redundant_experts for c in configs), "0"),
-        ("replicas", "", (row.estimate.replicas or ABSENT for row in rows), ABSENT),
+    columns: tuple[tuple[str, Iterable[object], str], ...] = (
+        ("TP", (c.tensor_parallel_size for c in configs), ""),
+        ("PP", (c.pipeline_parallel_size for c in configs), "1"),
+        ("ADP", (c.attention_data_parallel_size for c in configs), "1"),
+        ("EP", (c.expert_parallel_size for c in configs), "1"),
+        ("spare", (c.redundant_experts for c in configs), "0"),
+        ("replicas", (row.estimate.replicas or ABSENT for row in rows), ABSENT),
     )
-    shown = [Column(head=head, meaning=meaning, cells=tuple(map(str, values))) for head, meaning, values, _ in columns]
+    shown = [Column(head=head, meaning=MEANINGS.get(head, ""), cells=tuple(map(str, values))) for head, values, _ in columns]
     return [column for column, (*_, idle) in zip(shown, columns, strict=True) if set(column.cells) != {idle}]
 
 
 def training_figures(estimates: Sequence[Estimate]) -> list[Column]:
     """Step time with its interval, throughput, MFU, memory and days of estimates that have them."""
     assert all(e.time is not None and e.memory is not None for e in estimates)
-    steps = [e.time.step_s if e.time else None for e in estimates]
-    unit, size = duration_unit(steps)
-    days = [e.calendar_days for e in estimates]
-    columns = [
-        Column(head="step", unit=unit, cells=scaled(steps, size)),
+    unit, size = duration_unit(map(figures.STEP.value, estimates))
+    return [
+        figure_column(figures.STEP, estimates),
         interval_column(estimates, unit=unit, size=size),
-        tokens_column(e.tokens_per_second_per_gpu for e in estimates),
-        Column(head="MFU", unit="%", meaning=MFU, cells=percents(e.mfu for e in estimates), drop=7),
-        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=2),
+        figure_column(figures.TOKENS, estimates, drop=4),
+        figure_column(figures.MFU, estimates, drop=7),
+        figure_column(figures.MEMORY, estimates, drop=2),
         *([fit_column(estimates, drop=3)] if any(e.fit for e in estimates) else []),
-        Column(head="days", cells=tuple(ABSENT if day is None else decimal(day) for day in days), drop=6),
+        *([figure_column(figures.CALENDAR, estimates, drop=6)] if any(e.calendar_days is not None for e in estimates) else []),
     ]
-    return columns if any(day is not None for day in days) else columns[:-1]
 
 
-def tokens_column(rates: Iterable[float | None], *, meaning: str = "tokens/s/GPU", drop: int = 4) -> Column:
-    """Tokens per second and device."""
-    return Column(head="tokens", unit="/s/GPU", meaning=meaning, cells=counts(rates), drop=drop)
-
-
-MFU = "model FLOPs over peak, attention in full"
+def figure_column(figure: Figure, sources: Iterable[object], *, head: str = "", drop: int = 0) -> Column:
+    """One figure of each; durations in the unit of the longest. `head`: in place of the figure's own."""
+    values, meaning = [figure.value(source) for source in sources], "" if head else figure.note
+    if figure.unit == "seconds":
+        return duration_column(head or figure.head, values, meaning=meaning, drop=drop)
+    unit, write = WRITTEN[figure.unit]
+    return Column(head=head or figure.head, unit=unit, cells=write(values), meaning=meaning, drop=drop)
 
 
 def interval_column(estimates: Sequence[Estimate | None], *, unit: str, size: float) -> Column:
@@ -179,30 +180,19 @@ def unchecked(estimate: Estimate | InferenceEstimate) -> list[str]:
 
 def serving_figures(estimates: Sequence[InferenceEstimate]) -> list[Column]:
     """Latencies, throughput, requests that run at once, and memory."""
-    names = {
-        "TTFT": ("ttft_s", "time to first token"),
-        "TPOT": ("tpot_s", "time per output token"),
-        "request": ("request_latency_s", ""),
-    }
-    columns = [
-        duration_column(head, [getattr(e, name) for e in estimates], meaning=meaning, drop=6 if head == "request" else 0)
-        for head, (name, meaning) in names.items()
-    ]
-    ranges = [e.intervals.output_tokens_per_second_per_gpu if e.intervals else None for e in estimates]
+    ranges = map(figures.OUTPUT.own_interval, estimates)
     between = [ABSENT if ends is None else "-".join(counts(ends)) for ends in ranges]
-    each = [e.cost_per_million_tokens for e in estimates]
-    prices = [
-        (side, tuple(ABSENT if price is None else f"{getattr(price, side):,.2f}" for price in each))
-        for side in ("input", "output")
-    ]
+    prices = [figure_column(price, estimates, drop=9) for price in (figures.INPUT_PRICE, figures.OUTPUT_PRICE)]
     return [
-        *columns,
-        tokens_column((e.output_tokens_per_second_per_gpu for e in estimates), meaning="output tokens/s/GPU", drop=0),
-        Column(head="interval", unit="90%", meaning="of output tokens/s/GPU", cells=tuple(between), drop=3),
-        Column(head="in flight", cells=counts(e.concurrency for e in estimates), drop=5),
-        Column(head="users", cells=counts(e.users for e in estimates), meaning="people with one request at a time", drop=8),
-        *(Column(head=head, unit="$/M", cells=price, drop=9) for head, price in prices if set(price) != {ABSENT}),
-        Column(head="memory", unit="GiB", cells=gibs(e.memory.total_bytes if e.memory else None for e in estimates), drop=4),
+        figure_column(figures.TTFT, estimates),
+        figure_column(figures.TPOT, estimates),
+        figure_column(figures.REQUEST, estimates, drop=6),
+        figure_column(figures.OUTPUT, estimates),
+        Column(head="interval", unit="90%", meaning=f"of {figures.OUTPUT.note}", cells=tuple(between), drop=3),
+        figure_column(figures.FLYING, estimates, drop=5),
+        figure_column(figures.USERS, estimates, drop=8),
+        *(replace(price, unit="$/M", meaning="") for price in prices if set(price.cells) != {ABSENT}),
+        figure_column(figures.SERVED_MEMORY, estimates, drop=4),
     ]
 
 
@@ -244,6 +234,22 @@ def percents(fractions: Iterable[float | None]) -> tuple[str, ...]:
 def gibs(sizes: Iterable[float | None]) -> tuple[str, ...]:
     """Bytes in GiB."""
     return decimals(None if size is None else size / GIB for size in sizes)
+
+
+def _written(text: str) -> Callable[[Iterable[float | None]], tuple[str, ...]]:
+    return lambda values: tuple(ABSENT if value is None else text.format(value) for value in values)
+
+
+WRITTEN: dict[str, tuple[str, Callable[[Iterable[float | None]], tuple[str, ...]]]] = {
+    "bytes": ("GiB", gibs),
+    "share": ("%", percents),
+    "change": ("%", lambda values: _written("{:+.1f}")(None if each is None else 100.0 * each for each in values)),
+    "rate": ("/s/GPU", counts),
+    "count": ("", counts),
+    "dollars": ("$", _written("{:,.2f}")),
+    "days": ("", lambda values: tuple(ABSENT if day is None else decimal(day) for day in values)),
+}
+"""Unit in the head of a column, and how its cells are written, by a figure's unit."""
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:

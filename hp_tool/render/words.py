@@ -9,6 +9,27 @@ from hp_tool.domain.serving import ServingConfig
 
 Config = ParallelConfig | ServingConfig
 
+MEANINGS = {
+    "TP": "tensor parallel ranks",
+    "PP": "pipeline stages",
+    "VPP": "chunks per stage",
+    "CP": "context parallel ranks",
+    "EP": "expert parallel ranks",
+    "ETP": "tensor parallel ranks per expert",
+    "DP": "data parallel replicas",
+    "MBS": "micro-batch size",
+    "SP": "sequence parallelism",
+    "ADP": "attention data parallel groups",
+    "CP by": "how ranks exchange a sequence",
+    "ZeRO": "stage of sharding",
+    "shards": "ranks that ZeRO shards over",
+    "spare": "redundant experts",
+    "MFU": "model FLOPs over peak, attention in full",
+    "TTFT": "time to first token",
+    "TPOT": "time per output token",
+}
+"""What letters stand for, in every table and on every page."""
+
 STOPPED = {
     "budget_runs": "the maximum of runs was reached",
     "budget_gpu_seconds": "the maximum of GPU time was reached",

@@ -5,14 +5,18 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from hp_tool.domain.prices import Priced
+from hp_tool.render import figures as render
 from hp_tool.render.words import unchecked_feature
 
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
 WITH_STEP = ("days", "effective_days", "gpu_hours", "cost")
 """Figures in proportion to the step time."""
-AGAINST_STEP = ("tokens_per_second_per_gpu", "mfu")
-"""Figures in inverse proportion to it."""
+TRAINING = (
+    *(each for each in render.TRAINING if each.name in ("step_s", "memory_total_bytes", "tokens_per_second_per_gpu", "mfu")),
+    *(render.Figure(name=name, label=name, unit="days", scale=(render.STEP, 1)) for name in WITH_STEP),
+)
+SERVING = (render.TTFT, render.TPOT, render.OUTPUT, render.REQUESTS, render.INPUT_PRICE, render.OUTPUT_PRICE)
 LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
 """What serving bears: requests in flight as asked or found, people behind them, the most there is room for, the most within the
 targets."""
@@ -179,40 +183,25 @@ def sizing(answer: Answer) -> dict[str, Any]:
 
 
 def _training(answer: Answer, basis: Basis) -> dict[str, Any]:
-    time, memory, intervals = answer.get("time"), answer.get("memory"), answer.get("intervals") or {}
-    figures: dict[str, Any] = {}
-    if time:
-        step_s, bounds = time["step_s"], intervals.get("step_s")
-        figures["step_s"] = figure(step_s, bounds, basis)
-        slower = bounds and [bound / step_s for bound in bounds]
-        faster = bounds and [step_s / bound for bound in reversed(bounds)]
-        for names, ratios in ((WITH_STEP, slower), (AGAINST_STEP, faster)):
-            for name in names:
-                if (value := answer.get(name)) is not None:
-                    figures[name] = figure(value, ratios and [value * ratio for ratio in ratios], basis)
-    if memory:
-        figures["memory_total_bytes"] = figure(memory["total_bytes"], intervals.get("memory_total_bytes"), basis)
-    return figures
+    return _figures(TRAINING, answer, basis)
 
 
 def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
-    intervals = answer.get("intervals")
-    if not intervals:
+    if not answer.get("intervals"):
         return {}
-    bounds = {name: intervals[name] for name in ("ttft_s", "tpot_s", "output_tokens_per_second_per_gpu")}
-    figures = {name: figure(answer[name], bounds[name], basis) for name in bounds if answer.get(name) is not None}
-    throughput, latency = answer.get("output_tokens_per_second_per_gpu"), answer.get("request_latency_s")
-    if throughput:
-        low, high = (each / throughput for each in bounds["output_tokens_per_second_per_gpu"])
-        if (rate := answer.get("request_rate_per_second")) is not None:
-            figures["request_rate_per_second"] = figure(rate, (rate * low, rate * high), basis)
-        for side, cost in (answer.get("cost_per_million_tokens") or {}).items():
-            figures[f"cost_per_million_{side}_tokens"] = figure(cost, (cost / high, cost / low), basis)
-    if latency is not None and answer.get("tpot_s"):
+    figures = _figures(SERVING, answer, basis)
+    ttft, tpot = (each.between(answer) for each in (render.TTFT, render.TPOT))
+    if (latency := render.REQUEST.value(answer)) is not None and answer.get("tpot_s") and ttft and tpot:
         after = (latency - answer["ttft_s"]) / answer["tpot_s"]
-        ends = [first + after * each for first, each in zip(bounds["ttft_s"], bounds["tpot_s"], strict=True)]
-        figures["request_latency_s"] = figure(latency, ends, basis)
+        figures["request_latency_s"] = figure(
+            latency, [first + after * each for first, each in zip(ttft, tpot, strict=True)], basis
+        )
     return figures
+
+
+def _figures(known: Iterable[render.Figure], answer: Answer, basis: Basis) -> dict[str, Any]:
+    values = ((each, each.value(answer)) for each in known)
+    return {each.name: figure(value, each.between(answer), basis) for each, value in values if value is not None}
 
 
 def _parts(memory: Answer, *, suffix: str) -> dict[str, float]:

@@ -74,10 +74,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(request: Request, error: RequestValidationError) -> JSONResponse:
-        where = _path(error.errors()[0]["loc"])
+        errors = error.errors()
+        where = _path(errors[0]["loc"])
         # A value that may be of several types has an error for each.
-        messages = dict.fromkeys(each["msg"] for each in error.errors() if _path(each["loc"]) == where)
-        return _response(422, code="invalid_input", detail="; or ".join(messages), field=where)
+        expected = " or ".join(dict.fromkeys(_expected(each) for each in errors if _path(each["loc"]) == where))
+        detail = f"{where} is missing" if errors[0]["type"] == "missing" else f"{where} must be {expected}{_got(errors[0])}"
+        return _response(422, code="invalid_input", detail=detail, field=where)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
@@ -106,6 +108,35 @@ def install(app: FastAPI) -> None:
 def _path(loc: Sequence[int | str]) -> str:
     """The field as its sender wrote it, without its location (query, body) and the branches of a union; else the location."""
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
+
+
+EXPECTED = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_too_long": "of at most {max_length} characters",
+    "string_too_short": "of at least {min_length} characters",
+    "too_long": "at most {max_length} values",
+    "date_from_datetime_parsing": "a date such as 2026-01-31",
+}
+"""What a parameter must be, by the framework's name of the error."""
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    """Return what a value must be, in words; of an error without words of ours, the framework's own."""
+    words = EXPECTED.get(error["type"])
+    return str(error["msg"]).removeprefix("Input should be ") if words is None else words.format(**error.get("ctx", {}))
+
+
+def _got(error: Mapping[str, Any]) -> str:
+    """Return the value that was sent, where it is short."""
+    sent = error.get("input")
+    return f", not {sent!r}" if isinstance(sent, str | int | float) and len(str(sent)) <= 40 else ""
 
 
 def _allowed(request: Request) -> set[str]:

@@ -107,7 +107,7 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     if isinstance(row, ServingRecommendation):
         return _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
     if row is not None:
-        return _with_details(_trained(row, answer and schema.parse(Answer, answer)), record)
+        return _with_details(_trained(row, record.query, answer and schema.parse(Answer, answer)), record)
     best = _leading(store.get_run(search_id=record.id, run_id=run_id), record) if run_id else None
     return best and _with_details(best, record)
 
@@ -118,10 +118,10 @@ def _with_details(best: Best, record: SearchRecord) -> Best:
     return best if configuration is None else replace(best, details=formats.configuration_details(configuration))
 
 
-def _trained(row: Recommendation, answer: Answer | None) -> Best:
+def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> Best:
     predicted, known, measurement = row.estimate, row.known, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
-    arithmetic, details = trials.words(row.parallel)
+    arithmetic, details = trials.words(row.parallel, query)
     return Best(
         parallel=row.parallel,
         set=row.set,
@@ -133,7 +133,7 @@ def _trained(row: Recommendation, answer: Answer | None) -> Best:
         parts=_parts(known, measurement.objective_s if measurement else None),
         warning=words.warning(answer) if answer else None,
         not_better=words.not_better(answer) if answer else None,
-        kept=", ".join(trials.words(yours)) if (yours := words.kept(answer)) else None,
+        kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -158,7 +158,7 @@ def _leading(run: RunRecord, record: SearchRecord) -> Best | None:
         high_s=high_s,
         reduced=not run.fidelity.is_whole,
     )
-    arithmetic, details = trials.words(run.parallel)
+    arithmetic, details = trials.words(run.parallel, query)
     best = Best(
         parallel=run.parallel,
         set=run.set,
@@ -207,7 +207,7 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
 
 def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
     predicted, known, measurement = row.estimate, row.known, row.measurement
-    arithmetic, details = trials.words(row.parallel)
+    arithmetic, details = trials.words(row.parallel, query)
     return Best(
         parallel=row.parallel,
         set=row.set,
@@ -216,7 +216,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
         runs=answer.measured if answer else None,
         sentences=tuple(words.sentences(answer)) if answer else (),
         not_better=words.not_better(answer) if answer else None,
-        kept=", ".join(trials.words(yours)) if (yours := words.kept(answer)) else None,
+        kept=", ".join(trials.words(yours, query)) if (yours := words.kept(answer)) else None,
         parts={formats.words(name): seconds for name, seconds in (known.parts_s or {}).items() if seconds},
         measured=measurement is not None,
         step_s=measurement.load.request_latency_s if measurement and measurement.load else known.request_latency_s,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -27,9 +26,9 @@ MAX_CALIBRATIONS = 500
 """Newest calibrations, among which the page finds the newest of each series."""
 MAX_VERSIONS = 200
 FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
-COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "circle-open", "size": 8}
-CALIBRATED: dict[str, object] = {"color": "--series-1", "symbol": "circle", "size": 8}
-OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "x-thin-open", "size": 14}
+COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "ring", "size": 8}
+CALIBRATED: dict[str, object] = {"color": "--series-1", "size": 8}
+OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "cross", "size": 14}
 
 router = APIRouter(tags=["dashboard"])
 
@@ -224,19 +223,16 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
     """Predicted against measured times with the identity line, both axes logarithmic."""
     times = [value for row in rows for value in (row.measured_s, row.before_s, row.after_s) if value is not None]
     ends = [min(times, default=0.1) / 1.1, max(times, default=1.0) * 1.1]
-    measured, names = [row.measured_s for row in rows], _names(rows)
+    measured = [row.measured_s for row in rows]
     before, after = [row.before_s for row in rows], [row.after_s for row in rows]
-    hover = "measured %{x:.3g} s, predicted %{y:.3g} s"
     return {
-        "data": [
-            line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": "dot", "width": 1}),
-            markers("cost model", x=measured, y=before, text=names, hover=hover, marker=COST_MODEL),
-            markers("calibrated without the run", x=measured, y=after, text=names, hover=hover, marker=CALIBRATED),
+        "traces": [
+            line("predicted = measured", x=ends, y=ends, style={"color": "--ink-soft", "dash": True, "width": 1}),
+            markers("cost model", x=measured, y=before, text=_texts(rows, before), marker=COST_MODEL),
+            markers("calibrated without the run", x=measured, y=after, text=_texts(rows, after), marker=CALIBRATED),
         ],
-        "layout": {
-            "xaxis": {"title": "Measured step, s", "type": "log", "dtick": "D2"},
-            "yaxis": {"title": "Predicted step, s", "type": "log", "dtick": "D2"},
-        },
+        "x": {"title": "Measured step, s", "log": True},
+        "y": {"title": "Predicted step, s", "log": True},
     }
 
 
@@ -244,16 +240,13 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
     """Errors over the time of the measurement, which reveal a change of the cluster; outliers are marked."""
     outliers = [row for row in rows if row.outlier]
     return {
-        "data": [
+        "traces": [
             _errors("cost model", rows, [row.error_before for row in rows], marker=COST_MODEL),
             _errors("calibrated without the run", rows, [row.error_after for row in rows], marker=CALIBRATED),
             _errors("outliers", outliers, [row.error_after for row in outliers], marker=OUTLIER),
         ],
-        "layout": {
-            "xaxis": {"title": {"text": "Measured at (UTC)", "standoff": 24}, "nticks": 4, "tickangle": 0},
-            "margin": {"l": 64, "r": 16, "t": 16, "b": 64},
-            "yaxis": {"title": "Predicted / measured − 1", "tickformat": "+.0%", "zeroline": True},
-        },
+        "x": {"title": "Measured at (UTC)", "time": True},
+        "y": {"title": "Predicted / measured − 1", "percent": True, "zero": True},
     }
 
 
@@ -261,26 +254,33 @@ def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
     """Median errors of each version, oldest first."""
     ordered = [version for version in reversed(versions) if version.error_before is not None]
     numbers = [version.version for version in ordered]
-    hover = {"mode": "lines+markers", "hoverinfo": "all", "hovertemplate": "version %{x}: %{y:.1%}<extra></extra>"}
-    before, after = [version.error_before for version in ordered], [version.error_after for version in ordered]
-    name_after = "after calibration, on runs not fitted on"
+    sides = {
+        "cost model": (COST_MODEL, [version.error_before for version in ordered]),
+        "after calibration, on runs not fitted on": (CALIBRATED, [version.error_after for version in ordered]),
+    }
     return {
-        "data": [
-            line("cost model", x=numbers, y=before, style={"color": COST_MODEL["color"]}) | hover,
-            line(name_after, x=numbers, y=after, style={"color": CALIBRATED["color"]}) | hover,
+        "traces": [
+            line(name, x=numbers, y=errors, style={"color": style["color"]})
+            | {
+                "mode": "both",
+                "text": [f"version {n}: {formats.share(error)}" for n, error in zip(numbers, errors, strict=True)],
+            }
+            for name, (style, errors) in sides.items()
         ],
-        "layout": {
-            "xaxis": {"title": "Version", "dtick": max(1, len(ordered) // 10)},
-            "yaxis": {"title": "Median |error|", "tickformat": ".0%", "rangemode": "tozero"},
-        },
+        "x": {"title": "Version", "whole": True},
+        "y": {"title": "Median |error|", "percent": True, "zero": True},
     }
 
 
 def _errors(name: str, rows: Sequence[ResidualRow], errors: list[float], *, marker: dict[str, object]) -> Trace:
     moments = [row.created_at.isoformat() for row in rows]
-    return markers(name, x=moments, y=errors, text=_names(rows), hover="%{y:+.1%}", marker=marker | {"line": {"width": 2}})
+    text = [f"{row.model}\n{row.arithmetic}\n{formats.percent(error)}" for row, error in zip(rows, errors, strict=True)]
+    return markers(name, x=moments, y=errors, text=text, marker=marker)
 
 
-def _names(rows: Sequence[ResidualRow]) -> list[str]:
-    """Hover texts. Plotly interprets some markup, so users' words are escaped."""
-    return [f"{escape(row.model)}<br>{row.arithmetic}" for row in rows]
+def _texts(rows: Sequence[ResidualRow], predicted_s: Sequence[float | None]) -> list[str]:
+    """What each point says of itself."""
+    return [
+        f"{row.model}\n{row.arithmetic}\nmeasured {formats.seconds(row.measured_s)}, predicted {formats.seconds(seconds)}"
+        for row, seconds in zip(rows, predicted_s, strict=True)
+    ]

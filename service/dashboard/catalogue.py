@@ -1,6 +1,7 @@
 """/models, /gpus and /clusters: what a query can name, and the forms that add models and clusters."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -58,6 +59,8 @@ UNITS: dict[str, Callable[[float], str]] = {
 
 PER_PAGE = 50
 
+ALWAYS = ("architecture", "normalization", "gated_mlp", "tie_word_embeddings")
+"""Fields of a model that are said whatever they are."""
 Words = Annotated[str, QueryParameter(max_length=100, description="A part of the names to list")]
 PageNumber = Annotated[int, QueryParameter(ge=1, le=10_000)]
 
@@ -293,7 +296,7 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         counts = {"parameters": total_parameters(spec, sequence_length=LEARNED_POSITIONS)}
         if spec.num_experts:
             counts["active_parameters"] = active_parameters(spec, sequence_length=LEARNED_POSITIONS)
-        values = {name: formats.billions(number) for name, number in counts.items()} | values
+        values = {name: formats.billions(number) for name, number in counts.items()} | _of_its_family(values)
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
@@ -308,6 +311,12 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         explorer_href=address("/explorer", {control: spec.name}) if control else None,
         remove_href=f"{href}/remove" if removable else None,
     )
+
+
+def _of_its_family(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a model of this family has: a default stands for what it does without."""
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
+    return {name: value for name, value in values.items() if name in ALWAYS or value != defaults.get(name)}
 
 
 def _href(section: Section, name: str) -> str:

@@ -1,5 +1,6 @@
-"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted."""
+"""/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; .../runs/ID: one."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -18,15 +19,25 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.problem import problem_of
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
+from hp_tool.render import figures
+from hp_tool.render.figures import LESS_IS_BETTER, Unit
 from hp_tool.render.words import LABELS
 from hp_tool.training.calibrated import Calibrations
+from hp_tool.training.evaluate import resolve_configuration
+from hp_tool.training.ratio import Known, step_ratio
 from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.search_results import known_estimates
 from service.dashboard import formats
-from service.dashboard.configuration import ConfigurationView, QueryText, configuration_view
+from service.dashboard.configuration import (
+    ConfigurationPage,
+    ConfigurationView,
+    QueryText,
+    configuration_context,
+    configuration_view,
+)
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import LESS_IS_BETTER, Metric, MetricUnit, measured_metrics
+from service.dashboard.metrics import Metric, measured_metrics
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, error_status, page_at
 from service.dashboard.trials import TONES
 
@@ -56,7 +67,7 @@ class MetricRow:
     """One figure of every configuration."""
 
     name: str
-    unit: MetricUnit
+    unit: Unit
     values: tuple[float | None, ...]
     changes: tuple[float | None, ...]
     """By value: itself / the first - 1; None for the first."""
@@ -64,6 +75,8 @@ class MetricRow:
     """Index of the best value; None where they are equal, or one configuration cannot run."""
     measured: bool = False
     """Measured; the row above it, of the same name, is predicted."""
+    repeats: bool = False
+    """Its changes are those of the first row, or their inverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +105,8 @@ class ComparePage(Page):
     runs: tuple[ComparedRun, ...] = ()
     """A run of each configuration, if runs of a search are compared."""
     search_href: str | None = None
+    verdict: str = ""
+    """Which is faster, by how much, and which does not fit."""
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
@@ -100,7 +115,7 @@ class ComparePage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, "/compare", template="compare.html", section="Explorer", status=error_status)
+@page_at(router, "/compare", template="compare.html", section="Ask", status=error_status)
 def compare_context(
     first: QueryText, calibrations: CalibrationsDep, find: FindDep, second: QueryText | None = None, more: More = ()
 ) -> ComparePage:
@@ -127,6 +142,21 @@ def compare_runs_context(
         known=[known.get(run.parallel) for run in runs],
         search_href=f"/searches/{search_id}",
     )
+
+
+@page_at(router, "/searches/{search_id}/runs/{run_id}", template="configuration.html", section="Searches", status=error_status)
+def run_context(
+    search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
+) -> ConfigurationPage:
+    """The configuration of a search's run, as shown on its page: a short address of it."""
+    record, run = store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
+    try:
+        text = Configuration.of(run, query=schema.parse_query(record.query)).text()
+    except HpToolError as error:  # a query of another version
+        json_href = f"/searches/{search_id}/runs/{run_id}.json"
+        return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
+    page = configuration_context(text, calibrations, find, store, search=search_id)
+    return replace(page, json_href=f"/searches/{search_id}/runs/{run_id}.json")
 
 
 def _compared(
@@ -162,11 +192,67 @@ def _compared(
         names=names,
         runs=runs,
         search_href=search_href,
+        verdict=_verdict(names, views, _ratios(queries, [estimate for _, estimate in answers], known, calibrations)),
         differences=_differences(queries, [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views),
         time=_times(names, views),
     )
+
+
+Ratio = tuple[float, tuple[float, float]]
+
+
+def _ratios(
+    queries: Sequence[Query],
+    estimates: Sequence[Estimate | InferenceEstimate],
+    known: Sequence[Estimate | InferenceEstimate | None],
+    calibrations: Calibrations | None,
+) -> list[Ratio | None]:
+    """How many times as long each but the first takes as the first; of serving, per output token and GPU."""
+    sides: list[Known] = []
+    for query, estimate, of_search in zip_longest(queries, estimates, known):
+        if isinstance(estimate, InferenceEstimate):
+            return [_serving_ratio(estimates[0], each) for each in estimates[1:]]
+        configuration = resolve_configuration(query)
+        best = of_search if isinstance(of_search, Estimate) else configuration.calibrated_estimate(calibrations)
+        sides.append((configuration.problem, best or estimate))
+    return [step_ratio(sides[0], side) for side in sides[1:]]
+
+
+def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate) -> Ratio | None:
+    one, other = figures.OUTPUT.value(first), figures.OUTPUT.value(second)
+    (low, high), (other_low, other_high) = (figures.OUTPUT.own_interval(each) or (0.0, 0.0) for each in (first, second))
+    if not one or not other or not low or not other_low:
+        return None
+    spread = math.exp(math.hypot(math.log(high / low), math.log(other_high / other_low)) / 2.0)
+    return one / other, (one / other / spread, one / other * spread)
+
+
+def _verdict(names: Sequence[str], views: Sequence[ConfigurationView], ratios: Sequence[Ratio | None]) -> str:
+    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit."""
+    parts = [
+        f"{name} is {_slower(ratio, names[0])}" for name, ratio in zip(names[1:], ratios, strict=True) if ratio is not None
+    ]
+    unfit = [f"{name} {view.verdict}" for name, view in zip(names, views, strict=True) if not view.feasible]
+    text = "; ".join(parts)
+    if unfit:
+        text += f"{'; but ' if text else ''}{' and '.join(unfit)}"
+    return f"{text}." if text else ""
+
+
+def _slower(ratio: Ratio, first: str) -> str:
+    """`17 % slower than First, 9 to 25 %`; where the interval holds no difference, both its ends say which way they are."""
+    factor, (low, high) = ratio
+    if low < 1.0 < high:
+        return f"about as fast as {first}: from {_percent(low)} faster to {_percent(high)} slower"
+    ends = sorted(abs(end - 1.0) for end in (low, high))
+    word = "slower" if factor > 1.0 else "faster"
+    return f"{_percent(factor)} {word} than {first}, {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %"
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * abs(factor - 1.0):.0f} %"
 
 
 def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
@@ -223,12 +309,25 @@ def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun]) -> tu
     measured = [{metric.name: metric for metric in run.metrics} for run in runs]
     all_fit = all(view.feasible for view in views)
     # No prediction of a configuration that cannot run is better than the others'.
-    return tuple(
+    rows = [
         _row(name, [metrics.get(name) for metrics in each], judged=all_fit or is_measured, measured=is_measured)
         for name in dict.fromkeys(name for metrics in (*predicted, *measured) for name in metrics)
         for is_measured, each in ((False, predicted), (True, measured))
         if any(name in metrics for metrics in each)
+    ]
+    return tuple(
+        replace(row, repeats=place > 0 and not row.measured and _repeats(row, rows[0])) for place, row in enumerate(rows)
     )
+
+
+def _repeats(row: MetricRow, first: MetricRow) -> bool:
+    """Whether a row's changes follow from the first row's; tokens per second stay, as what people look for."""
+    pairs = [
+        (one, other) for one, other in zip(row.changes, first.changes, strict=True) if one is not None and other is not None
+    ]
+    same = all(abs(one - other) < EQUAL for one, other in pairs)
+    inverse = all(abs((1.0 + one) * (1.0 + other) - 1.0) < EQUAL for one, other in pairs)
+    return bool(pairs) and (same or inverse) and "okens/s" not in row.name
 
 
 def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured: bool) -> MetricRow:
@@ -242,7 +341,7 @@ def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured:
     )
 
 
-def _best(values: Sequence[float | None], unit: MetricUnit) -> int | None:
+def _best(values: Sequence[float | None], unit: Unit) -> int | None:
     known = [value for value in values if value is not None]
     least, most = min(known), max(known)
     if most - least <= EQUAL * abs(least):
@@ -255,7 +354,9 @@ def _fullest_stages(names: Sequence[str], views: Sequence[ConfigurationView]) ->
     for name, view in zip(names, views, strict=True):
         if view.memory is not None:
             bar = max(view.memory.bars, key=lambda bar: bar.total)
-            rows.append(BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit))
+            rows.append(
+                BarSpec(label=name, note=bar.label.lower(), parts=bar.values, limit=view.memory.limit, interval=bar.interval)
+            )
     return stack(rows, unit="bytes") if rows else None
 
 

@@ -87,6 +87,8 @@ class ConfigurationView(View):
     """The chance of running out of memory, and its interval; empty where it fits."""
     answer: str
     """The main figures in a sentence; empty where there are none."""
+    chance: str
+    """Its chance of running out of memory, in words; empty of serving."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
@@ -130,7 +132,7 @@ class ConfigurationPage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, "/configurations", template="configuration.html", section="Explorer", status=error_status)
+@page_at(router, "/configurations", template="configuration.html", section="Ask", status=error_status)
 def configuration_context(
     query: QueryText, calibrations: CalibrationsDep, find: FindDep, store: StoreDep, search: SearchId = None
 ) -> ConfigurationPage:
@@ -212,25 +214,26 @@ def _view(
 ) -> ConfigurationView:
     """`stages`: pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
-    memory: Stack | None = None
+    mapping = schema.query_mapping(query)
+    memory, device = None, formats.device_of(mapping)
     assert estimate.parallel is not None
     if isinstance(estimate, InferenceEstimate):
         config = estimate.parallel
         heading = serving_arithmetic(config, replicas=estimate.replicas)
-        metrics = serving_metrics(estimate)
+        metrics = serving_metrics(estimate, device)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
             memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
         time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
-        heading = formats.arithmetic(estimate.parallel)
-        metrics = training_metrics(estimate, calibrated)
+        heading = formats.arithmetic(estimate.parallel, device)
+        metrics = training_metrics(estimate, calibrated, device)
         memory = _memory(stages, estimate, calibrated or estimate) if stages else None
         time = _time(estimate, calibrated)
         num_stages, shown_stages = len(stages), min(len(stages), MAX_STAGES)
     this = Configuration(query=query, parallel=estimate.parallel)
-    mapping, known = schema.query_mapping(query), calibrated or estimate
+    known = calibrated or estimate
     verdict, tone, verdict_note = _verdict(estimate, calibrated)
     return ConfigurationView.of(
         estimate,
@@ -240,6 +243,7 @@ def _view(
         details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
+        chance=chance(known) if isinstance(known, Estimate) else "",
         answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
         unchecked=tuple(unchecked(known)),
         tone=tone,
@@ -269,14 +273,18 @@ def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None,
     if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
         parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
     if time is not None and (step := known.get("Step time")):
-        between = f" ({formats.seconds(step.low)} to {formats.seconds(step.high)})" if step.low is not None else ""
         bar = time.bars[0]
         most = max(bar.values, key=bar.values.__getitem__)
         share = formats.share(bar.values[most] / bar.total)
-        parts.append(f"a step {takes} {formats.seconds(step.value)}{between}, {share} of it {formats.words(most)}")
+        parts.append(f"a step {takes} {formats.seconds(step.value)}{_between(step)}, {share} of it {formats.words(most)}")
     if (ttft := known.get("Time to first token")) and (tpot := known.get("Time per output token")):
-        parts.append(f"{formats.seconds(ttft.value)} to the first token, {formats.seconds(tpot.value)} per token after it")
+        first, each = (formats.seconds(metric.value) + _between(metric) for metric in (ttft, tpot))
+        parts.append(f"{first} to the first token, {each} per token after it")
     return "; ".join(parts) + "." if parts else ""
+
+
+def _between(metric: Metric) -> str:
+    return f" ({formats.seconds(metric.low)} to {formats.seconds(metric.high)})" if metric.low is not None else ""
 
 
 def _verdict(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[str, Tone, str]:

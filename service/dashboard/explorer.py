@@ -5,33 +5,35 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi import Query as QueryParameter
+from starlette.status import HTTP_307_TEMPORARY_REDIRECT
 
 from hp_tool import catalog, training
 from hp_tool.answers import estimate_answer
 from hp_tool.configuration import Configuration
-from hp_tool.domain.fit import Fit
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
-from hp_tool.render.columns import unchecked
+from hp_tool.queries.shown import RECIPE, Field, Section
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.training.evaluate import resolve_configuration
 from hp_tool.training.problem import resolve_training
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
-from service.api.views import View
-from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.new_search_form import FRAMEWORKS, RECIPE, Field, RecipeChoice, Section, recipe_choices, to_values
+from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
 from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at
+from service.dashboard.ranking import RankedRow, ranked_row, run_href
+from service.dashboard.searches import SearchRow, newest
 
+OF_THE_LIST = {"state", "kind", "words", "owner", "since", "cursor"}
+"""Filters of the list of searches."""
 MAX_ROWS = 5
 """Layouts listed, each with its fastest configuration."""
 TOP = 40
@@ -50,32 +52,8 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FastRow(View):
-    """The fastest configuration of one layout; if none fits, one of the nearest."""
-
-    rank: int
-    arithmetic: str
-    details: str
-    unchecked: tuple[str, ...]
-    """What no published run covers, which widens its interval."""
-    chosen: bool
-    """The controls show this one."""
-    step_s: float | None
-    tokens_per_second_per_gpu: float | None
-    mfu: float | None
-    memory_total_bytes: float | None
-    fit: Fit | None
-    """Whether it fits, in a word."""
-    out_of_memory_probability: float | None
-    reasons: tuple[str, ...]
-    parallel: ParallelConfig
-    href: str
-    configuration_href: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorerPage(Page):
-    """The explorer. If the settings cannot be answered, `error` says why and the rest is empty."""
+    """A question of training and its answer, with a control for each setting; `error` says why it cannot be answered."""
 
     settings: Settings
     models: tuple[str, ...]
@@ -91,9 +69,15 @@ class ExplorerPage(Page):
     """What selective recomputation may name in this model, what it does name first."""
     view: ConfigurationView | None = None
     configuration_href: str | None = None
+    run_href: str | None = None
+    """Page of what runs the configuration in each tool."""
     form_href: str | None = None
     """The form of a search for this workload."""
-    fastest: tuple[FastRow, ...] = ()
+    changed: bool = False
+    """The address sets something of the configuration, so that the controls are open."""
+    recent: tuple[SearchRow, ...] = ()
+    """The newest searches."""
+    fastest: tuple[RankedRow, ...] = ()
     nothing_fits: bool = False
     """`fastest` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -106,18 +90,21 @@ class ExplorerPage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, "/explorer", template="explorer.html", section="Explorer")
+@page_at(router, "/explorer", template="explorer.html", section="Ask", home=True)
 def explorer_context(
+    request: Request,
     settings: Annotated[Settings, Depends()],
     store: StoreDep,
     find: FindDep,
     calibrations: CalibrationsDep,
     listed: Listed = True,
 ) -> ExplorerPage:
-    """The explorer, as shown on its page."""
+    """A question of training and its answer, as shown on its page."""
+    if request.url.path == "/" and OF_THE_LIST & request.query_params.keys():  # which stood here once
+        raise HTTPException(HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"})
     registered = set(store.registered_names(kind="model"))
     page = ExplorerPage(
-        title="Explorer",
+        title="Ask",
         json_href=json_href(settings.href),
         settings=settings,
         models=tuple(sorted({*catalog.names("models"), *registered})),
@@ -126,6 +113,8 @@ def explorer_context(
         recipes=recipe_choices(),
         recipe=detail_fields()[RECIPE],
         groups=groups(),
+        changed=bool(settings.details) or any(value is not None for value in (settings.tp, settings.pp, settings.mbs)),
+        recent=newest(store) if listed else (),
     )
     try:
         return _answered(page, settings, find=find, calibrations=calibrations, listed=listed)
@@ -167,8 +156,17 @@ def _answered(
         modules=tuple(dict.fromkeys((*modules(model, framework=framework), *shown.modules))),
         view=view,
         configuration_href=configuration_href(this),
+        run_href=run_href(this),
         form_href=address("/searches/new", to_values(workload)),
-        fastest=tuple(_row(row, Configuration.of(row, query=free), settings, this) for row in rows),
+        fastest=tuple(
+            ranked_row(
+                row,
+                query=free,
+                chosen=(row.parallel, row.set) == (this.parallel, this.set),
+                settings_href=settings.at(Configuration.of(row, query=free)).href,
+            )
+            for row in rows
+        ),
         nothing_fits=bool(ranking.nearest_misses),
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
@@ -196,25 +194,6 @@ def _best_by_layout(rows: Sequence[Recommendation]) -> list[Recommendation]:
         layout = (c.tensor_parallel_size, c.pipeline_parallel_size, c.context_parallel_size, c.expert_parallel_size)
         first.setdefault(layout, row)
     return list(first.values())[:MAX_ROWS]
-
-
-def _row(row: Recommendation, configuration: Configuration, settings: Settings, shown: Configuration) -> FastRow:
-    estimate = row.known
-    return FastRow.of(
-        row,
-        estimate,
-        arithmetic=formats.arithmetic(row.parallel),
-        details=formats.configuration_details(configuration),
-        unchecked=tuple(unchecked(estimate)),
-        chosen=(row.parallel, row.set) == (shown.parallel, shown.set),
-        step_s=estimate.time.step_s if estimate.time else None,
-        memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
-        fit=estimate.fit,
-        out_of_memory_probability=estimate.out_of_memory_probability,
-        reasons=tuple(reason.message for reason in estimate.reasons),
-        href=settings.at(configuration).href,
-        configuration_href=configuration_href(configuration),
-    )
 
 
 def _effects(

@@ -15,14 +15,14 @@ from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError
 from hp_tool.queries import schema
 from hp_tool.queries.registered import Find
-from hp_tool.render.words import serving_arithmetic
+from hp_tool.queries.shown import Section, fields, sections
 from service.api.bodies import resolve
 from service.api.dependencies import FindDep, StoreDep
-from service.api.views import View
-from service.dashboard import formats
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.explorer_settings import MAX_SIZE, Control, numbers, powers
-from service.dashboard.new_search_form import Section, fields, sections, to_query
+from service.dashboard.figures import Figure
+from service.dashboard.new_search import latency_figure
+from service.dashboard.new_search_form import to_query
 from service.dashboard.page import (
     ErrorFields,
     Page,
@@ -32,6 +32,8 @@ from service.dashboard.page import (
     page_at,
     read_form,
 )
+from service.dashboard.ranking import RankedRow, ranked_row, run_href
+from service.dashboard.searches import SearchRow, newest
 
 PATH = "/explorer/serving"
 TOP = 8
@@ -56,23 +58,6 @@ router = APIRouter(tags=["dashboard"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingRow(View):
-    """One of the best deployments, or of the nearest that miss."""
-
-    rank: int
-    arithmetic: str
-    details: str
-    href: str
-    chosen: bool
-    """The page shows this one."""
-    ttft_s: float | None
-    tpot_s: float | None
-    output_tokens_per_second_per_gpu: float | None
-    memory_total_bytes: float | None
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingExplorerPage(Page):
     """The explorer of serving. If the settings cannot be answered, `error` says why and the rest is empty."""
 
@@ -84,9 +69,17 @@ class ServingExplorerPage(Page):
     controls: tuple[Control, ...] = ()
     view: ConfigurationView | None = None
     configuration_href: str | None = None
+    run_href: str | None = None
+    """Page of what runs the configuration in each tool."""
     form_href: str
     """The form of a search with this query."""
-    rows: tuple[ServingRow, ...] = ()
+    changed: bool = False
+    """The address sets something of the layout, so that the controls are open."""
+    recent: tuple[SearchRow, ...] = ()
+    """The newest searches."""
+    figures: tuple[Figure, ...] = ()
+    """Throughput against each latency, for plot.js."""
+    rows: tuple[RankedRow, ...] = ()
     nothing_fits: bool = False
     """`rows` lists the nearest infeasible configurations instead."""
     legal: int = 0
@@ -94,21 +87,23 @@ class ServingExplorerPage(Page):
     error: ErrorFields | None = None
 
 
-@page_at(router, PATH, template="explorer_serving.html", section="Explorer")
+@page_at(router, PATH, template="explorer_serving.html", section="Ask")
 def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -> ServingExplorerPage:
     """The explorer of serving, as shown on its page."""
     known = {"model", *fields("inference")}
     typed = {name: text for name, text in read_form(request.url.query).items() if name in known}
-    values = typed if "model" in typed else EXAMPLE | typed
+    values = _filled(typed)
     registered = set(store.registered_names(kind="model"))
     page = ServingExplorerPage(
-        title="Explorer: serving",
+        title="Ask: serving",
         json_href=json_href(address(PATH, values)),
         values=values,
         models=tuple(sorted({*catalog.names("models"), *registered})),
         gpus=tuple(catalog.names("gpus")),
         sections=tuple(each for each in sections("inference") if each.title in ("Serving", "Goal", "Experts", "NVLink")),
         form_href=address("/searches/new", {"kind": "inference", **values}),
+        changed=bool(AXES.keys() & values.keys()),
+        recent=newest(store),
     )
     try:
         return _answered(page, values, find=find)
@@ -116,17 +111,44 @@ def serving_explorer_context(request: Request, store: StoreDep, find: FindDep) -
         return replace(page, error=error.as_dict())
 
 
+def _filled(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of an address, with those of the example for what a question cannot do without."""
+    left_out = set[str]()
+    if "cluster" in typed:  # a registered one says the rest
+        left_out |= {path for path in EXAMPLE if path.startswith("cluster.")}
+    if "inference.trace" in typed:
+        left_out |= {path for path in EXAMPLE if path.startswith("inference.")}
+    elif any(path.startswith("inference.") for path in typed):  # a load that is left open is the highest within the targets
+        left_out.add("inference.concurrency")
+    return {path: value for path, value in EXAMPLE.items() if path not in left_out} | dict(typed)
+
+
 def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Find) -> ServingExplorerPage:
     catalogue = catalog.revision()
     query = _query(values, find=find)
-    free = _query({name: text for name, text in values.items() if name not in AXES}, find=find)
+    free = _query(_free(values), find=find)
     ranking = _ranked(schema.to_json(free), catalogue)
     chosen = ranking if not AXES.keys() & values.keys() else _ranked(schema.to_json(query), catalogue)
     best = next(_served(chosen), None)
-    shown = tuple(_row(row, values, chosen=best is not None and row.parallel == best.parallel) for row in _served(ranking))
+    typed = schema.parse_query(
+        to_query({"kind": "inference", **{path: text for path, text in values.items() if path not in AXES}})
+    )
+    rows = tuple(_served(ranking))
+    shown = tuple(
+        ranked_row(
+            row,
+            query=typed,
+            chosen=best is not None and row.parallel == best.parallel,
+            settings_href=address(
+                PATH, {**values, **{path: getattr(row.parallel, path.removeprefix("parallel.")) for path in AXES}}
+            ),
+        )
+        for row in rows
+    )
     page = replace(
         page,
         rows=shown,
+        figures=tuple(latency_figure(name, rows, _target(query, name)) for name in ("ttft_s", "tpot_s")) if rows else (),
         nothing_fits=not ranking.recommendations,
         legal=ranking.space.legal,
         feasible=ranking.space.feasible,
@@ -136,7 +158,21 @@ def _answered(page: ServingExplorerPage, values: Mapping[str, str], *, find: Fin
         return page
     this = Configuration.of(best, query=query)
     view, _ = configuration_view(this.query, calibrations=None)
-    return replace(page, view=view, configuration_href=configuration_href(this))
+    return replace(page, view=view, configuration_href=configuration_href(this), run_href=run_href(this))
+
+
+def _free(values: Mapping[str, str]) -> dict[str, str]:
+    """The values without those of the layout."""
+    return {path: text for path, text in values.items() if path not in AXES}
+
+
+def _axes(row: ServingRecommendation) -> dict[str, int]:
+    """The layout of a row by the controls' paths."""
+    return {path: getattr(row.parallel, path.removeprefix("parallel.")) for path in AXES}
+
+
+def _target(query: Query, name: str) -> float | None:
+    return None if query.targets is None else getattr(query.targets, name)
 
 
 def _query(values: Mapping[str, str], *, find: Find) -> Query:
@@ -155,21 +191,6 @@ def _ranked(query: str, catalogue: str) -> RecommendAnswer:
     the same ones again.
     """
     return recommend_answer(schema.parse_query(json.loads(query)), top=TOP)
-
-
-def _row(row: ServingRecommendation, values: Mapping[str, str], *, chosen: bool) -> ServingRow:
-    axes = {path: str(getattr(row.parallel, path.removeprefix("parallel."))) for path in AXES}
-    estimate = row.estimate
-    return ServingRow.of(
-        row,
-        estimate,
-        arithmetic=serving_arithmetic(row.parallel, replicas=estimate.replicas),
-        details=formats.serving_details(row.parallel),
-        href=address(PATH, {**values, **axes}),
-        chosen=chosen,
-        memory_total_bytes=estimate.memory.total_bytes if estimate.memory else None,
-        reasons=tuple(reason.message for reason in estimate.reasons),
-    )
 
 
 def _controls(query: Query, best: ServingRecommendation | None) -> tuple[Control, ...]:

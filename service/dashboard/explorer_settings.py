@@ -17,19 +17,9 @@ from hp_tool.domain.parallel import ParallelConfig, RecomputeModule
 from hp_tool.domain.workload import AttentionKind, FrozenPrecision
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
+from hp_tool.queries.shown import RECIPE, Field, Section, fields, sections
 from service.dashboard.formats import dotted
-from service.dashboard.new_search_form import (
-    EXPERTS,
-    EXTRA,
-    RECIPE,
-    Field,
-    Section,
-    fields,
-    recompute_text,
-    recompute_value,
-    to_query,
-    to_values,
-)
+from service.dashboard.new_search_form import EXTRA, recompute_text, recompute_value, to_query, to_values
 from service.dashboard.page import BLANK_IS_NONE, address, read_form
 
 MAX_SIZE = 64
@@ -83,39 +73,28 @@ SET_ELSEWHERE = (
     *(*WORKLOAD.values(), *(f"parallel.{axis}" for axis in AXES.values())),
 )
 """Paths of a query that its details leave out: controls set them, or they mean nothing here."""
+CONTROLLED = (*SET_ELSEWHERE, *LORA.values(), RECIPE, "training.task", "parallel.recompute")
+"""Fields of the form that have a control of their own."""
 
 
 @cache
 def groups() -> tuple[Section, ...]:
     """Fields of a query beside the controls: those of the form of a new search."""
-    known = fields("training")
-    titled: dict[str, tuple[str, ...]] = {
-        "LoRA": ("lora.dropout", "activation_func_fp8_input_store"),
-        "Framework and kernels": (
-            "framework",
-            "framework_version",
-            "cross_entropy",
-            "attention_kernel",
-            "gated_product",
-            "gradient_reduction",
-            "cuda_graphs",
-            "kernel_fusion",
-        ),
-        "Precision of weights and gradients": ("parameter_precision", "gradient_precision"),
-        "Experts": tuple(path.removeprefix("training.") for path, *_ in EXPERTS["training"]),
-    }
-    sections = {title: [f"training.{name}" for name in names] for title, names in titled.items()} | {
-        "Schedule and experts": [
-            "parallel.pipeline_schedule",
-            "parallel.data_parallel_shard_size",
-            "parallel.moe_token_dispatcher_type",
-            CHOSEN_TOO[0],
-        ],
-        "Network": ["cluster.gpus_per_node", "cluster.nvlink_domain_size", "cluster.nvlink_segment_gpus"],
-    }
-    return tuple(
-        Section(title=title, fields=tuple(known[path] for path in paths), folded=True) for title, paths in sections.items()
+    tuning = "Fine-tuning"  # beside the controls of LoRA, which come first
+    ordered = sorted(sections("training"), key=lambda section: section.title != tuning)
+    left = (
+        replace(
+            section,
+            folded=True,
+            fields=tuple(
+                field
+                for field in section.fields
+                if field.name.startswith(("training.", "parallel.", "cluster.")) and field.name not in CONTROLLED
+            ),
+        )
+        for section in ordered
     )
+    return tuple(section for section in left if section.fields)
 
 
 def detail_fields() -> dict[str, Field]:

@@ -1,4 +1,4 @@
-"""Charts as data: stacked bars, which figures.html draws as SVG, and scatter plots as Plotly's JSON, which plot.js draws."""
+"""Charts as data: stacked bars, which figures.html draws, and points and lines, which plot.js draws; both as SVG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MIN_SHARE = 0.002
 Unit = Literal["bytes", "seconds"]
 Trace = dict[str, Any]
 Figure = dict[str, Any]
-"""A plot. Its strings that begin with -- are colours of tokens.css."""
+"""A plot, as plot.js describes it. Its colours are custom properties of tokens.css."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +115,11 @@ def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
     return tuple(k * step * step_unit for k in range(int(length / step) + 1))
 
 
-def markers(
-    name: str, *, x: Iterable[object], y: Iterable[object], text: Iterable[str], hover: str, marker: Mapping[str, object]
-) -> Trace:
-    """Points. `hover`: Plotly's template of what each shows; `marker`: colour, size and symbol."""
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), "text": list(text),
-        "marker": dict(marker), "hovertemplate": f"%{{text}}<br>{hover}<extra></extra>",
-    }  # fmt: skip
+def markers(name: str, *, x: Iterable[object], y: Iterable[object], text: Iterable[str], marker: Mapping[str, object]) -> Trace:
+    """Points. `text`: what each says of itself, a line break between lines; `marker`: colour, size and symbol."""
+    return {"mode": "points", "name": name, "x": list(x), "y": list(y), "text": list(text), **marker}
 
 
 def line(name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]) -> Trace:
-    """A line without hover text; `style`: colour, width and dash."""
-    return {
-        "type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": dict(style), "hoverinfo": "skip",
-    }  # fmt: skip
+    """A line; `style`: colour, width and dash."""
+    return {"mode": "lines", "name": name, "x": list(x), "y": list(y), **style}

@@ -1,8 +1,11 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
+
+from markupsafe import Markup
 
 from hp_tool.configuration import Configuration
 from hp_tool.domain.knobs import FREE
@@ -11,7 +14,7 @@ from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.render import fit
-from hp_tool.render.words import parallel_sizes
+from hp_tool.render.words import MEANINGS, parallel_sizes
 from hp_tool.render.words import unchecked_words as unchecked_words
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
@@ -80,11 +83,11 @@ def duration(value: float | None) -> str:
     return f"{value / 60:.0f} min" if value < 90 * 60 else f"{_significant(value / 3600)} h"
 
 
-def gpu_time(value: float | None) -> str:
-    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours."""
+def gpu_time(value: float | None, device: str = "GPU") -> str:
+    """GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device`: what the GPU is called."""
     if value is None:
         return ABSENT
-    return f"{_significant(value / 3600)} GPU-h" if value >= 360 else f"{_significant(value)} GPU-s"
+    return f"{_significant(value / 3600)} {device}-h" if value >= 360 else f"{_significant(value)} {device}-s"
 
 
 def tick(value: float, unit: str) -> str:
@@ -187,10 +190,16 @@ def subject(query: JsonObject) -> str:
     return f"{name} on {number} x {gpu_name}" if number else f"{name} on {gpu_name}"
 
 
-def arithmetic(parallel: ParallelConfig) -> str:
+def device_of(query: JsonObject) -> str:
+    """Return what one device of a query's cluster is called: a process of a processor is no GPU."""
+    cluster = query.get("cluster")
+    return "device" if isinstance(cluster, dict) and cluster.get("gpu") == "cpu" else "GPU"
+
+
+def arithmetic(parallel: ParallelConfig, device: str = "GPU") -> str:
     """TP 2 x PP 1 x DP 1 = 2 GPUs; context parallelism only if used."""
-    sizes, num_gpus = parallel_sizes(parallel)
-    return f"{sizes} = {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+    sizes, number = parallel_sizes(parallel)
+    return f"{sizes} = {number} {device}{'s' if number > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:
@@ -221,6 +230,16 @@ def details(parallel: ParallelConfig) -> str:
 def serving_details(config: ServingConfig) -> str:
     """The limits of a server."""
     return f"up to {config.max_num_seqs:,} concurrent requests, {config.max_num_batched_tokens:,} tokens per pass"
+
+
+def letters(text: str) -> Markup:
+    """Escaped text in which each of the field's letters says what it stands for."""
+    parts = _LETTERS.split(text)
+    return Markup().join(_ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts))
+
+
+_ABBREVIATED = Markup('<abbr title="{}">{}</abbr>')
+_LETTERS = re.compile(rf"\b({'|'.join(letters for letters in MEANINGS if letters[:2].isupper() and ' ' not in letters)})\b")
 
 
 def configuration_details(configuration: Configuration) -> str:

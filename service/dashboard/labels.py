@@ -1,11 +1,14 @@
 """What people keep of a search: its name, tags and note, and its report as one file."""
 
+import re
+
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
 from hp_tool.domain.records import Label
 from hp_tool.queries import schema
 from service.api.dependencies import StoreDep
+from service.dashboard.formats import subject
 from service.dashboard.page import Form, done
 from service.dashboard.report import report_html
 
@@ -23,5 +26,7 @@ def label(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
 @router.get("/searches/{search_id}/report", response_class=Response)
 def report(search_id: str, store: StoreDep) -> Response:
     """A search with its charts as one HTML file that opens anywhere: what `hp-tool report` writes."""
-    headers = {"Content-Disposition": f'attachment; filename="{store.get_search(search_id=search_id).id}.html"'}
+    record = store.get_search(search_id=search_id)
+    named = re.sub(r"[^a-z0-9]+", "-", (record.label.name or subject(record.query)).lower()).strip("-")[:60]
+    headers = {"Content-Disposition": f'attachment; filename="{"-".join(filter(None, (named, record.id[:8])))}.html"'}
     return Response(report_html(store=store, search_id=search_id), media_type="text/html", headers=headers)

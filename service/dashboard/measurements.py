@@ -53,7 +53,7 @@ class MeasuredRow(View):
 
     @staticmethod
     def computed(record: MeasurementRecord) -> dict[str, Any]:
-        arithmetic, details = words(record.parallel)
+        arithmetic, details = words(record.parallel, record.query)
         return {
             "arithmetic": arithmetic,
             "details": details,

@@ -1,13 +1,10 @@
 """/searches/new: the form; the cost model's answer to it as the user types, with the query as text; and its submission."""
 
 import contextlib
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from fastapi import APIRouter, Depends, Request
 from fastapi import Query as QueryParameter
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -16,19 +13,17 @@ from starlette.status import HTTP_422_UNPROCESSABLE_CONTENT
 
 from hp_tool import catalog, training
 from hp_tool.answers import RecommendAnswer, recommend_answer
-from hp_tool.configuration import Configuration
-from hp_tool.domain.fit import Fit
 from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, Query
-from hp_tool.domain.records import WorkerRecord
+from hp_tool.domain.records import Label, WorkerRecord
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError, InputError, NotFoundError
 from hp_tool.queries import schema
+from hp_tool.queries.shown import Section, sections
 from hp_tool.render.bill import bill_sentences
-from hp_tool.render.columns import unchecked
 from hp_tool.render.words import serving_arithmetic
 from hp_tool.training.calibrated import Calibrations
 from hp_tool.tuning import check_offered, resolve_search
@@ -37,21 +32,13 @@ from hp_tool.units import GIB
 from service.api.bodies import json_response, resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.searches import searched
-from service.api.views import View
 from service.dashboard.figures import Figure, Trace, line, markers
-from service.dashboard.formats import arithmetic, configuration_details, details, dotted
-from service.dashboard.new_search_form import (
-    FRAMEWORKS,
-    RecipeChoice,
-    Section,
-    kind_of,
-    recipe_choices,
-    sections,
-    to_query,
-    to_values,
-)
-from service.dashboard.page import ErrorFields, Form, Page, configuration_href, page_at, read_form, render
+from service.dashboard.formats import arithmetic, count, details, seconds
+from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query, to_values
+from service.dashboard.page import ErrorFields, Form, Page, page_at, read_form, render
 from service.dashboard.presets import PRESETS, Preset
+from service.dashboard.ranking import RankedRow, ranked_row
+from service.dashboard.run import Way, as_text
 
 MAX_ROWS = 8
 MAX_POINTS = 60
@@ -60,6 +47,37 @@ FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The cost model's answer to the fields filled in so far."""
+
+    kind: Kind
+    error: ErrorFields | None
+    """What is wrong or missing; the rest is then empty."""
+    calibrated: bool = False
+    """Whether runs measured on the cluster correct the figures."""
+    rows: tuple[RankedRow, ...] = ()
+    misses: tuple[RankedRow, ...] = ()
+    """The nearest infeasible configurations, if none is feasible."""
+    legal: int = 0
+    feasible: int = 0
+    pruned: int = 0
+    groups: tuple[int, ...] = ()
+    """How many layouts each group has."""
+    seconds: float = 0.0
+    rejections: tuple[tuple[str, int], ...] = ()
+    """Reasons why candidates were rejected, and how many for each."""
+    figures: tuple[Figure, ...] = ()
+    """For plot.js."""
+    unsearchable: str | None = None
+    """Why profile runs cannot search this query; the predictions stand."""
+    plan: SearchPlan | None = None
+    """What a search would cost; None of serving."""
+    bill: tuple[str, ...] = ()
+    """The plan's cost in words: expected, and at worst."""
+    commands: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,74 +96,8 @@ class NewSearchPage(Page):
     presets: dict[str, Preset]
     preset: str | None = None
     """The one that fills the form."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreviewRow(View):
-    """A configuration's predictions: step time for training, latencies for serving."""
-
-    rank: int
-    arithmetic: str
-    details: str
-    unchecked: tuple[str, ...] = ()
-    """What no published run covers, which widens its interval."""
-    href: str
-    """Page of the configuration."""
-    step_s: float | None = None
-    tokens_per_second_per_gpu: float | None = None
-    mfu: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    users: int | None = None
-    """People who keep up the load, each with one request at a time."""
-    memory_bytes: float | None = None
-    capacity_bytes: float | None = None
-    group: int | None = None
-    """1: cannot be told apart from the best."""
-    out_of_memory_probability: float | None = None
-    fit: Fit | None = None
-    """Whether it fits, in a word; None of serving."""
-    reasons: tuple[str, ...] = ()
-    """Why it is infeasible."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """The query as text."""
-
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """The cost model's answer to the fields filled in so far."""
-
-    kind: Kind
-    error: ErrorFields | None
-    """What is wrong or missing; the rest is then empty."""
-    calibrated: bool = False
-    """Whether runs measured on the cluster correct the figures."""
-    rows: tuple[PreviewRow, ...] = ()
-    misses: tuple[PreviewRow, ...] = ()
-    """The nearest infeasible configurations, if none is feasible."""
-    legal: int = 0
-    feasible: int = 0
-    pruned: int = 0
-    groups: tuple[int, ...] = ()
-    """How many layouts each group has."""
-    seconds: float = 0.0
-    rejections: tuple[tuple[str, int], ...] = ()
-    """Reasons why candidates were rejected, and how many for each."""
-    figure: Figure | None = None
-    """For plot.js."""
-    unsearchable: str | None = None
-    """Why profile runs cannot search this query; the predictions stand."""
-    plan: SearchPlan | None = None
-    """What a search would cost; None of serving."""
-    bill: tuple[str, ...] = ()
-    """The plan's cost in words: expected, and at worst."""
-    commands: tuple[Command, ...] = ()
+    preview: Preview | None = None
+    """The answer to the values, where the address asks for it, as browsers without scripts do."""
 
 
 @page_at(router, "", template="new_search.html", section="New search")
@@ -156,6 +108,10 @@ def form_context(
         str | None, QueryParameter(alias="from", max_length=16, description="A search whose query fills the form")
     ] = None,
     preset: Annotated[str | None, QueryParameter(max_length=40, description="A query to start from")] = None,
+    ranked: Annotated[bool, QueryParameter(description="Also answer the fields in the address")] = False,
+    *,
+    find: FindDep,
+    calibrations: CalibrationsDep,
 ) -> NewSearchPage:
     """Form of a new search, as shown on its page; filled with a preset, a search's query, or the fields in the address."""
     if preset is not None:
@@ -167,8 +123,10 @@ def form_context(
         return form_page(to_values(query), store=store)
     values = read_form(request.url.query) or EXAMPLE
     with contextlib.suppress(InputError):  # which the preview shows
-        values = to_values(to_query(values))  # paths that have no field go into the YAML
-    return form_page(values, store=store)
+        named = {name: values[name] for name in ("name",) if name in values}
+        values = named | to_values(to_query(values))  # paths that have no field go into the YAML
+    page = form_page(values, store=store)
+    return replace(page, preview=preview(values, request, store, find, calibrations)) if ranked else page
 
 
 def form_page(values: Mapping[str, str], *, store: Store) -> NewSearchPage:
@@ -199,7 +157,7 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         query = schema.parse_query(to_query(values))
         resolved = resolve(query, find=find)
         answer = recommend_answer(resolved, top=MAX_POINTS, calibrations=calibrations)
-        figure = _figure(resolved, replace(answer, pareto=_front(resolved, calibrations)))
+        figures = _figures(resolved, replace(answer, pareto=_front(resolved, calibrations)))
     except HpToolError as error:
         return Preview(kind=kind_of(values), error=error.as_dict())
     plan = _plan(resolved, store=store) if answer.recommendations else None
@@ -208,19 +166,19 @@ def preview(values: Form, request: Request, store: StoreDep, find: FindDep, cali
         kind=query.kind,
         error=None,
         calibrated=any(isinstance(row, Recommendation) and row.calibrated_estimate for row in answer.recommendations),
-        rows=tuple(_row(query, row) for row in answer.recommendations[:MAX_ROWS]),
-        misses=tuple(_row(query, row) for row in answer.nearest_misses),
+        rows=tuple(ranked_row(row, query=query, chosen=row.rank == 1) for row in answer.recommendations[:MAX_ROWS]),
+        misses=tuple(ranked_row(row, query=query) for row in answer.nearest_misses),
         legal=answer.space.legal,
         feasible=answer.space.feasible,
         pruned=answer.space.pruned,
         groups=answer.groups,
         seconds=answer.space.seconds,
         rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
-        figure=figure,
+        figures=figures,
         unsearchable=_unsearchable(resolved, workers=store.live_workers()),
         plan=plan,
         bill=() if plan is None else bill_sentences(plan),
-        commands=commands(query, server=str(request.base_url).rstrip("/")),
+        commands=as_text(query, server=str(request.base_url).rstrip("/")),
     )
 
 
@@ -242,26 +200,14 @@ def preview_html(page: PreviewDep) -> HTMLResponse:
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     """Queue the search and redirect to its page; on an error, show the form again with its message."""
     try:
-        sent = to_query(values)
+        sent, label = to_query(values), schema.parse(Label, {"name": values.get("name", "")})
         record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find))
+        if label.name:
+            store.label_search(search_id=record.id, label=label)
     except HpToolError as error:
         page = replace(form_page(values, store=store), error=error.as_dict())
         return render("new_search.html", page=page, section="New search", status=HTTP_422_UNPROCESSABLE_CONTENT)
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
-
-
-def commands(query: Query, *, server: str) -> tuple[Command, ...]:
-    """The query as YAML, as a command line and as a request."""
-    mapping = schema.query_mapping(query)
-    body = json.dumps(mapping, ensure_ascii=False)
-    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in dotted(mapping).items())
-    settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
-    posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in ("recommendations", "searches"))
-    return (
-        Command(label="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
-        Command(label="Command line", text=f"hp-tool recommend {settings}\nhp-tool tune --server {server} {settings}"),
-        Command(label="curl", text="\n".join(posts)),
-    )
 
 
 def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | None:
@@ -279,32 +225,6 @@ def _plan(query: Query, *, store: Store) -> SearchPlan | None:
     return None
 
 
-def _row(query: Query, row: Recommendation | ServingRecommendation) -> PreviewRow:
-    this, estimate = Configuration.of(row, query=query), row.known
-    if isinstance(row, ServingRecommendation):
-        heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
-        step_s, rate = None, row.known.output_tokens_per_second_per_gpu
-    else:
-        heading, time = arithmetic(row.parallel), row.known.time
-        step_s, rate = time.step_s if time else None, row.known.tokens_per_second_per_gpu
-    memory = estimate.memory
-    return PreviewRow.of(
-        row,
-        estimate,
-        arithmetic=heading,
-        details=configuration_details(this),
-        unchecked=tuple(unchecked(estimate)),
-        href=configuration_href(this),
-        step_s=step_s,
-        tokens_per_second_per_gpu=rate,
-        memory_bytes=memory.total_bytes if memory else None,
-        capacity_bytes=memory.capacity_bytes if memory else None,
-        out_of_memory_probability=estimate.out_of_memory_probability,
-        fit=estimate.fit,
-        reasons=tuple(reason.message for reason in estimate.reasons),
-    )
-
-
 def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendation, ...]:
     """The front of step time and memory; empty for serving, and where looking at every configuration costs too much."""
     if query.kind == "inference":
@@ -315,14 +235,14 @@ def _front(query: Query, calibrations: Calibrations | None) -> tuple[Recommendat
         return ()
 
 
-def _figure(query: Query, answer: RecommendAnswer) -> Figure | None:
+def _figures(query: Query, answer: RecommendAnswer) -> tuple[Figure, ...]:
     if query.kind == "training":
         rows = [row for row in (*answer.recommendations, *(answer.pareto or ())) if isinstance(row, Recommendation)]
-        return _training_figure(rows, front=answer.pareto or ()) if rows else None
+        return (_training_figure(rows, front=answer.pareto or ()),) if rows else ()
     # An unknown load's front; else without targets, so that the plot also shows configurations that miss them.
     rows_shown = answer.throughput_front or recommend_answer(replace(query, targets=None), top=MAX_POINTS).recommendations
     serving_rows = [row for row in rows_shown if isinstance(row, ServingRecommendation)]
-    return _serving_figure(serving_rows, targets=query.targets) if serving_rows else None
+    return _serving_figures(serving_rows, targets=query.targets) if serving_rows else ()
 
 
 def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommendation]) -> Figure:
@@ -330,26 +250,25 @@ def _training_figure(rows: Sequence[Recommendation], *, front: Sequence[Recommen
     best = min(rows, key=lambda row: row.rank)
     front_points = sorted(map(_memory_and_rate, front), key=lambda point: point[0])
     limit = max((e.memory.capacity_bytes for e in (row.known for row in rows) if e.memory), default=0.0) / GIB
-    vertical = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
     return {
-        "data": [
-            _candidates("Candidates", rows, marker={"color": "--series-1", "size": 6, "opacity": 0.6}),
+        "traces": [
+            _candidates("Candidates", rows, marker={"color": "--series-1", "opacity": 0.6}),
             line("Pareto front", x=(x for x, _ in front_points), y=(y for _, y in front_points), style=FRONT),
             _candidates("Recommended", [best], marker={"color": "--good", "size": 15, "symbol": "star"}),
         ],
-        "layout": {
-            "xaxis": {"title": "Memory per GPU, GiB"},
-            "yaxis": {"title": "Tokens/s per GPU"},
-            "shapes": [vertical | {"line": {"color": "--bad", "dash": "dash", "width": 1}}] if limit else [],
-        },
+        "x": {"title": "Memory per GPU, GiB"},
+        "y": {"title": "Tokens/s per GPU"},
+        "shapes": [{"at": limit, "color": "--bad"}] if limit else [],
     }
 
 
 def _candidates(name: str, rows: Sequence[Recommendation], *, marker: dict[str, object]) -> Trace:
     points = [_memory_and_rate(row) for row in rows]
-    text = [f"{arithmetic(row.parallel)}<br>{details(row.parallel)}" for row in rows]
-    hover = "%{x:.1f} GiB<br>%{y:,.0f} tokens/s per GPU"
-    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, hover=hover, marker=marker)
+    text = [
+        f"{arithmetic(row.parallel)}\n{details(row.parallel)}\n{memory:.1f} GiB, {rate:,.0f} tokens/s per GPU"
+        for row, (memory, rate) in zip(rows, points, strict=True)
+    ]
+    return markers(name, x=(x for x, _ in points), y=(y for _, y in points), text=text, marker=marker)
 
 
 def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
@@ -357,31 +276,27 @@ def _memory_and_rate(row: Recommendation) -> tuple[float, float]:
     return (estimate.memory.total_bytes / GIB if estimate.memory else 0.0, estimate.tokens_per_second_per_gpu or 0.0)
 
 
-def _serving_figure(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> Figure:
+def _serving_figures(rows: Sequence[ServingRecommendation], *, targets: Targets | None) -> tuple[Figure, ...]:
     """Throughput against both latencies; the region that meets a target is shaded."""
-    rate = [row.estimate.output_tokens_per_second_per_gpu for row in rows]
-    text = [serving_arithmetic(row.parallel, replicas=row.estimate.replicas) for row in rows]
-    data: list[Trace] = []
-    shapes: list[dict[str, Any]] = []
-    for axis, name, latencies, target in (
-        ("", "TTFT", [row.estimate.ttft_s for row in rows], targets.ttft_s if targets else None),
-        ("2", "TPOT", [row.estimate.tpot_s for row in rows], targets.tpot_s if targets else None),
-    ):
-        hover = f"{name} %{{x:.3g}} s<br>%{{y:,.0f}} tokens/s per GPU"
-        trace = markers(name, x=latencies, y=rate, text=text, hover=hover, marker={"color": "--series-1", "size": 7})
-        data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"})
-        if target is not None:
-            region = {"x0": 0, "x1": target, "y0": 0, "y1": 1, "yref": f"y{axis} domain", "xref": f"x{axis}"}
-            style = {"type": "rect", "fillcolor": "--good", "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
-            shapes.append(style | region)
+    return tuple(
+        latency_figure(name, rows, getattr(targets, name) if targets is not None else None) for name in ("ttft_s", "tpot_s")
+    )
+
+
+def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: float | None) -> Figure:
+    """Return throughput against one latency; `limit`: the target, in seconds."""
+    letters = name.removesuffix("_s").upper()
+    points = [(getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row) for row in rows]
+    text = [
+        f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} {seconds(latency)}\n"
+        f"{count(rate)} tokens/s per GPU"
+        for latency, rate, row in points
+    ]
+    marker = {"color": "--series-1", "size": 7}
+    shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
     return {
-        "data": data,
-        "layout": {
-            "showlegend": False,
-            "xaxis": {"title": "TTFT, s", "domain": [0, 0.46], "rangemode": "tozero"},
-            "xaxis2": {"title": "TPOT, s", "domain": [0.54, 1], "rangemode": "tozero"},
-            "yaxis": {"title": "Output tokens/s per GPU"},
-            "yaxis2": {"anchor": "x2", "matches": "y", "showticklabels": False},
-            "shapes": shapes,
-        },
+        "traces": [markers(letters, x=(each[0] for each in points), y=(each[1] for each in points), text=text, marker=marker)],
+        "x": {"title": f"{letters}, s", "zero": True},
+        "y": {"title": "Output tokens/s per GPU"},
+        "shapes": shade,
     }

@@ -21,7 +21,7 @@ from hp_tool.domain import records
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
 from service.api.bodies import read_body
-from service.dashboard import formats, plotly
+from service.dashboard import formats
 
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
 Tone = Literal["good", "warn", "bad", "busy", ""]
@@ -43,9 +43,9 @@ MAX_QUERY = 20_000
 """Characters of a query in an address."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
-    ("Searches", "/"),
+    ("Ask", "/"),
+    ("Searches", "/searches"),
     ("New search", "/searches/new"),
-    ("Explorer", "/explorer"),
     ("Calibration", "/calibration"),
     ("Workers", "/workers"),
     ("Models", "/models"),
@@ -66,8 +66,7 @@ _environment = Environment(
     lstrip_blocks=True,
     finalize=formats.visible,
 )
-_environment.globals |= {"assets": ASSETS, "sections": SECTIONS, "plotly_href": plotly.HREF}
-_environment.globals["plotly_styles"] = " ".join(plotly.style_ids())
+_environment.globals |= {"assets": ASSETS, "sections": SECTIONS}
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 

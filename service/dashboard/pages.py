@@ -18,7 +18,7 @@ from service.dashboard import (
     measurements,
     new_search,
     offline,
-    plotly,
+    run,
     search,
     searches,
     workers,
@@ -28,7 +28,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, explorer_serving, plotly, offline),
+    *(catalogue, configuration, compare, explorer, explorer_serving, run, offline),
 )
 """Modules with a router of pages."""
 

@@ -1,4 +1,4 @@
-"""A search as one HTML file that opens without a server; data, styles, scripts and Plotly are inlined."""
+"""A search as one HTML file that opens without a server; data, styles and scripts are inlined."""
 
 import base64
 import re
@@ -6,7 +6,6 @@ from functools import cache
 
 from hp_tool.domain.ports import Store
 from hp_tool.queries import schema
-from service.dashboard import plotly
 from service.dashboard.page import STATIC, rendered
 from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table
@@ -26,7 +25,6 @@ def report_html(*, store: Store, search_id: str) -> str:
         page=search_page(record, store=store),
         trials=schema.to_dict(trial_table(record=record, runs=figures, logs=logs)),
         styles="\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES),
-        plotly=plotly.source(),
         module=_module("search.js"),
     )
 

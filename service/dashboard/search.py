@@ -11,7 +11,6 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from hp_tool.anatomy import Schedule
-from hp_tool.configuration import Configuration
 from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind, SearchSettings
 from hp_tool.domain.records import JsonObject, Label, SearchRecord, SearchState
@@ -20,15 +19,16 @@ from hp_tool.formats.registry import writable
 from hp_tool.queries import schema
 from hp_tool.render.words import stopped_words
 from service.api.bodies import json_response
-from service.api.dependencies import StoreDep
-from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget
+from service.api.dependencies import FindDep, StoreDep
+from service.api.searches import MEANING, Action, BudgetChange, apply_action, changed_budget, searched
 from service.api.views import SearchView, View
 from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
-from service.dashboard.formats import subject
+from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
 from service.dashboard.live import Running, running_now
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
+from service.dashboard.ranking import run_href
 
 TONES: dict[SearchState, Tone] = {
     SearchState.RUNNING: "busy",
@@ -36,6 +36,12 @@ TONES: dict[SearchState, Tone] = {
     SearchState.SUCCEEDED: "good",
     SearchState.FAILED: "bad",
 }
+
+MOST_ROWS = 500
+"""Rows of the plain table of runs."""
+START_UP_S = 20.0
+"""A guess at what a run takes before its first step, for a limit that lets it end."""
+LIMITS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 24 * 3600)
 
 router = APIRouter(tags=["dashboard"])
 
@@ -55,6 +61,10 @@ class SearchPage(Page, View):
 
     id: str
     kind: Kind
+    subject: str
+    """Model on cluster."""
+    device: str
+    """What one of its devices is called: GPU, or device where it is a process of a processor."""
     quantity: trials.Quantity
     trials_href: str
     """JSON of its `TrialTable`."""
@@ -62,6 +72,8 @@ class SearchPage(Page, View):
     """Prefix of a log's address; append the run's id."""
     export_href: str | None
     """Address of the best configuration for another tool, given as ?format=; None while there is none."""
+    run_href: str | None
+    """Page of what runs the best configuration in each tool."""
     best_href: str | None
     """Page of the best configuration."""
     export_formats: tuple[str, ...]
@@ -74,6 +86,8 @@ class SearchPage(Page, View):
     requested: str | None
     actions: tuple[Button, ...]
     error: dict[str, Any] | None
+    longer_s: int | None
+    """Seconds to give each run in another try, where their limit is why the search failed."""
     best: Best | None
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
@@ -123,6 +137,31 @@ def trials_json(search_id: str, store: StoreDep) -> Response:
     return json_response(trials.trial_table(record=record, runs=store.run_figures(search_id=search_id)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsPage(Page):
+    """The runs of a search as a table that needs no scripts."""
+
+    search_href: str
+    runs: trials.TrialTable
+    order: tuple[int, ...]
+    """Indices of the rows, the fastest first."""
+
+
+@page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches")
+def runs_context(search_id: str, store: StoreDep) -> RunsPage:
+    """All runs of a search in columns, as their plain table shows them."""
+    record = store.get_search(search_id=search_id)
+    table = trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
+    seconds = table.measured_step_s
+    return RunsPage(
+        title=f"Runs of {record.label.name or subject(record.query)}",
+        json_href=f"/searches/{record.id}/runs.json",
+        search_href=f"/searches/{record.id}",
+        runs=table,
+        order=tuple(sorted(range(len(seconds)), key=lambda i: (seconds[i] is None, seconds[i] or 0.0))[:MOST_ROWS]),
+    )
+
+
 @router.get("/searches/{search_id}/logs/{run_id}", response_class=PlainTextResponse)
 def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     """The end of a profile run's log."""
@@ -131,23 +170,38 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     return PlainTextResponse(log or "No log was stored for this run.")
 
 
-@router.get("/searches/{search_id}/runs/{run_id}", include_in_schema=False)
-def run_html(search_id: str, run_id: str, store: StoreDep) -> RedirectResponse:
-    """Redirect to the page of a run's configuration."""
-    query = store.get_search(search_id=search_id).query
-    run = store.get_run(search_id=search_id, run_id=run_id)
-    configuration = Configuration.of(run, query=schema.parse_query(query))
-    return RedirectResponse(configuration_href(configuration, search_id=search_id), status_code=303)
-
-
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Change how many profile runs the search may start."""
-    text = values.get("budget_runs", "")
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InputError(f"{text[:40]!r} is not a number of runs", field="budget_runs")
-    changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=int(text)))
+    budget_runs = number(values.get("budget_runs", ""), field="budget_runs")
+    changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
     return done(f"/searches/{search_id}", "changed")
+
+
+@router.post("/searches/{search_id}/longer", include_in_schema=False)
+def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> RedirectResponse:
+    """A new search with the same query, whose runs may take longer."""
+    sent = dict(store.get_search(search_id=search_id).query)
+    sent["search"] = (sent.get("search") or {}) | {
+        "run_timeout_s": number(values.get("run_timeout_s", ""), field="run_timeout_s")
+    }
+    record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find), request=sent)
+    return RedirectResponse(f"/searches/{record.id}", status_code=303)
+
+
+def _longer(view: SearchView, store: Store) -> int | None:
+    """Return seconds that would have let runs end which their limit cut off; None where that is not why a search failed."""
+    settings = view.query.get("search") or {}
+    limit = settings.get("run_timeout_s", "auto")
+    if view.state is not SearchState.FAILED or not isinstance(limit, int | float):
+        return None
+    runs = store.run_figures(search_id=view.id)
+    if not runs or any(run.status != "timeout" for run in runs):
+        return None
+    usual = SearchSettings()
+    steps = settings.get("steps", usual.steps) + settings.get("warmup_steps", usual.warmup_steps)
+    needed = max(2.0 * (START_UP_S + steps * (run.expected_step_s or run.predicted_step_s or 0.0)) for run in runs)
+    return next(each for each in LIMITS_S if each >= max(needed, 2.0 * limit) or each == LIMITS_S[-1])
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:
@@ -172,23 +226,27 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         view,
         kind="inference" if trials.serves(view.query) else "training",
         quantity=trials.quantity(view.query),
-        title=subject(view.query),
+        title=view.label.name or subject(view.query),
+        subject=subject(view.query),
+        device=device_of(view.query),
         json_href=f"/searches/{view.id}.json",
         trials_href=f"/searches/{view.id}/trials.json",
         logs_href=f"/searches/{view.id}/logs/",
         export_href=f"/searches/{view.id}/export" if best else None,
+        run_href=configuration and run_href(configuration),
         best_href=configuration and configuration_href(configuration, search_id=view.id),
         export_formats=writable("inference" if trials.serves(view.query) else "training"),
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=TONES.get(view.state, ""),
         ended=view.state.ended,
         actions=_buttons(view),
+        longer_s=_longer(view, store),
         best=best,
         axes=effects(record),
         schedule=schedule,
         bubble_fraction=bubble_fraction,
         health=health(store, search_ids=[view.id]),
-        running=() if view.state.ended else running_now(store, search_id=view.id),
+        running=() if view.state.ended else running_now(store, search_id=view.id, query=view.query),
         ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
@@ -203,6 +261,13 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
+
+
+def number(text: str, *, field: str) -> int:
+    """Return the whole number in a form's field. Raises InputError."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InputError(f"{text[:40]!r} is not a whole number", field=field)
+    return int(text)
 
 
 def _why_stopped(code: str | None) -> str | None:

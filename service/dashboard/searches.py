@@ -8,13 +8,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BeforeValidator
 
 from hp_tool.domain.access import Scope
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Kind
 from hp_tool.domain.records import Label, SearchState
 from hp_tool.store.columns import decode_configuration
 from hp_tool.store.searches import model_of
 from service.api.dependencies import Cursor, PrincipalDep, StoreDep, no_number
 from service.api.views import SearchView, View
-from service.dashboard.formats import subject
+from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
 from service.dashboard.search import TONES, budget_runs_of
 from service.dashboard.trials import serves, words
@@ -39,6 +40,8 @@ class SearchRow(View):
     kind: Kind
     subject: str
     """Model on cluster."""
+    device: str
+    """What one of its devices is called: GPU, or device where it is a process of a processor."""
     label: Label
     model: str | None
     owner: str | None
@@ -96,7 +99,7 @@ class SearchesPage(Page):
     next_href: str | None
 
 
-@page_at(router, "/searches", template="searches.html", section="Searches", home=True)
+@page_at(router, "/searches", template="searches.html", section="Searches")
 def searches_context(
     request: Request,
     store: StoreDep,
@@ -131,8 +134,13 @@ def searches_context(
         live=any(not record.state.ended for record in page.items),
         no_worker=any(record.state is SearchState.QUEUED for record in page.items) and not store.live_workers(),
         rows=rows,
-        next_href=next_href("/", page, parameters),
+        next_href=next_href("/searches", page, parameters),
     )
+
+
+def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
+    """Return the rows of the newest searches that the caller may see."""
+    return tuple(_row(SearchView.of(record)) for record in store.list_searches(limit=most).items)
 
 
 def _row(view: SearchView) -> SearchRow:
@@ -146,8 +154,9 @@ def _row(view: SearchView) -> SearchRow:
         tone=TONES.get(view.state, ""),
         kind="inference" if serves(view.query) else "training",
         subject=subject(view.query),
+        device=device_of(view.query),
         model=model_of(view.query),
-        best=words(decode_configuration(best["parallel"]))[0] if best["parallel"] else None,
+        best=words(decode_configuration(best["parallel"]), view.query)[0] if best["parallel"] else None,
         best_step_s=best["step_s"],
         known=best["source"] if best["parallel"] else "",
         profile_runs=view.progress.get("profile_runs", 0),

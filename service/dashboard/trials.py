@@ -158,7 +158,7 @@ def trial_table(*, record: SearchRecord, runs: Sequence[RunFigures], logs: Mappi
     predictions = {} if serves(record.query) else calibrated_predictions(record)
     calibrated = [_calibrated(run, predictions.get(run.parallel)) for run in runs]
     final = [predictions.get(run.parallel, {}) for run in runs]
-    worded = [words(run.parallel) for run in runs]
+    worded = [words(run.parallel, record.query) for run in runs]
     place = {run.id: index for index, run in enumerate(runs)}
     counting = standing(runs)
     counts = [place[counting[run.parallel].id] if run.parallel in counting else index for index, run in enumerate(runs)]
@@ -275,10 +275,10 @@ def serves(query: JsonObject) -> bool:
     return query.get("kind") == "inference"
 
 
-def words(config: RunConfig) -> tuple[str, str]:
-    """(arithmetic, details) of a configuration."""
+def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
+    """Return (arithmetic, details) of a configuration of a stored query."""
     if not isinstance(config, ServingConfig):
-        return formats.arithmetic(config), formats.details(config)
+        return formats.arithmetic(config, formats.device_of(query)), formats.details(config)
     replicas = config.data_parallel_size // config.attention_data_parallel_size
     requests = config.max_num_seqs
     return serving_arithmetic(config, replicas=replicas), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
@@ -291,10 +291,11 @@ def why(chosen_by: str | None) -> str:
 
 def quantity(query: JsonObject) -> Quantity:
     """What a search compares the runs of its query by."""
+    device = formats.device_of(query)
     if not serves(query):
-        return Quantity(seconds="Step time", charged=False, rate="Tokens/s per GPU")
+        return Quantity(seconds="Step time", charged=False, rate=f"Tokens/s per {device}")
     charged = any((query.get("targets") or {}).values())
-    return Quantity(seconds="Request latency", charged=charged, rate="Output tokens/s per GPU")
+    return Quantity(seconds="Request latency", charged=charged, rate=f"Output tokens/s per {device}")
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:

@@ -19,8 +19,7 @@ from service.settings import Settings
 
 RESPONSE_HEADERS = {
     "Content-Security-Policy": (
-        # data: for Plotly alone, which asks the browser with a one-pixel image whether it knows WebP.
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

@@ -15,8 +15,9 @@ from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import efficiency
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
+from hp_tool.cost.filled_stages import split, splits, stage_contents
 from hp_tool.cost.memory import NEARLY_FULL
-from hp_tool.cost.pipeline_stages import split, splits, stage_contents, whole_pipeline
+from hp_tool.cost.pipeline_stages import whole_pipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec

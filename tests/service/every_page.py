@@ -60,7 +60,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     evil = query | {"model": own}
     detailed = _asked("/configurations", query=DETAILED["rack"])
     return {
-        "searches": "/",
+        "ask": "/",
+        "searches": "/searches",
         "new-search": "/searches/new",
         "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
@@ -68,12 +69,15 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "search-all-failed": f"/searches/{failed}",
         "search-queued": f"/searches/{waiting}",
         "search-serving": f"/searches/{served}",
+        "runs": f"/searches/{ended}/runs",
+        "run-of-a-search": f"/searches/{ended}/runs/{first}",
         "compare-runs": f"/searches/{ended}/compare?a={first}&b={second}",
         "configuration": _asked("/configurations", query=pipeline),
         "configuration-too-large": _asked("/configurations", query=alone),
         "configuration-serving": _asked("/configurations", query=SERVING),
         "configuration-serving-too-slow": _asked("/configurations", query=hurried),
         "configuration-named": _asked("/configurations", query=evil),
+        "run": _asked("/run", query=pipeline),
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
@@ -104,10 +108,9 @@ def html_routes() -> list[APIRoute]:
 
 
 def without_a_page(pages: dict[str, str]) -> list[str]:
-    """Routes that no page of the list reaches. `/searches` is `/` under another name."""
+    """Routes that no page of the list reaches."""
     addresses = [address.partition("?")[0] for address in pages.values()]
-    routes = [route for route in html_routes() if route.path != "/searches"]
-    return [route.path for route in routes if not any(re.fullmatch(route.path_regex, address) for address in addresses)]
+    return [route.path for route in html_routes() if not any(re.fullmatch(route.path_regex, address) for address in addresses)]
 
 
 def _is_html(route: APIRoute) -> bool:

@@ -35,7 +35,7 @@ def test_rows_come_alive_and_an_opened_log_stays_open(page: Page, server: str, s
     page.locator("pre", has_text="the end of it").wait_for()  # asked for again
     finish(store, lease)
     page.locator("h1 + .state", has_text="succeeded").wait_for()
-    assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert page.locator(".arithmetic").inner_text() == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert page.locator("tbody > tr[data-key]:not(.more)").count() == 2
     assert page.locator("progress").count() == 0
 
@@ -59,10 +59,10 @@ def test_a_figure_is_drawn_under_the_content_policy_and_follows_the_colour_schem
         const { draw } = await import(styles.replace("tokens.css", "plot.js"));
         const place = document.createElement("div");
         document.querySelector("main").append(place);
-        const bars = { type: "bar", x: [1, 2], y: [3, 4], marker: { color: "--good" } };
-        await draw(place, { data: [bars], layout: { xaxis: { title: "Run" } } });
+        place.className = "plot";
+        draw(place, { traces: [{ mode: "points", x: [1, 2], y: [3, 4], color: "--good" }], x: { title: "Run" } });
     }""")
-    colour = "getComputedStyle(document.querySelector('.bars path')).fill"
+    colour = "getComputedStyle(document.querySelector('.plot circle')).fill"
     assert page.evaluate(colour) == "rgb(27, 122, 67)"
     page.emulate_media(color_scheme="dark")
     wait_for(lambda: page.evaluate(colour) == "rgb(121, 210, 155)", timeout_s=10)

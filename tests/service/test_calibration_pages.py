@@ -62,7 +62,7 @@ def test_a_series_from_the_list_to_its_runs(learnt: TestClient) -> None:
     assert series["outliers"] == 1
     usual = [run for run in runs if run["error_before"] > -0.5]
     assert all(abs(run["error_after"]) < abs(run["error_before"]) for run in usual)
-    agreement = series["figures"]["agreement"]["data"]
+    agreement = series["figures"]["agreement"]["traces"]
     assert sorted(agreement[2]["y"]) == pytest.approx(sorted(run["after_s"] for run in runs))
 
 

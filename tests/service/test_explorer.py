@@ -45,7 +45,7 @@ def test_it_opens_at_the_fastest_configuration(shared_http: TestClient) -> None:
 def test_every_link_leads_where_it_says(shared_http: TestClient) -> None:
     page = twin(shared_http, **LLAMA)
     second = page["fastest"][1]
-    there = shared_http.get(second["href"].replace("/explorer?", "/explorer.json?")).json()
+    there = shared_http.get(second["settings_href"].replace("/explorer?", "/explorer.json?")).json()
     assert there["view"]["heading"] == second["arithmetic"]
     assert shared_http.get(page["configuration_href"]).status_code == 200
     again = shared_http.get(page["json_href"]).json()
@@ -90,7 +90,11 @@ def test_a_registered_model_can_be_chosen(shared_http: TestClient) -> None:
 
 @pytest.mark.parametrize("wrong", [{"tp": 0}, {"num_gpus": "many"}, {"sp": "maybe"}, {"model": "x" * 101}])
 def test_an_address_is_bounded(shared_http: TestClient, wrong: dict[str, Any]) -> None:
-    assert shared_http.get("/explorer", params=LLAMA | wrong).status_code == 422
+    response = shared_http.get("/explorer.json", params=LLAMA | wrong)
+    ((field, value),) = wrong.items()
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith(f"{field} must be ") and "Input" not in response.json()["detail"]
+    assert len(str(value)) > 40 or repr(value).strip("'") in response.json()["detail"], "the value that was sent"
 
 
 def test_adapters_on_a_quantised_base(shared_http: TestClient) -> None:
@@ -170,7 +174,7 @@ def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClien
     other = shared_http.get("/explorer/serving.json?parallel.tensor_parallel_size=8").json()
     (shown,) = (control["value"] for control in other["controls"] if control["name"] == "parallel.tensor_parallel_size")
     assert shown == "8" and other["view"]["heading"].startswith("TP 8") and other["rows"][0]["rank"] == 1
-    assert shared_http.get(best["href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
+    assert shared_http.get(best["settings_href"].replace("?", ".json?")).json()["view"]["heading"] == page["view"]["heading"]
     form = shared_http.get(page["form_href"].replace("?", ".json?")).json()
     assert form["kind"] == "inference" and form["values"]["inference.concurrency"] == "64"
     slow = shared_http.get("/explorer/serving.json?targets.tpot_s=0.0001").json()
@@ -178,3 +182,7 @@ def test_serving_has_an_explorer_whose_address_is_a_query(shared_http: TestClien
     for wrong in ("parallel.tensor_parallel_size=x", "inference.input_length=0", "model=none", "cluster.num_gpus=0"):
         answer = shared_http.get(f"/explorer/serving?{wrong}")
         assert answer.status_code == 200 and "This cannot be answered" in answer.text, wrong
+    alone = shared_http.get("/explorer/serving.json?model=qwen3-32b").json()
+    assert alone["error"] is None and alone["values"]["cluster.num_gpus"] == "8", "what a link leaves open is filled"
+    highest = shared_http.get("/explorer/serving.json?model=qwen3-32b&targets.tpot_s=0.05&inference.input_length=500").json()
+    assert highest["error"] is None and "inference.concurrency" not in highest["values"]

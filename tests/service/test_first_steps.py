@@ -17,7 +17,8 @@ from tests.service.test_access import OPERATOR, key
 
 
 def test_an_empty_service_teaches_in_three_steps(http: TestClient) -> None:
-    page = http.get("/").text
+    assert "Your first search" in http.get("/").text and http.get("/searches/sample").status_code == 200
+    page = http.get("/searches").text
     assert page.count("<li>") == 3 and "/searches/sample" in page and "hp-tool worker" in page
     for name in PRESETS:
         assert f"/searches/new?preset={name}" in page

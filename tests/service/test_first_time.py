@@ -21,11 +21,7 @@ def screen(page: Page, server: str) -> Page:
 
 
 def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
-    # The way in: a word in the navigation, and a sentence that says what the page is for.
-    screen.get_by_role("link", name="Explorer").click()
-    screen.get_by_text("see which configuration to run").wait_for()
-
-    # The question, in the fields as they are named.
+    # The question is the first thing on the first page, in fields as they are named.
     screen.get_by_role("combobox", name="Model", exact=True).select_option(label="llama-3-70b")
     screen.get_by_role("combobox", name="GPU", exact=True).select_option(label="h100-sxm-80gb")
     number = screen.get_by_label("Number of GPUs")
@@ -39,8 +35,9 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     assert float(answer.get_by_role("cell").last.inner_text().removesuffix(" GiB")) < 80
 
     # Why not TP 1: the slider to its left end, and the page says it with numbers.
-    status = screen.get_by_role("status")
+    status = screen.get_by_role("status").filter(has=screen.get_by_role("heading"))
     assert re.search(r"\bfits\b", status.inner_text())
+    screen.get_by_text("Change", exact=True).click()
     slider = screen.get_by_role("slider", name="Tensor parallel (TP)")
     slider.press("Home")
     status.get_by_text("does not fit").wait_for()
@@ -59,12 +56,12 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     screen.get_by_role("region", name="Memory per pipeline stage").wait_for()
 
     # And back to the question: the address carries it.
-    screen.get_by_role("link", name="Open in the explorer").click()
+    screen.get_by_role("link", name="Change its settings").click()
     assert screen.get_by_role("combobox", name="Model", exact=True).input_value() == "llama-3-70b"
 
 
 def test_by_keyboard_alone_the_charts_follow_and_the_address_can_be_shared(screen: Page, browser: Browser) -> None:
-    screen.get_by_role("link", name="Explorer").press("Enter")
+    screen.locator("summary", has_text="Change").press("Enter")
     slider = screen.get_by_role("slider", name="Recomputation")
     slider.press("End")
     assert slider.get_attribute("aria-valuetext") == "full"

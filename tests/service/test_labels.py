@@ -52,11 +52,11 @@ def test_the_page_labels_lists_and_reports(http: TestClient, query: dict[str, An
     form = {"name": "Nightly <b>", "tags": "one, two", "note": "why"}
     answer = http.post(f"/searches/{search}/label", data=form, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/searches/{search}?done=changed")
-    for page in (http.get(f"/searches/{search}").text, http.get("/", params={"words": "two"}).text):
+    for page in (http.get(f"/searches/{search}").text, http.get("/searches", params={"words": "two"}).text):
         assert "Nightly &lt;b&gt;" in page and "two" in page
-    assert "No matching searches" in http.get("/", params={"words": "three"}).text
+    assert "No matching searches" in http.get("/searches", params={"words": "three"}).text
     report = http.get(f"/searches/{search}/report")
-    assert report.headers["content-disposition"] == f'attachment; filename="{search}.html"'
+    assert report.headers["content-disposition"] == f'attachment; filename="nightly-b-{search[:8]}.html"'
     assert "<script" in report.text and search in report.text
 
 

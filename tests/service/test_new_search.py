@@ -15,7 +15,8 @@ from markupsafe import escape
 from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.queries import schema
-from service.dashboard.new_search_form import fields, to_query, to_values
+from hp_tool.queries.shown import fields
+from service.dashboard.new_search_form import to_query, to_values
 from service.dashboard.page import read_form
 
 Query = dict[str, Any]
@@ -218,13 +219,13 @@ def test_the_preview_is_the_recommendation(http: TestClient) -> None:
     assert [row["out_of_memory_probability"] for row in shown["rows"]] == risks[:8]
     assert dict(shown["rejections"]) == answer["rejections"]
     page = post(http, "/searches/new/preview", FILLED).text
-    assert shown["rows"][0]["arithmetic"] in page
+    assert shown["rows"][0]["details"] in page
     assert re.findall(r"<script(?! type=\"application/json\")", page) == []
 
 
 def test_the_same_as_text_says_the_same(http: TestClient) -> None:
     values = FILLED | {"parallel.tensor_parallel_size": "2, 4", "extra": "training:\n  optimizer: muon\nid: it's 'mine'"}
-    commands = {c["label"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
+    commands = {c["title"]: c["text"] for c in post(http, "/searches/new/preview.json", values).json()["commands"]}
     query = schema.parse_query(to_query(values))
     assert schema.parse_query(commands["YAML"]) == query
     told = shlex.split(commands["Command line"].splitlines()[0])
@@ -244,7 +245,7 @@ def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient
     shown = post(http, "/searches/new/preview.json", SERVED).json()
     assert shown["rows"][0]["ttft_s"] <= 1.0
     assert shown["rows"][0]["tpot_s"] <= 0.03
-    assert [shape["x1"] for shape in shown["figure"]["layout"]["shapes"]] == [1.0, 0.03]
+    assert [shape["to"] for figure in shown["figures"] for shape in figure["shapes"]] == [1.0, 0.03]
     assert shown["unsearchable"]
 
 
@@ -279,6 +280,8 @@ def test_submitting_queues_the_search_and_a_clone_fills_the_form(http: TestClien
     stored = store.list_searches().items[0]
     assert answer.headers["location"] == f"/searches/{stored.id}"
     assert schema.parse_query(stored.query) == schema.parse_query(query)
+    named = post(http, "/searches/new", values | {"name": "long context"}, follow_redirects=False).headers["location"]
+    assert "<h1>long context</h1>" in http.get(named).text and ">long context</a>" in http.get("/searches").text
     cloned = http.get(f"/searches/new.json?from={stored.id}").json()["values"]
     assert schema.parse_query(to_query(cloned)) == schema.parse_query(query)
     assert http.get("/searches/new?from=nope").status_code == 422

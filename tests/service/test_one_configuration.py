@@ -74,16 +74,16 @@ def check(http: TestClient, model: str, num_gpus: int) -> None:
     unchecked = best["estimate"]["provenance"].get("unchecked", [])
     view, first, shown = page["view"], page["fastest"][0], preview["rows"][0]
     assert view["verdict"] != "does not fit" and view["feasible"] and figures(view) == once
-    assert first["chosen"] and (first["step_s"], first["memory_total_bytes"]) == once
+    assert first["chosen"] and (first["step_s"], first["memory_bytes"]) == once
     assert (shown["step_s"], shown["memory_bytes"]) == once
     assert view["unchecked"] == first["unchecked"] == shown["unchecked"] == unchecked
     assert view["details"] == first["details"] == shown["details"]
     assert offload is None or f"offload {offload}" in view["details"]
     for row in page["fastest"]:
-        for href in (row["href"], row["configuration_href"]):
+        for href in (row["href"], row["settings_href"]):
             there = page_at(http, href)["view"]
             assert there["feasible"] and there["heading"] == row["arithmetic"] and there["details"] == row["details"], href
-            assert figures(there) == pytest.approx((row["step_s"], row["memory_total_bytes"]), rel=1e-9)
+            assert figures(there) == pytest.approx((row["step_s"], row["memory_bytes"]), rel=1e-9)
     for href in (shown["href"], page["configuration_href"]):
         there = page_at(http, href)
         assert figures(there["view"]) == once and there["view"]["unchecked"] == unchecked
@@ -101,7 +101,7 @@ def check_misses(answer: dict[str, Any], *, page: dict[str, Any], preview: dict[
     assert answer["status"] == "ok" and page["nothing_fits"] and not preview["rows"] and not page["view"]["feasible"]
     estimates = [miss["estimate"] for miss in answer["nearest_misses"]]
     sizes = [estimate["memory"]["total_bytes"] for estimate in estimates]
-    assert sizes and [row["memory_total_bytes"] for row in page["fastest"]] == pytest.approx(sizes, rel=1e-9)
+    assert sizes and [row["memory_bytes"] for row in page["fastest"]] == pytest.approx(sizes, rel=1e-9)
     assert [row["memory_bytes"] for row in preview["misses"]] == pytest.approx(sizes, rel=1e-9)
     for row, shown in zip(page["fastest"], preview["misses"], strict=True):
         assert row["fit"] == shown["fit"] == "does not fit" and row["details"] == shown["details"]

@@ -96,8 +96,7 @@ def test_rows_of_a_ranking_the_explorer_and_previews_say_what_their_pages_say(sh
     explored = shared_http.get("/explorer.json", params={"model": model, "gpu": "h100-sxm-80gb", "num_gpus": 64,
                                "sequence_length": 8192, "global_batch_size": 128}).json()  # fmt: skip
     for row in [*preview["rows"][:3], *explored["fastest"][:3]]:
-        href = row.get("configuration_href") or row["href"]
-        page = shared_http.get(href.replace("/configurations?", "/configurations.json?")).json()["view"]
+        page = shared_http.get(row["href"].replace("/configurations?", "/configurations.json?")).json()["view"]
         assert row["fit"] == page["verdict"]
     assert explored["view"]["verdict"] == explored["fastest"][0]["fit"]
 

@@ -1,5 +1,6 @@
 """Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
 
+import gzip
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from hp_tool.store.sql import SqlStore
 from service.api.views import SearchView
 from service.dashboard import formats
 from service.dashboard.live import running_now
+from service.dashboard.page import STATIC
 from service.dashboard.search import seconds_left
 from tests.service.coordinator import claim, finish, one_run
 
@@ -33,6 +35,7 @@ def submit(http: TestClient, query: Query) -> str:
 
 def test_the_arithmetic_of_a_configuration() -> None:
     assert formats.arithmetic(TWO_WAY) == "TP 2 x PP 1 x DP 1 = 2 GPUs"
+    assert formats.arithmetic(TWO_WAY, "device") == "TP 2 x PP 1 x DP 1 = 2 devices"
     assert formats.arithmetic(ParallelConfig()) == "TP 1 x PP 1 x DP 1 = 1 GPU"
     assert formats.details(TWO_WAY) == "micro-batch 1, sequence parallel, selective recomputation"
 
@@ -69,8 +72,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     finish(store, lease)
     page, twin = http.get(f"/searches/{search}"), http.get(f"/searches/{search}.json").json()
     assert page.headers["content-type"].startswith("text/html")
-    assert "TP 1 x PP 1 x DP 2 = 2 GPUs" in page.text
-    assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 GPUs"
+    assert '<abbr title="tensor parallel ranks">TP</abbr> 1 x ' in page.text and " 2 = 2 devices" in page.text
+    assert twin["best"]["arithmetic"] == "TP 1 x PP 1 x DP 2 = 2 devices"
     assert twin["events_href"] is None
     trials = http.get(twin["trials_href"]).json()
     assert (trials["best"], trials["state"], trials["cause"]) == (0, ["ok", "crashed"], [None, EVIL])
@@ -87,8 +90,8 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     }
     log = http.get(twin["logs_href"] + trials["run_id"][1])
     assert (log.text, log.headers["content-type"]) == (EVIL, "text/plain; charset=utf-8")
-    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}", follow_redirects=False)
-    assert configuration.headers["location"].startswith("/configurations?query=")
+    configuration = http.get(f"/searches/{search}/runs/{trials['run_id'][1]}.json", follow_redirects=False).json()
+    assert configuration["view"]["heading"] == "TP 2 x PP 1 x DP 1 = 2 devices", "a short address shows the page itself"
     asked = dict(zip("ab", trials["run_id"], strict=True))
     assert "measured" in http.get(f"/searches/{search}/compare", params=asked).text
     both = http.get(f"/searches/{search}/compare.json", params=asked).json()
@@ -143,7 +146,7 @@ def test_a_run_in_progress_is_compared_with_the_newest(http: TestClient, store: 
             connection.execute(sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended))
     waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
     store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
-    (running,) = running_now(store, search_id=lease.search_id)
+    (running,) = running_now(store, search_id=lease.search_id, query=query)
     assert running.usual_s == 11.5, "the median of 2 to 21 seconds"
 
 
@@ -164,7 +167,7 @@ def test_nothing_a_user_wrote_hides_or_turns_what_stands_beside_it(http: TestCli
     for path in ("/", f"/searches/{search}", f"/searches/{search}/configuration?run=0"):
         text = http.get(path).text
         assert not {"\u202e", "\u2066", "\x1b"} & set(text), path
-    assert "gpt\\u202eexe.\\u2066\\u001b[2Jx" in http.get("/").text
+    assert "gpt\\u202eexe.\\u2066\\u001b[2Jx" in http.get("/searches").text
     assert http.get(f"/v1/searches/{search}").json()["query"]["model"]["name"] == name
 
 
@@ -200,8 +203,8 @@ def test_older_searches_are_a_link_away(http: TestClient, query: Query) -> None:
         submit(http, query)
     first = http.get("/searches.json").json()
     assert len(first["rows"]) == 50
-    assert first["next_href"] in http.get("/").text.replace("&amp;", "&")
-    assert http.get(first["next_href"]).text.count('<a class="mono" href="/searches/') == 1
+    assert first["next_href"] in http.get("/searches").text.replace("&amp;", "&")
+    assert http.get(first["next_href"]).text.count('<a class="break" href="/searches/') == 1
 
 
 def test_buttons_post_and_come_back(http: TestClient, store: Store, query: Query) -> None:
@@ -231,9 +234,9 @@ def test_a_budget_is_changed_from_the_page(http: TestClient, store: Store, query
 
 
 def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -> None:
-    page = http.get("/").text
+    page = http.get("/searches").text
     files = re.findall(r'"(/static/[0-9a-f]{12}/.*?)"', page)
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         response = http.get(file)
         assert response.status_code == 200
@@ -242,12 +245,7 @@ def test_static_files_are_cached_for_ever_under_their_digest(http: TestClient) -
     assert http.get(files[0].rsplit("/", 1)[0] + "/../../app.py").status_code == 404
 
 
-def test_plotly_is_served_from_the_installed_package(http: TestClient) -> None:
-    href = re.findall(r'<meta name="plotly" content="(.*?)"', http.get("/").text)[0]
-    packed = http.get(href, headers={"Accept-Encoding": "gzip"})
-    assert (packed.headers["content-encoding"], packed.headers["content-type"]) == ("gzip", "text/javascript; charset=utf-8")
-    assert "immutable" in packed.headers["cache-control"]
-    plain = http.get(href, headers={"Accept-Encoding": "identity"})
-    assert plain.text == packed.text
-    assert "plotly.js" in plain.text[:100]
-    assert http.get(href, headers={"If-None-Match": plain.headers["etag"]}).status_code == 304
+def test_scripts_and_styles_are_light() -> None:
+    """All of them together, as browsers get them."""
+    sent = sum(len(gzip.compress(path.read_bytes())) for path in STATIC.iterdir())
+    assert sent <= 250_000

@@ -70,7 +70,11 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     row.wait_for()
     banner = page.get_by_role("region", name="No layout is clearly better than your baseline")
     assert banner.get_by_text(headline(answer)).is_visible()
-    assert banner.locator(".arithmetic").inner_text() == row.locator("a").inner_text() == formats.arithmetic(best.parallel)
+    assert (
+        banner.locator(".arithmetic").inner_text()
+        == row.locator("a").inner_text()
+        == formats.arithmetic(best.parallel, "device")
+    )
     shown = [formats.seconds(each) for each in (answer.step_s, group.step_s)]
     assert [banner.locator("dd.lead").nth(place).inner_text() for place in (0, 1)] == shown
     columns = page.locator("[data-part=head] th").evaluate_all("all => all.map((each) => each.dataset.column)")
@@ -79,9 +83,9 @@ def test_a_noisy_search_has_one_best(page: Page, server: str, http: TestClient, 
     assert "2 runs, 4.18 s – 5.18 s" in cells["measured"]
 
     page.locator("[data-part=history]").scroll_into_view_if_needed()
-    page.locator("[data-part=history] .main-svg").first.wait_for()
+    page.locator("[data-part=history] > svg").wait_for()
     drawn = page.evaluate(
-        """() => Object.fromEntries(document.querySelector("[data-part=history]").data.map((t) => [t.name, [...t.y]]))"""
+        "() => Object.fromEntries(document.querySelector('[data-part=history]').figure.traces.map((t) => [t.name, t.y]))"
     )
     assert drawn["Best"] == [group.step_s]
     assert drawn["Best so far"][-1] == group.step_s

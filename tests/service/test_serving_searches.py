@@ -62,7 +62,7 @@ def test_missed_targets_on_quantiles_are_named() -> None:
 def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> None:
     http, _, search = searched
     page, twin = http.get(f"/searches/{search}").text, http.get(f"/searches/{search}.json").json()
-    assert twin["quantity"] == {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per GPU"}
+    assert twin["quantity"] == {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per device"}
     assert "Step" not in page and "Time to first token and throughput" in page and "target 100 ms" in page
     best = twin["best"]
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]
@@ -120,7 +120,7 @@ def test_its_runs_lead_to_pages_of_whole_deployments(searched: Searched) -> None
     (series,) = http.get("/calibration.json").json()["series"]
     learnt = http.get(series["href"]).text
     assert "Error of request latency" in learnt and "Outliers" not in learnt
-    for path in ("/measurements", "/"):
+    for path in ("/measurements", "/searches"):
         assert "replica" in http.get(path).text
 
 
@@ -131,4 +131,4 @@ def test_one_that_runs_exports_its_leader_as_a_deployment(searched: Searched) ->
     store.set_progress(lease=lease, progress={"best_parallel": {"tensor_parallel_size": 2, "max_num_seqs": 4}})
     text = http.get(f"/searches/{search}/export", params={"format": "vllm"}).text
     assert "--tensor-parallel-size 2" in text and "--max-num-seqs 4" in text
-    assert "TP 2 x 1 replica" in http.get("/").text
+    assert "TP 2 x 1 replica" in http.get("/searches").text

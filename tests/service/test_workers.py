@@ -32,7 +32,7 @@ def _posted(http: TestClient, query: dict[str, Any]) -> tuple[int, str | None, s
 def test_what_no_live_worker_can_run_is_refused_with_the_fix(http: TestClient, store: SqlStore, query: dict[str, Any]) -> None:
     gpus = query | GPUS
     assert _posted(http, gpus) == (202, None, None)  # nobody is alive: the right worker may come
-    assert "hp-tool worker" in http.get("/").text
+    assert "hp-tool worker" in http.get("/searches").text
     store.announce_worker(holder="host:1", offers=[CPU])
     assert _posted(http, gpus) == (422, "launcher_mismatch", "search.launcher")
     said = http.post("/v1/searches", json=gpus).json()["detail"]

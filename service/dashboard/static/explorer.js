@@ -1,6 +1,9 @@
 // Update the explorer when a control changes: fetch the page again and replace the parts that show results. Only the server
 // computes and draws. Without this script the form has a button.
 
+import { drawAll } from "./plot.js";
+import { shown } from "./take.js";
+
 const form = document.querySelector("form[data-follow]");
 const findings = document.querySelector(".findings");
 const here = form.getAttribute("action");
@@ -9,23 +12,28 @@ const anew = `[data-anew], ${software}`;
 const whole = `${anew}, textarea, input:not([type])`; // text is read when it is complete
 const machine = /^(precision$|inference\.precision$|cluster\.(?!gpu$|num_gpus$)|parallel\.)/; // what suits one model and cluster, and perhaps not another
 let asking;
+let moved = ""; // the control of the newest entry of the history: moving it on replaces that entry
 
 for (const select of form.querySelectorAll("select[data-slider]")) slider(select);
-form.querySelector(".unscripted").hidden = true;
+document.querySelector("[data-unscripted]").hidden = true;
 
-form.addEventListener("input", (event) => {
+document.addEventListener("input", (event) => {
+  if (event.target.form !== form) return; // the sentence stands before the form
   if (!form.reportValidity()) return;
   if (event.target.matches(whole)) return; // handled when the change is complete, see below
   follow(filled(), event.target);
 });
 
 // Another model, cluster, framework or recipe has other options: load the page at its fastest configuration.
-form.addEventListener("change", (event) => {
-  if (!event.target.matches(whole) || !form.reportValidity()) return;
+document.addEventListener("change", (event) => {
+  if (event.target.form !== form || !event.target.matches(whole) || !form.reportValidity()) return;
   if (!event.target.matches(anew)) return follow(filled(), event.target);
   const values = filled();
   const dropped = [...form.elements].filter((input) => input.closest("[data-layout]")).map((input) => input.name);
   for (const name of dropped) values.delete(name);
+  // What the ranking put in for the old question is not asked for the new one.
+  const asked = new URLSearchParams(location.search);
+  if ("ranked" in form.dataset) for (const name of [...values.keys()]) if (name.includes(".") && name !== event.target.name && !asked.has(name)) values.delete(name);
   if (!event.target.matches(software)) for (const name of [...values.keys()]) if (machine.test(name)) values.delete(name);
   findings.setAttribute("aria-busy", "true");
   location.assign(`${here}?${values}`);
@@ -51,10 +59,12 @@ function slider(select) {
     select.selectedIndex = range.valueAsNumber;
     say();
   });
-  select.addEventListener("input", () => {
-    range.value = select.selectedIndex;
-    say();
-  });
+  for (const change of ["input", "restored"]) {
+    select.addEventListener(change, () => {
+      range.value = select.selectedIndex;
+      say();
+    });
+  }
   say();
   select.before(range);
 }
@@ -67,17 +77,43 @@ async function follow(parameters, changed) {
   const address = `${here}?${parameters}`;
   try {
     const { signal } = asking;
-    const layout = changed?.closest("[data-layout]") && changed.name !== "sequence_length";
+    const layout = changed?.closest("[data-layout]");
     if ("ranked" in form.dataset && !layout) show(await fetched(`${address}&listed=false`, signal), ":not([data-part=best])");
     show(await fetched(address, signal));
-    history.replaceState(null, "", address);
-    findings.setAttribute("aria-busy", "false");
+    history[changed && changed.name === moved ? "replaceState" : "pushState"](null, "", address);
+    moved = changed?.name ?? "";
+    settled();
   } catch (error) {
     if (error.name === "AbortError") return;
-    findings.setAttribute("aria-busy", "false");
-    console.info("update failed, the next change tries again", error);
+    settled(`The server is unreachable: showing ${findings.querySelector(".arithmetic")?.textContent ?? "nothing"}. The next change tries again.`);
   }
 }
+
+function settled(trouble = "") {
+  findings.setAttribute("aria-busy", "false");
+  document.querySelector("#connection").textContent = trouble;
+}
+
+// Back takes back what was moved last.
+addEventListener("popstate", async () => {
+  asking?.abort();
+  moved = "";
+  findings.setAttribute("aria-busy", "true");
+  try {
+    const fresh = await fetched(location.href);
+    for (const control of form.elements) {
+      const then = [...fresh.querySelector("form[data-follow]").elements, ...fresh.querySelectorAll("[form=ask]")].find((each) => each.name === control.name && each.type === control.type && (each.type !== "checkbox" || each.value === control.value));
+      if (!then || !control.name) continue;
+      control.value = then.value;
+      control.checked = then.checked;
+      control.dispatchEvent(new Event("restored"));
+    }
+    show(fresh);
+    settled();
+  } catch {
+    location.reload();
+  }
+});
 
 async function fetched(address, signal) {
   const response = await fetch(address, { signal, headers: { Accept: "text/html" } });
@@ -93,5 +129,7 @@ function show(fresh, only = "") {
     part.replaceChildren(...next.childNodes);
     part.querySelectorAll("details").forEach((details, index) => (details.open = opened[index] ?? false));
   }
+  drawAll();
+  shown();
   for (const selector of ["link[rel=alternate]", ".foot a"]) document.querySelector(selector).href = fresh.querySelector(selector).href;
 }

@@ -1,6 +1,7 @@
 // The new search's form: show the cost model's answer as the user types, and each error at its field.
 
-import { draw } from "./plot.js";
+import { drawAll } from "./plot.js";
+import { shown } from "./take.js";
 
 const WAIT_MS = 250; // after the last keystroke
 const form = document.querySelector("#query");
@@ -15,22 +16,20 @@ form.addEventListener("input", () => {
 
 async function preview() {
   const mine = ++latest;
+  const values = filled();
+  history.replaceState(null, "", `/searches/new?${values}`); // which Back and a reload come to again
   place.setAttribute("aria-busy", "true");
-  const response = await fetch("/searches/new/preview", { method: "POST", body: filled() }).catch(() => null);
+  const response = await fetch("/searches/new/preview", { method: "POST", body: values }).catch(() => null);
   const text = response?.ok ? await response.text() : null;
   if (mine !== latest) return; // a later request is under way
   place.setAttribute("aria-busy", "false");
   if (text === null) return say("The server does not respond; the next change tries again.");
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
-  const figure = place.querySelector("#preview-figure");
   place.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
   place.querySelectorAll("details").forEach((each, n) => (each.open = open[n] ?? each.open));
+  shown();
   keepInSight(() => mark(place.querySelector("[data-code]")));
-  const data = place.querySelector("#preview-data");
-  if (!data) return;
-  const slot = place.querySelector("#preview-figure");
-  if (figure) slot.replaceWith(figure); // Plotly updates a figure faster than it creates one
-  await draw(figure ?? slot, JSON.parse(data.textContent));
+  drawAll();
 }
 
 // A line that comes or goes above the focused field does not push it out of the window.

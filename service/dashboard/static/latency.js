@@ -17,14 +17,16 @@ function against(name, trials, shown) {
   const guessed = shown.filter((i) => guess[i] != null && guessedRate[i] != null);
   const line = front(ok, latency, rate);
   return {
-    data: [
-      points("Cost model alone", sample(guessed, trials), (i) => guess[i], (i) => guessedRate[i], trials, { symbol: "circle-open", color: "--series-2", size: 6 }),
-      points("Measured, misses a target", sample(missed, trials), latency, rate, trials, { symbol: "x", color: "--ink-faint", size: 7 }),
+    traces: [
+      points("Cost model alone", sample(guessed, trials), (i) => guess[i], (i) => guessedRate[i], trials, { symbol: "ring", color: "--series-2" }),
+      points("Measured, misses a target", sample(missed, trials), latency, rate, trials, { symbol: "cross", color: "--ink-faint", size: 7 }),
       points("Measured", sample(kept, trials), latency, rate, trials, { color: "--series-1", size: 7 }),
-      { type: "scatter", mode: "lines", name: "Pareto front", hoverinfo: "skip", x: line.map(latency), y: line.map(rate), line: { color: "--series-3", width: 2 } },
+      { mode: "lines", name: "Pareto front", x: line.map(latency), y: line.map(rate), color: "--series-3" },
       star(trials, shown, latency, rate),
-    ].filter((trace) => trace.x.length),
-    layout: { xaxis: { title: NAMES[name], rangemode: "tozero" }, yaxis: { title: trials.quantity.rate, rangemode: "tozero" }, ...target(serving.targets[name]) },
+    ],
+    x: { title: NAMES[name], zero: true },
+    y: { title: trials.quantity.rate, zero: true },
+    shapes: serving.targets[name] == null ? [] : [{ to: serving.targets[name], color: "--good", label: "target" }],
   };
 }
 
@@ -35,17 +37,4 @@ function front(indices, latency, rate) {
     if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
   }
   return best;
-}
-
-// The region to the left of the limit.
-function target(limit) {
-  if (limit == null) return {};
-  const edge = { xref: "x", yref: "paper", x1: limit, y0: 0, y1: 1, layer: "below" };
-  return {
-    shapes: [
-      { ...edge, type: "rect", x0: 0, fillcolor: "--good-surface", line: { width: 0 } },
-      { ...edge, type: "line", x0: limit, line: { color: "--good", width: 1, dash: "dash" } },
-    ],
-    annotations: [{ xref: "x", yref: "paper", x: limit, y: 1, xanchor: "left", yanchor: "top", showarrow: false, text: "target", font: { color: "--good" } }],
-  };
 }

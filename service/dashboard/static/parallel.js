@@ -1,5 +1,4 @@
 // Parallel coordinates: an axis for each setting in which trials differ, a line for each trial; faster trials are darker.
-// Drawn as SVG, because Plotly's version compiles WebGL code with eval, which the content policy refuses.
 
 import { faded } from "./charts.js";
 import { svg } from "./elements.js";

@@ -1,46 +1,35 @@
-// Draws figures with Plotly, in the page's own colours and following light and dark. A figure is {data, layout} in Plotly's
-// words; any string in it that begins with "--" is a custom property of tokens.css. An element with data-figure="name" shows
-// `figures.name` of the page's JSON.
+// Draws figures of points, lines and bars as SVG. A figure is {traces, x, y, right, shapes}; each colour in it is a custom property
+// of tokens.css, so a drawing follows light and dark by itself, and a viewBox lets paper scale it.
+//
+// A trace: {name, x, y, mode: "points" | "lines" | "both" | "bars", color, text (a line break between lines) and keys by point,
+// symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows, highs], from (where bars begin), right (its y axis), plain
+// (without a legend)}. An axis: {title, log, zero, whole, percent, time, ticks, labels, left (pixels for its labels)}. A shape:
+// {to} shades up to an x, {at} is a dashed line there; with `color` and `label`.
+// An element with data-figure="name" shows `figures.name` of the page's JSON.
 
-const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+import { element, svg } from "./elements.js";
+
+const HEIGHT = 340;
+const NEAR = 24; // pixels from the pointer to a point that is told about
 const drawn = new Map(); // element -> figure
-const tokens = new Map(); // of custom properties
-let loading;
-let onPaper = false;
+const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => target.dataset.width !== String(target.clientWidth) && paint(target)));
+const colour = (name) => `var(${name})`;
+const time = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", timeZone: "UTC" });
 
-// Plotly itself, fetched when the first figure needs it: 4.8 MB to parse is not for the first paint.
-export function plotly() {
-  loading ??= new Promise((resolve, reject) => {
-    if (window.Plotly) return resolve(window.Plotly);
-    const meta = document.querySelector("meta[name=plotly]");
-    // Plotly adds style elements, which the content policy refuses, unless elements with these ids exist.
-    for (const id of ["plotly.js-style-global", ...meta.dataset.styles.split(" ")]) {
-      const stands = document.createElement("template");
-      stands.id = id;
-      stands.className = "no-inline-styles";
-      document.head.append(stands);
-    }
-    const script = document.createElement("script");
-    script.src = meta.content;
-    script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => {
-      loading = undefined; // the server was unreachable: the next figure tries again
-      reject(new Error("Plotly did not load"));
+// Draws the figure, or changes the one that is there. A press on a point that has a key is the element's event "pick".
+export function draw(place, figure) {
+  if (!drawn.has(place)) {
+    resized.observe(place);
+    place.addEventListener("pointermove", tell);
+    place.addEventListener("pointerleave", tell);
+    place.addEventListener("click", (event) => {
+      const { key } = nearest(place, event) ?? {};
+      if (key != null) place.dispatchEvent(new CustomEvent("pick", { detail: key }));
     });
-    document.head.append(script);
-  });
-  return loading;
-}
-
-// Draws the figure, or changes the one that is there.
-export async function draw(element, figure) {
-  const Plotly = await plotly();
-  const first = !drawn.has(element);
-  if (first) element.replaceChildren(); // a placeholder
-  drawn.set(element, figure);
-  await Plotly.react(element, coloured(figure.data), coloured(layout(figure.layout)), { displayModeBar: false, responsive: true });
-  if (first) element.on("plotly_afterplot", () => onPaper && scale(element));
-  if (onPaper) scale(element);
+  }
+  drawn.set(place, figure);
+  place.figure = figure; // for tests and the console
+  paint(place);
 }
 
 // The page's JSON.
@@ -50,62 +39,172 @@ export async function twin() {
   return response.json();
 }
 
-// The value of a custom property, cached until the colour scheme changes.
-function token(name) {
-  if (!tokens.has(name)) tokens.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
-  return tokens.get(name);
-}
-
-function layout(own = {}) {
-  const axis = { gridcolor: "--line", linecolor: "--line", zeroline: false, title: { standoff: 8 } };
-  const merged = {
-    autosize: true,
-    height: 340,
-    margin: { l: 64, r: 16, t: 16, b: 44 }, // fixed, because fitting them to the labels costs a second layout
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: token("--font"), size: 12, color: "--ink-soft" },
-    colorway: ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"],
-    hoverlabel: { bgcolor: "--surface-raised", bordercolor: "--line", font: { color: "--ink" }, align: "left" },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
-    ...own,
-  };
-  for (const name of ["xaxis", "yaxis", ...Object.keys(own).filter((key) => /^[xy]axis\d+$/.test(key))]) {
-    const given = own[name] ?? {};
-    const title = typeof given.title === "string" ? { text: given.title } : given.title;
-    merged[name] = { ...axis, ...given, title: { ...axis.title, ...title } };
-  }
-  return merged;
-}
-
-function coloured(value) {
-  if (typeof value === "string") return value.startsWith("--") ? token(value) : value;
-  if (Array.isArray(value)) return typeof value[0] === "number" || value[0] === null ? value : value.map(coloured);
-  if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
-  return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner)]));
-}
-
-dark.addEventListener("change", () => {
-  tokens.clear();
-  for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure);
-});
-
-// On paper a chart is scaled to the page's width: drawing it again would come too late. Plotly may still follow the new width.
-function scale(element) {
-  for (const svg of element.querySelectorAll(".main-svg")) {
-    if (onPaper) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
-    else svg.removeAttribute("viewBox");
-  }
-}
-for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
-  addEventListener(event, () => {
-    onPaper = printing;
-    for (const element of drawn.keys()) scale(element);
+function paint(place) {
+  const figure = drawn.get(place);
+  const width = place.clientWidth;
+  if (!width) return; // it is hidden, and drawn when it is seen
+  const traces = figure.traces.filter((trace) => trace.y.length);
+  const right = traces.filter((trace) => trace.right);
+  const of = (list, name) => list.flatMap((trace) => [trace[name], trace.from && name === "x" ? trace.from : [], name === "y" && trace.ends ? trace.ends.flat() : []].flat());
+  const box = { left: figure.y?.left ?? 64, right: width - (right.length ? 72 : 16), top: 10, bottom: HEIGHT - 44 };
+  const moments = (values) => (figure.x?.time ? values.map((value) => Date.parse(value)) : values);
+  const bands = traces.some((trace) => trace.mode === "bars") ? traces[0].y : null;
+  const x = axis(figure.x, moments(of(traces, "x")), [box.left, box.right]);
+  const y = bands ? banded(bands, [box.bottom, box.top]) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
+  const second = right.length ? axis(figure.right, of(right, "y"), [box.bottom, box.top]) : null;
+  const points = [];
+  const layers = traces.map((trace) => {
+    const up = trace.right ? second : y;
+    const at = moments(trace.x).map((value, i) => (value == null || trace.y[i] == null ? null : [x.at(value), up.at(trace.y[i])]));
+    if (trace.text) at.forEach((each, i) => each && points.push({ at: each, text: trace.text[i], key: trace.keys?.[i] }));
+    return layer(trace, at, x, up);
   });
+  const image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" },
+    ...(figure.shapes ?? []).map((shape) => shaped(shape, x, box)), ...x.ticks.map((tick) => vertical(tick, box)),
+    ...y.ticks.map((tick) => horizontal(tick, box)), ...(second?.ticks ?? []).map((tick) => label(tick, box)), ...layers, ...titles(figure, box));
+  place.replaceChildren(legend(traces), image);
+  place.dataset.width = width;
+  place.points = points;
 }
 
+// {at(value) in pixels, ticks: [{at, text}]}
+function axis(spec = {}, values, [from, to]) {
+  const known = values.filter((value) => Number.isFinite(value) && (!spec.log || value > 0));
+  const f = spec.log ? Math.log10 : (value) => value;
+  let [low, high] = known.length ? [Math.min(...known), Math.max(...known)].map(f) : [0, 1];
+  if (spec.zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
+  const pad = 0.05 * (high - low) || Math.abs(0.1 * high) || 1;
+  [low, high] = [spec.zero && low === 0 ? 0 : low - pad, high + pad];
+  const at = (value) => from + ((f(value) - low) / (high - low)) * (to - from);
+  const most = Math.max(2, Math.floor(Math.abs(to - from) / (spec.time ? 150 : 80)));
+  const ticks = (spec.ticks ?? (spec.log ? decades(low, high, most) : steps(low, high, most, spec.whole))).filter((value) => f(value) >= low && f(value) <= high);
+  const write = spec.time ? (value) => time.format(value) : spec.percent ? (value) => `${(100 * value).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`
+    : (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+  return { at, ticks: ticks.map((value) => ({ at: at(value), text: spec.labels?.[spec.ticks.indexOf(value)] ?? write(value) })) };
+}
+
+function banded(names, [from, to]) {
+  const size = (to - from) / names.length;
+  const at = (name) => from + size * (names.indexOf(name) + 0.5);
+  return { at, half: Math.abs(size) * 0.38, ticks: names.map((name) => ({ at: at(name), text: name })) };
+}
+
+// Round values between two, at most so many.
+function steps(low, high, most, whole) {
+  const rough = (high - low) / most;
+  const ten = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(whole ? 1 : 0, [1, 2, 2.5, 5, 10].map((each) => each * ten).find((each) => each >= rough && !(whole && each % 1)) ?? 1);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, n) => Number(((first + n) * step).toPrecision(12)));
+}
+
+function decades(low, high, most) {
+  const all = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => 10 ** (Math.floor(low) + n));
+  const fine = all.flatMap((one) => [one, 2 * one, 5 * one]).map((value) => Number(value.toPrecision(2)));
+  const within = (values) => values.filter((value) => Math.log10(value) >= low && Math.log10(value) <= high);
+  return within(fine).length <= most ? within(fine) : within(all);
+}
+
+function layer(trace, at, x, y) {
+  const paint = { stroke: colour(trace.color), fill: "none", "stroke-width": trace.width ?? 2, "stroke-dasharray": trace.dash ? "2 4" : null };
+  const made = [];
+  if (trace.mode === "bars") made.push(...at.map(([end, middle], i) => bar(trace, end, middle, x, y, i)));
+  if (trace.mode === "lines" || trace.mode === "both") made.push(svg("path", { d: path(at, trace.steps), ...paint }));
+  if (trace.ends) made.push(svg("path", { ...paint, "stroke-width": 1, d: at.map((each, i) => each && ended(each[0], y.at(trace.ends[0][i]), y.at(trace.ends[1][i]))).join("") }));
+  if (trace.mode === "points" || trace.mode === "both") made.push(...at.filter(Boolean).map((each) => mark(trace, each)));
+  return svg("g", { opacity: trace.opacity, "data-trace": trace.name }, ...made);
+}
+
+function bar(trace, end, middle, x, y, i) {
+  const begin = x.at(trace.from[i]);
+  const [left, right] = [Math.min(begin, end), Math.max(begin, end)];
+  return svg("g", {}, svg("rect", { x: left, y: middle - y.half, width: Math.max(1, right - left), height: 2 * y.half, fill: colour(trace.colors[i]) }),
+    svg("text", { x: right + 4, y: middle + 4 }, trace.labels[i]));
+}
+
+function path(at, stepped) {
+  let before = null;
+  return at.map((each) => {
+    const d = !each ? "" : !before ? `M${each}` : stepped ? `H${each[0]}V${each[1]}` : `L${each}`;
+    before = each;
+    return d;
+  }).join("");
+}
+
+function ended(x, low, high) {
+  return `M${x - 3} ${low}h6m-3 0V${high}m-3 0h6`;
+}
+
+const STAR = "M0-1 .23-.31 .95-.31 .37.12 .59.81 0 .38-.59.81-.37.12-.95-.31-.23-.31Z";
+
+function mark({ symbol, color, size = 6 }, [x, y]) {
+  const r = size / 2;
+  if (symbol === "star") return svg("path", { d: STAR, transform: `translate(${x} ${y}) scale(${r})`, fill: colour(color) });
+  if (symbol === "cross") return svg("path", { d: `M${x - r} ${y - r}l${size} ${size}m0-${size}l-${size} ${size}`, stroke: colour(color), "stroke-width": 1.5 });
+  const look = symbol === "ring" ? { fill: "none", stroke: colour(color), "stroke-width": size > 12 ? 3 : 1 } : { fill: colour(color) };
+  return svg("circle", { cx: x, cy: y, r, ...look });
+}
+
+function shaped(shape, x, box) {
+  const at = x.at(shape.to ?? shape.at);
+  return svg("g", {}, shape.to == null ? null : svg("rect", { x: box.left, y: box.top, width: Math.max(0, Math.min(at, box.right) - box.left), height: box.bottom - box.top, fill: colour("--good-surface") }),
+    at > box.right ? null : svg("path", { d: `M${at} ${box.top}V${box.bottom}`, stroke: colour(shape.color), "stroke-dasharray": "5 4" }),
+    shape.label && at <= box.right ? svg("text", { x: at + 4, y: box.top + 12, fill: colour(shape.color) }, shape.label) : null);
+}
+
+function vertical({ at, text }, box) {
+  return svg("g", {}, svg("path", { class: "grid", d: `M${at} ${box.top}V${box.bottom}` }), svg("text", { x: at, y: box.bottom + 16, "text-anchor": "middle" }, text));
+}
+
+function horizontal({ at, text }, box) {
+  return svg("g", {}, svg("path", { class: "grid", d: `M${box.left} ${at}H${box.right}` }), svg("text", { x: box.left - 6, y: at + 4, "text-anchor": "end" }, text));
+}
+
+function label({ at, text }, box) {
+  return svg("text", { x: box.right + 6, y: at + 4 }, text);
+}
+
+function titles(figure, box) {
+  const middle = (box.top + box.bottom) / 2;
+  const turned = (x, text) => text && svg("text", { class: "title", transform: `translate(${x} ${middle}) rotate(-90)`, "text-anchor": "middle" }, text);
+  return [svg("text", { class: "title", x: (box.left + box.right) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, figure.x?.title ?? ""),
+    turned(14, figure.y?.title), turned(box.right + 66, figure.right?.title)].filter(Boolean);
+}
+
+function legend(traces) {
+  const named = [...new Map(traces.filter((trace) => trace.name && !trace.plain).map((trace) => [trace.name, trace])).values()];
+  return element("ul", { class: "legend" }, ...(named.length > 1 ? named.map((trace) => element("li", {}, svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, trace.mode === "lines"
+    ? svg("path", { d: "M0 6H12", stroke: colour(trace.color), "stroke-width": 2, "stroke-dasharray": trace.dash ? "2 3" : null }) : mark({ ...trace, size: 9 }, [6, 6])), trace.name)) : []));
+}
+
+function nearest(place, { offsetX, offsetY, target }) {
+  if (!target.closest?.("svg") || target.closest(".legend") || !place.points) return null;
+  const scale = Number(place.dataset.width) / place.clientWidth;
+  const [x, y] = [offsetX * scale, offsetY * scale];
+  const away = (point) => Math.hypot(point.at[0] - x, point.at[1] - y);
+  const best = place.points.reduce((one, each) => (one && away(one) <= away(each) ? one : each), null);
+  return best && away(best) <= NEAR ? best : null;
+}
+
+// The text of the point under the pointer, beside it.
+function tell(event) {
+  const place = event.currentTarget;
+  const point = event.type === "pointermove" ? nearest(place, event) : null;
+  place.querySelector(".tip")?.remove();
+  if (!point) return;
+  const tip = svg("foreignObject", { class: "tip", x: Math.max(0, Math.min(point.at[0] + 8, place.clientWidth - 260)), y: Math.max(0, point.at[1] > HEIGHT / 2 ? point.at[1] - 110 : point.at[1] + 8), width: 260, height: 110 });
+  tip.append(element("div", {}, ...point.text.split("\n").flatMap((line, n) => (n ? [element("br"), line] : [element("strong", {}, line)]))));
+  place.querySelector(":scope > svg").append(tip);
+}
+
+// Figures that stand in the page.
+export function drawAll() {
+  for (const place of document.querySelectorAll("[data-plot]")) if (!drawn.has(place)) draw(place, JSON.parse(place.dataset.plot));
+}
+
+drawAll();
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {
   const { figures } = await twin();
-  for (const element of declared) await draw(element, figures[element.dataset.figure]);
+  for (const place of declared) draw(place, figures[place.dataset.figure]);
 }

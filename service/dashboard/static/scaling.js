@@ -30,7 +30,7 @@ box?.addEventListener("toggle", async () => {
   says.textContent = advice + alone;
   const place = box.querySelector(".plot");
   place.hidden = !scaling.length;
-  if (scaling.length) await draw(place, figure(scaling));
+  if (scaling.length) draw(place, figure(scaling));
 });
 
 // The configuration to try on the cluster's number of GPUs, its half and so on, fewest first. A request each: all in one would
@@ -62,20 +62,15 @@ async function ask(query) {
 function figure(scaling) {
   const [x, costs] = [scaling.map((point) => point.num_gpus), scaling.map((point) => point.cost ?? point.gpu_seconds_per_step)];
   const money = scaling[0].cost != null;
-  const trace = (name, y, color, text, more = {}) => ({
-    type: "scatter", mode: "lines+markers", name, x, y, text, hovertemplate: "%{x} GPUs: %{text}<extra></extra>", line: { color, width: 2 }, marker: { color, size: 7 }, ...more,
-  });
+  const trace = (name, y, color, text, more = {}) => ({ mode: "both", name, x, y, color, size: 7, text: text.map((each, n) => `${x[n]} GPUs\n${each}`), ...more });
   const step = scaling.map((point) => point.step_s);
   return {
-    data: [
+    traces: [
       trace("Step time", step, "--series-1", step.map(seconds)),
-      trace(money ? "Cost of the training" : "GPU-seconds per step", costs, "--series-2", costs.map((cost) => (money ? `$${count(cost)}` : count(cost))), { yaxis: "y2" }),
+      trace(money ? "Cost of the training" : "GPU-seconds per step", costs, "--series-2", costs.map((cost) => (money ? `$${count(cost)}` : count(cost))), { right: true }),
     ],
-    layout: {
-      margin: { l: 64, r: 72, t: 16, b: 44 },
-      xaxis: { title: "GPUs", type: "log", tickvals: x },
-      yaxis: { title: "Step time", type: "log", tickvals: step, ticktext: step.map(seconds) },
-      yaxis2: { title: money ? "Cost, $" : "GPU-seconds per step", overlaying: "y", side: "right", rangemode: "tozero", showgrid: false },
-    },
+    x: { title: "GPUs", log: true, ticks: x },
+    y: { title: "Step time", log: true, ticks: step, labels: step.map(seconds) },
+    right: { title: money ? "Cost, $" : "GPU-seconds per step", zero: true },
   };
 }

@@ -14,7 +14,7 @@ const part = (name) => root.querySelector(`[data-part="${name}"]`);
 const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front, waterfall }).filter(([name]) => part(name)));
 const pending = new Set(); // figures to draw once they become visible
 const visible = new Set();
-const picked = new Set();
+const picked = new Set(); // rows, which the address names by their runs' numbers
 const open = new Set();
 const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
@@ -45,6 +45,8 @@ async function load() {
     if (mine !== loads) return; // asked again meanwhile: an answer that comes late is not the newest
     trials = answer;
   }
+  const numbers = kept().get("picked")?.split(".") ?? [];
+  trials.number.forEach((number, i) => numbers.includes(String(number + 1)) && picked.add(i));
   columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
   controls();
@@ -119,7 +121,7 @@ function chooseColumns() {
 }
 
 function reset() {
-  set(Object.fromEntries(selects.map(([name]) => [name, ""])));
+  set({ picked: "", ...Object.fromEntries(selects.map(([name]) => [name, ""])) });
   picked.clear();
   part("only").checked = false;
   page = 0;
@@ -157,13 +159,15 @@ function update() {
 function blank() {
   const some = (values) => values.some((each) => each != null);
   const measured = some(trials.measured_step_s);
-  const expected = some(trials.calibrated_step_s) || some(trials.predicted_step_s);
-  const shows = { history: measured || expected, parallel: trials.axes.length > 0 };
+  const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
+  part("more").hidden = !trials.run_id.length;
+  const several = two(trials.measured_step_s);
+  const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
   root.classList.toggle("none", !trials.run_id.length);
 }
 
-async function drawVisible() {
+function drawVisible() {
   for (const name of [...pending].filter((each) => visible.has(each))) {
     pending.delete(name);
     if (name === "parallel") {
@@ -171,9 +175,7 @@ async function drawVisible() {
     } else {
       const figure = figures[name](trials, shown, part(name));
       if (marked != null) ring(figure, marked, trials);
-      await draw(part(name), figure);
-      part(name).removeAllListeners("plotly_click");
-      part(name).on("plotly_click", ({ points }) => points[0].customdata != null && reveal(points[0].customdata));
+      draw(part(name), figure);
     }
   }
   root.dataset.drawn = String(shown.length);
@@ -212,6 +214,7 @@ function sortBy(next) {
 
 function pick(i) {
   if (!picked.delete(i)) picked.add(i);
+  set({ picked: [...picked].map((each) => trials.number[each] + 1).join(".") });
   table();
 }
 
@@ -274,10 +277,14 @@ const watch = new IntersectionObserver((entries) => {
   }
   if (trials) drawVisible();
 });
-for (const name of [...Object.keys(figures), "parallel"]) watch.observe(part(name));
+for (const name of [...Object.keys(figures), "parallel"]) {
+  watch.observe(part(name));
+  part(name).addEventListener("pick", ({ detail }) => reveal(detail));
+}
 
 // Paper shows every chart, also those that nobody has scrolled to.
 matchMedia("print").addEventListener("change", ({ matches }) => {
+  if (matches) part("more").open = true;
   if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
 });
 

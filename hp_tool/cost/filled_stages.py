@@ -1,0 +1,92 @@
+"""Pipeline stages filled by weight instead of by number of layers, as nanotron fills them."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hp_tool.cost.arrays import Ints
+from hp_tool.domain.model import ModelSpec
+
+TAIL_BLOCKS = 2
+"""Blocks without weights after the output layer: the cast to fp32 and the loss."""
+
+
+class Split(NamedTuple):
+    """Places of a model's blocks for one number of stages."""
+
+    first: int
+    """Layers on the first stage."""
+    most: int
+    """Layers on the stage with most."""
+    output: int
+    """Layers on the stage with the output layer."""
+    output_from_end: int
+    """Stages after the one with the output layer: they hold the loss, or nothing."""
+    empty: int
+    """Stages without a block: the framework cannot start with them."""
+
+
+@functools.lru_cache(maxsize=4096)
+def split(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
+    """The split of `filled` in a few numbers."""
+    counts, blocks, output_at = filled(layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages)
+    return Split(
+        first=counts[0],
+        most=max(counts),
+        output=counts[output_at],
+        output_from_end=stages - 1 - output_at,
+        empty=blocks.count(0),
+    )
+
+
+def filled(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> tuple[list[int], list[int], int]:
+    """(layers of each stage, blocks of each stage, the stage with the output layer).
+
+    Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0). The block with which the
+    running sum exceeds a stage's share, (r + 1)/p of the total, is the last on that stage.
+
+    Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
+    """
+    weights = [0.0, *[layer_weight] * layers, 0.0, output_weight, *[0.0] * TAIL_BLOCKS]
+    total, running, stage = sum(weights), 0.0, 0
+    counts, blocks, output_at = [0] * stages, [0] * stages, 0
+    for index, weight in enumerate(weights):
+        running += weight
+        blocks[stage] += 1
+        counts[stage] += 1 <= index <= layers
+        if index == layers + 2:
+            output_at = stage
+        if running > total * ((stage + 1) / stages) and stage < stages - 1:
+            stage += 1
+    return counts, blocks, output_at
+
+
+def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
+    """(layers of each stage, the stage with the output layer)."""
+    layer_weight, output_weight = _weights(model)
+    counts, _, output_at = filled(
+        layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
+    )
+    return counts, output_at
+
+
+def splits(model: ModelSpec, stages: Ints) -> Split:
+    """The split for each candidate's number of stages; every field is an array if `stages` is one."""
+    layer_weight, output_weight = _weights(model)
+    of = functools.partial(split, layers=model.num_hidden_layers, layer_weight=layer_weight, output_weight=output_weight)
+    if not isinstance(stages, np.ndarray):
+        return of(stages=int(stages))
+    sizes, inverse = np.unique(stages, return_inverse=True)
+    table = np.array([of(stages=int(p)) for p in sizes], dtype=np.int64).reshape(len(sizes), len(Split._fields))
+    columns: Any = (column[inverse].reshape(stages.shape) for column in table.T)
+    return Split(*columns)
+
+
+def _weights(model: ModelSpec) -> tuple[float, float]:
+    """(a layer's, the output layer's) weight as the framework counts it.
+
+    Four square projections, even with grouped heads, and three MLP matrices.
+    """
+    width = model.num_attention_heads * model.head_size
+    return float(model.hidden_size * (4 * width + 3 * model.ffn_size)), float(model.vocab_size * model.hidden_size)

@@ -1,0 +1,41 @@
+"""The tables of fields in docs/queries.md: `python scripts/fields_table.py` writes them from the declarations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hp_tool.queries.shown import SECTIONS, Field, sections
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "queries.md"
+MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"
+
+
+def tables() -> str:
+    """Return a table for each section of fields, those of both kinds of query once, as Markdown."""
+    known: dict[str, dict[str, Field]] = {title: {} for title in SECTIONS if title != SECTIONS[-2]}
+    for section in (*sections("training"), *sections("inference")):
+        if section.title != SECTIONS[-2]:  # of a baseline's fields, which are those of `parallel`
+            known.setdefault(section.title, {}).update({field.name: field for field in section.fields})
+    return "\n\n".join(_table(title, fields.values()) for title, fields in known.items())
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the tables behind its mark."""
+    return f"{page[: page.index(MARK)]}{MARK}\n{tables()}\n"
+
+
+def _table(title: str, fields: Iterable[Field]) -> str:
+    rows = [f"| `{each.name}` | {each.label} | {each.takes} | {each.left_out} | {_first(each.help)} |" for each in fields]
+    return "\n".join((f"**{title}**", "", "| field | label | values | left out | meaning |", "|---|---|---|---|---|", *rows))
+
+
+def _first(text: str) -> str:
+    """The first sentence, in one line."""
+    line = " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+    return re.split(r"(?<=[.])\s(?=[A-Z])", line)[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,114 @@
+"""Rows of rankings, as every page lists them: the question's answer, the form's preview, and the nearest that do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.fit import Fit
+from hp_tool.domain.parallel import ParallelConfig
+from hp_tool.domain.query import Query
+from hp_tool.domain.result import Recommendation
+from hp_tool.domain.serving import RunConfig, ServingRecommendation
+from hp_tool.queries import schema
+from hp_tool.render.columns import unchecked
+from hp_tool.render.words import serving_arithmetic
+from service.api.views import View
+from service.dashboard import formats
+from service.dashboard.new_search_form import to_values
+from service.dashboard.page import address
+
+LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
+"""What a search around a row keeps of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedRow(View):
+    """A configuration with its predictions: a step's for training, latencies for serving."""
+
+    rank: int
+    arithmetic: str
+    details: str
+    unchecked: tuple[str, ...] = ()
+    """What no published run covers, which widens its interval."""
+    parallel: RunConfig
+    href: str
+    """Page of the configuration; its `query` is the configuration as text."""
+    run_href: str
+    """Page of what runs it in each tool."""
+    search_href: str
+    """Form of a search with real runs that keeps this layout."""
+    settings_href: str | None = None
+    """The question's page with its controls at this one."""
+    chosen: bool = False
+    """The page shows this one."""
+    step_s: float | None = None
+    step_s_interval: tuple[float, float] | None = None
+    tokens_per_second_per_gpu: float | None = None
+    """Of serving, output tokens."""
+    mfu: float | None = None
+    ttft_s: float | None = None
+    ttft_s_interval: tuple[float, float] | None = None
+    tpot_s: float | None = None
+    tpot_s_interval: tuple[float, float] | None = None
+    users: int | None = None
+    """People who keep up the load, each with one request at a time."""
+    memory_bytes: float | None = None
+    capacity_bytes: float | None = None
+    group: int | None = None
+    """1: cannot be told apart from the best."""
+    out_of_memory_probability: float | None = None
+    fit: Fit | None = None
+    """Whether it fits, in a word; None of serving."""
+    reasons: tuple[str, ...] = ()
+    """Why it is infeasible."""
+
+
+def ranked_row(
+    row: Recommendation | ServingRecommendation, *, query: Query, chosen: bool = False, settings_href: str | None = None
+) -> RankedRow:
+    """Return the row of a recommendation for a query as it was typed, in which a registered name is still a name."""
+    this, estimate, mapping = Configuration.of(row, query=query), row.known, schema.query_mapping(query)
+    text = this.text()
+    if isinstance(row, ServingRecommendation):
+        heading = serving_arithmetic(row.parallel, replicas=row.known.replicas)
+        step_s, rate, intervals = None, row.known.output_tokens_per_second_per_gpu, row.known.intervals
+        between = {} if intervals is None else {f"{name}_interval": getattr(intervals, name) for name in ("ttft_s", "tpot_s")}
+    else:
+        known = row.known
+        heading = formats.arithmetic(row.parallel, formats.device_of(mapping))
+        step_s, rate = known.time.step_s if known.time else None, known.tokens_per_second_per_gpu
+        between = {} if known.intervals is None else {"step_s_interval": known.intervals.step_s}
+    memory = estimate.memory
+    return RankedRow.of(
+        row,
+        estimate,
+        arithmetic=heading,
+        details=formats.configuration_details(this),
+        unchecked=tuple(unchecked(estimate)),
+        href=address("/configurations", {"query": text}),
+        run_href=address("/run", {"query": text}),
+        search_href=_search_href(mapping, row.parallel),
+        settings_href=settings_href,
+        chosen=chosen,
+        step_s=step_s,
+        **between,
+        tokens_per_second_per_gpu=rate,
+        memory_bytes=memory.total_bytes if memory else None,
+        capacity_bytes=memory.capacity_bytes if memory else None,
+        out_of_memory_probability=estimate.out_of_memory_probability,
+        fit=estimate.fit,
+        reasons=tuple(reason.message for reason in estimate.reasons),
+    )
+
+
+def run_href(configuration: Configuration) -> str:
+    """Return the address of the page of what runs a configuration in each tool."""
+    return address("/run", {"query": configuration.text()})
+
+
+def _search_href(query: dict[str, Any], parallel: RunConfig) -> str:
+    kept = LAYOUT if isinstance(parallel, ParallelConfig) else ("tensor_parallel_size",)
+    layout = {name: getattr(parallel, name) for name in kept}
+    return address("/searches/new", to_values(query | {"parallel": {**(query.get("parallel") or {}), **layout}}))

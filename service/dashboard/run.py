@@ -1,0 +1,143 @@
+"""/run: what runs a configuration in each tool, and what a tool lacks for it. Its query is part of the address."""
+
+import json
+import shlex
+from dataclasses import dataclass
+
+import yaml
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+
+from hp_tool.configuration import Configuration
+from hp_tool.domain.query import Query
+from hp_tool.errors import HpToolError, NotFoundError
+from hp_tool.exchange.export import written
+from hp_tool.formats.registry import usual, writable
+from hp_tool.queries import schema
+from service.api.bodies import read_query
+from service.api.dependencies import FindDep
+from service.dashboard import formats
+from service.dashboard.configuration import QueryText, configuration_view
+from service.dashboard.page import ErrorFields, Page, address, error_status, page_at
+
+TITLES = {
+    "megatron-lm": "Megatron-LM",
+    "megatron-lm-yaml": "Megatron-LM, as YAML",
+    "nemo": "Megatron Bridge",
+    "torchtitan-python": "torchtitan, as Python",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+    "trl": "TRL",
+    "axolotl": "Axolotl",
+    "llama-factory": "LLaMA-Factory",
+    "slurm": "Slurm",
+    "kubernetes": "Kubernetes",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+}
+"""Formats as their makers write them; others by their own names."""
+
+router = APIRouter(tags=["dashboard"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to run a configuration."""
+
+    name: str
+    title: str
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    """What the tool does differently, and what that costs."""
+    lacks: str | None = None
+    """Why this tool cannot run it; the text is then empty."""
+    download_href: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage(Page):
+    """What runs a configuration. If its query cannot be read, `error` says why and the rest is empty."""
+
+    heading: str = ""
+    subject: str = ""
+    configuration_href: str | None = None
+    warning: str | None = None
+    """Why the usual tool of its framework or engine cannot run it."""
+    ways: tuple[Way, ...] = ()
+    """The usual tool of its framework or engine first, those that lack something last."""
+    error: ErrorFields | None = None
+
+
+@page_at(router, "/run", template="run.html", section="Ask", status=error_status)
+def ways_context(query: QueryText, request: Request, find: FindDep) -> RunPage:
+    """What runs a configuration in each tool, as shown on its page."""
+    json_href = address("/run.json", {"query": query})
+    try:
+        parsed = read_query(query.encode(), find=find)
+        view, estimate = configuration_view(parsed, calibrations=None, with_fixes=False)
+        assert estimate.parallel is not None
+        this = Configuration(query=parsed, parallel=estimate.parallel)
+        server = str(request.base_url).rstrip("/")
+        ways = (*(_way(this, name) for name in _tools(this.query)), *as_text(this.query, server=server, task="estimate"))
+    except HpToolError as error:
+        return RunPage(title="Run it", json_href=json_href, error=error.as_dict())
+    return RunPage(
+        title=f"Run {view.heading}",
+        json_href=json_href,
+        heading=view.heading,
+        subject=view.subject,
+        configuration_href=view.href,
+        warning=f"{ways[0].title}: {ways[0].lacks}" if ways[0].lacks else None,
+        ways=tuple(sorted(ways, key=lambda way: way.lacks is not None)),
+    )
+
+
+@router.get("/run/{name}", response_class=PlainTextResponse)
+def run_file(name: str, query: QueryText, request: Request, find: FindDep) -> PlainTextResponse:
+    """One way to run a configuration, as a file."""
+    way = next((each for each in ways_context(query, request, find).ways if each.name == name), None)
+    if way is None or way.lacks is not None:
+        raise NotFoundError(way.lacks if way and way.lacks else f"nothing is written as {name[:40]!r}", field="name")
+    return PlainTextResponse(way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'})
+
+
+def _tools(query: Query) -> tuple[str, ...]:
+    """Formats that run such a query, the usual one first."""
+    runs = query.training.framework if query.training else query.inference.engine if query.inference else None
+    first = usual(query.kind, runs)
+    return tuple(dict.fromkeys((first.name, *writable(query.kind))))
+
+
+def _way(this: Configuration, name: str) -> Way:
+    title = TITLES.get(name, name)
+    try:
+        export = written(this, name)
+    except HpToolError as error:
+        return Way(name=name, title=title, lacks=error.message)
+    notes = tuple(filter(None, (export.cost_in_words(), *export.notes)))
+    return Way(
+        name=name, title=title, text=export.text, notes=notes, download_href=address(f"/run/{name}", {"query": this.text()})
+    )
+
+
+def as_text(query: Query, *, server: str, task: str = "recommend") -> tuple[Way, ...]:
+    """Return the query as YAML, as a command line, as a request and in Python; `task`: recommend or estimate."""
+    mapping = schema.query_mapping(query)
+    body = json.dumps(mapping, ensure_ascii=False)
+    assignments = (f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in formats.dotted(mapping).items())
+    settings = " ".join(f"--set {shlex.quote(assignment)}" for assignment in assignments)
+    routes = ("estimates",) if task == "estimate" else ("recommendations", "searches")
+    commands = (f"hp-tool {task} {settings}", *([] if task == "estimate" else [f"hp-tool tune --server {server} {settings}"]))
+    posts = (f"curl {server}/v1/{route} --json {shlex.quote(body)}" for route in routes)
+    python = f"import hp_tool\n\nanswer = hp_tool.{task}({mapping!r})\nprint(answer)"
+    return (
+        Way(name="yaml", title="YAML", text=yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)),
+        Way(name="command", title="Command line", text="\n".join(commands)),
+        Way(
+            name="curl",
+            title="curl",
+            text="\n".join(posts),
+        ),
+        Way(name="python", title="Python", text=python),
+    )
