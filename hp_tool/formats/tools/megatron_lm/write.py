@@ -21,8 +21,8 @@ def flags(setup: TrainingSetup) -> Flags:
     """
     packed = set() if packed_context(setup) is None else words.PACKED
     unlike = hybrid.hybrid_flags(setup) if hybrid.is_hybrid(setup.model) else {}
-    said = words.SAID | packed | (hybrid.FIELDS if unlike else set())
-    refuse_unsaid(setup, tool=words.TOOL, expressed=said, runs="megatron-core")
+    expressed = words.SAID | packed | (hybrid.FIELDS if unlike else set())
+    refuse_unsaid(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
     return option_words({**_model(setup), **_parallel(setup), **_training(setup), **unlike})
 
 
