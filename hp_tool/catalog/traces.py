@@ -56,6 +56,11 @@ class Trace:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
 
+    @property
+    def prefix_share(self) -> float:
+        """Share of all input tokens that the prefix cache holds, at most 0.99."""
+        return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
+
     def spec(self) -> TraceSpec:
         """Its first MOST_TRACED requests as columns, which another process understands."""
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}

@@ -18,6 +18,7 @@ from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import ServingCosts, serving_costs
 from hp_tool.cost.serving.load import costs_at_rate, independent_costs, offline_costs
+from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, REQUESTS_EACH
 from hp_tool.domain.engines import EngineEfficiency
@@ -135,6 +136,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         if model.num_experts is None and getattr(query.inference, name) is not None:
             raise InputError(f"{model.name} has no experts; leave {name} out", field=f"inference.{name}")
     workload, trace = _traced(query.inference)
+    named_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
     load = workload.load
     offline = load is not None and load.arrival == "offline"
@@ -154,6 +156,10 @@ def resolve_serving(query: Query) -> ServingProblem:
         )
     engine = engine_efficiency(engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon)
     case = serving_case(model=model, cluster=cluster, workload=workload, engine=engine)
+    # A rate that is given is what an engine reports, so that it is no longer than what was resumed.
+    if trace is not None and not named_rate and (block := state_block(case)) > 1:
+        trace = dataclasses.replace(trace, prefix_tokens=trace.prefix_tokens // block * block)
+        case = dataclasses.replace(case, prefix_cache_hit_rate=trace.prefix_share)
     return ServingProblem(
         **{each.name: getattr(case, each.name) for each in dataclasses.fields(case)},
         precision=workload.precision,
@@ -195,12 +201,11 @@ def _traced(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | Non
             "list or {min, max}, for the highest concurrency likewise, or lengths without arrivals",
             field="inference.load",
         )
-    cached = float(trace.prefix_tokens.sum() / trace.input_tokens.sum())
     return dataclasses.replace(
         workload,
         input_length=max(round(float(trace.input_tokens.mean())), 1),
         output_length=max(round(float(trace.output_tokens.mean())), 1),
-        prefix_cache_hit_rate=min(cached, 0.99),
+        prefix_cache_hit_rate=trace.prefix_share,
     ), trace
 
 

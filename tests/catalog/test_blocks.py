@@ -54,6 +54,22 @@ def test_a_pattern_that_is_no_model_is_refused(fields: dict[str, Any], field: st
     assert refused.value.field == f"model.{field}"
 
 
+def test_a_config_s_own_layers_of_prediction_are_those_that_are_modelled() -> None:
+    config = {
+        "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-", "hidden_size": 96, "num_attention_heads": 6,
+        "vocab_size": 1000, "num_nextn_predict_layers": 1, "intermediate_size": 200, **STATE,
+    }  # fmt: skip
+    silent = catalog.model_from_mapping(config)
+    for same in ({"mtp_hybrid_override_pattern": "*-"}, {"mtp_layers_block_type": ["attention", "mlp"]}):
+        assert catalog.model_from_mapping(config | same) == silent
+    for other in ("M-", "**-"):
+        with pytest.raises(UnsupportedError, match="multi-token prediction is modelled as") as refused:
+            catalog.model_from_mapping(config | {"mtp_hybrid_override_pattern": other})
+        assert refused.value.field == "model.mtp_hybrid_override_pattern"
+    unused = config | {"num_nextn_predict_layers": 0, "mtp_hybrid_override_pattern": "M-"}
+    assert not catalog.model_from_mapping(unused).num_nextn_predict_layers
+
+
 def test_blocks_of_a_kind_are_counted_together() -> None:
     blocks = [{"count": 2, "mixer": "mamba2", "feed_forward": "none"}, {"windowed": True, "head_dim": 8}]
     fields = {

@@ -12,7 +12,8 @@ from hp_tool import api, catalog
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.legality import legality
-from hp_tool.cost.serving.operations import cached_tokens
+from hp_tool.cost.serving.operations import cached_tokens, state_block
+from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.queries.schema import parse_query
@@ -60,6 +61,28 @@ def test_states_take_the_cache_of_a_published_run() -> None:
     per_token = serving_costs(case=case, candidates=ONE).bytes.kv_per_token
     each = np.ravel(cached_tokens(case, ONE.tensor_parallel_size, 262_144 / 4)) * per_token
     assert 4 * each == pytest.approx((16_384 + 598.5) * 2**20, rel=1e-12)
+
+
+def test_a_prompt_resumes_where_a_state_was_kept() -> None:
+    """Blocks as long as their keys and values are as large as a state: 800 tokens of Qwen3.6-27B, 16 heads' of the 4B near
+    the 528 that vLLM prints.
+    """
+    trace = {"input_tokens": [2000] * 3, "output_tokens": [100] * 3, "prefix_tokens": [700, 1000, 1999]}
+    case = problem("qwen3.6-27b", precision="bf16", input_length=0, output_length=0, trace=trace)
+    assert case.trace is not None and case.trace.prefix_tokens.tolist() == [0, 800, 1600]
+    assert case.prefix_cache_hit_rate == 2400 / 6000
+    small = replace(case, model=replace(case.model, linear_num_value_heads=32))
+    assert state_block(small) == 544
+    plain = problem("qwen3-8b", input_length=0, output_length=0, trace=trace)
+    assert plain.trace is not None and plain.trace.prefix_tokens.tolist() == trace["prefix_tokens"]
+
+
+def test_a_replay_counts_states_in_the_cache() -> None:
+    case = problem("qwen3.6-27b", precision="bf16")
+    table = pass_table(case=case, candidates=ONE)
+    per_token = serving_costs(case=case, candidates=ONE).bytes.kv_per_token[0]
+    assert table.state_tokens * per_token == pytest.approx(598.5 / 4 * 2**20, rel=1e-3)
+    assert pass_table(case=problem("qwen3-8b"), candidates=ONE).state_tokens == 0
 
 
 def test_only_layers_with_keys_take_longer_over_long_contexts() -> None:

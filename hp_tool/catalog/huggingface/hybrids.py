@@ -63,12 +63,29 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
         raise InputError("layers_block_type must say what each layer is", field="model.layers_block_type")
     layers = len(config[key])
     blocks = each_layer(config, key, _NEMOTRON_H, layers=layers) or []
+    _check_prediction(config, blocks)
     fields = {"num_hidden_layers": layers, **as_fields(blocks)}
     if _NEMOTRON_H["E"] not in blocks:  # the class names experts that no layer has
         fields |= {"num_experts": None, "num_experts_per_tok": None, "n_group": None, "topk_group": None}
         return fields | {"num_shared_experts": 0, "moe_latent_size": None}
     refuse(config, "mlp_bias", unless=False, why="biases of latent and shared experts are not modelled")
     return fields
+
+
+def _check_prediction(config: Config, blocks: list[Block]) -> None:
+    """Raise UnsupportedError where a layer of multi-token prediction is not as `ModelSpec.mtp_kinds` takes it: one with
+    attention and the last feed-forward.
+    """
+    key = next((key for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern") if config.get(key)), None)
+    depths = whole(config, "num_nextn_predict_layers", 0)
+    if key is None or not depths or not isinstance(config[key], list | str):
+        return
+    written = each_layer(config, key, _NEMOTRON_H, layers=len(config[key]))
+    with_attention = [block for block in blocks if block.mixer == "attention"]
+    usual = with_attention[-1:] + [block for block in blocks if block.feed_forward != "none"][-1:]
+    if written not in (usual, usual * depths):
+        why = "multi-token prediction is modelled as one layer of attention and one like the last feed-forward"
+        raise UnsupportedError(f"{key} {str(config[key])[:80]}: {why}", field=f"model.{key}")
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:

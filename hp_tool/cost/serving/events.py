@@ -92,7 +92,7 @@ class _Scheduler:
         self.now = self.front = 0.0  # the front end has work until then
         self.passes = self.served = self.preemptions = 0
         self.cached = 0  # tokens that decoding sequences attend to
-        self.used = 0  # tokens in the cache, prompts being computed included
+        self.used = 0  # tokens in the cache, prompts being computed and what states take included
         self.promised = 0  # the same with all answers at full length
         self.share = table.promised[0]  # of the difference, kept free for those that run
         self.entering: deque[tuple[float, int]] = deque()  # when the front end hands it over
@@ -126,11 +126,12 @@ class _Scheduler:
             request = self.waiting[0]
             prompt, left = self.prompt[request], self.left[request]
             coming = self.share * (self.promised - self.used) + left if self.share else len(self.decoding)
-            if self.used + prompt + coming > table.cache_tokens and (self.decoding or self.prefilling):
+            taken = prompt + table.state_tokens
+            if self.used + taken + coming > table.cache_tokens and (self.decoding or self.prefilling):
                 return
             self.prefilling.append(self.waiting.popleft())
-            self.used += prompt
-            self.promised += prompt + left
+            self.used += taken
+            self.promised += taken + left
 
     def step(self) -> None:
         """The passes until the next event, or the wait for it."""
@@ -219,8 +220,8 @@ class _Scheduler:
         """The last token is out; of a closed load the next request comes."""
         self.finish[request] = max(self.now, self.front)
         self.served += 1
-        self.used -= tokens
-        self.promised -= tokens
+        self.used -= tokens + self.table.state_tokens
+        self.promised -= tokens + self.table.state_tokens
         if self.issued < len(self.prompt):
             self.arrival[self.issued] = self.finish[request] + self.think_s
             heapq.heappush(self.coming, (self.arrival[self.issued], self.issued))
@@ -240,8 +241,8 @@ class _Scheduler:
             left = last - self.passes
             tokens = self.prompt[request] + self.left[request] - left
             self.cached -= tokens
-            self.used -= tokens
-            self.promised -= tokens + left
+            self.used -= tokens + self.table.state_tokens
+            self.promised -= tokens + self.table.state_tokens + left
             self.prompt[request], self.left[request], self.done[request] = tokens, left, 0
             self.waiting.appendleft(request)
             self.preemptions += 1

@@ -5,6 +5,8 @@ keys and values that a windowed layer no longer needs (vLLM's hybrid cache manag
 separate pools).
 """
 
+import math
+
 import numpy as np
 
 from hp_tool.cost.arrays import FloatArray, IntArray
@@ -44,6 +46,25 @@ def cached_tokens(case: ServingCase, t: IntArray, tokens: float, *, states_too: 
         cached = cached + width * seen_tokens(kind, tokens)
         states = states + layers * state_numbers(kind, t)
     return (cached + states_too * states * STATE_BYTES / case.kv_element_bytes) / per_token
+
+
+BLOCK_STEP = 16
+"""Tokens that blocks of a paged cache are multiples of."""
+
+
+def state_block(case: ServingCase) -> int:
+    """Return the tokens of a cache block of a model with recurrent layers; 1 for any other, whose cache is cut anywhere.
+
+    A state stands for all tokens before it, so that a prompt can resume only where one was kept: at the ends of blocks whose
+    keys and values in one layer are as large as a layer's state on one rank (vLLM 0.19's rule, which says 528 tokens of
+    Qwen3.5-4B; it keeps convolutions in 16 bits, and with all in fp32 these are 544).
+    """
+    kinds = [kind for _, kind in case.model.kinds]
+    state = max(float(np.max(state_numbers(kind, 1))) for kind in kinds) * STATE_BYTES
+    width = max(float(np.max(cached_width(kind, 1))) for kind in kinds) * case.kv_element_bytes
+    if not state or not width:
+        return 1
+    return BLOCK_STEP * math.ceil(state / width / BLOCK_STEP)
 
 
 def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:

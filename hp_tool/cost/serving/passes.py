@@ -1,5 +1,6 @@
 """Seconds of one pass of a configuration, by what is in it: a table that single events can read at little cost."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +53,9 @@ class PassTable:
     first_token_s: float
     """Seconds before a first token in which device and front end are free."""
     cache_tokens: float
-    """Room for keys and values."""
+    """Room for keys, values and states, in tokens of keys and values."""
+    state_tokens: int = 0
+    """What the recurrent states of one request take of it, however long it is."""
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
@@ -101,6 +104,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens, states_too=False))[0])
         for tokens in (length, _LONG)
     )
+    states = float(np.ravel(cached_tokens(case, one.tensor_parallel_size, 0.0))[0])
     seen = at / length / far
     memory = serving_bytes(case, one, memory_fraction=engine.memory_fraction)
     return PassTable(
@@ -114,6 +118,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         stream_s=engine.stream_overhead_s,
         first_token_s=first_token_alone(case),
         cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]),
+        state_tokens=math.ceil(states),
         max_num_seqs=int(one.max_num_seqs[0]),
         max_num_batched_tokens=int(one.max_num_batched_tokens[0]),
         prefill_first=engine.schedule == "prefill_first",

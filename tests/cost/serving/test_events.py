@@ -47,6 +47,14 @@ def equal(n: int, tokens: int) -> np.ndarray:
     return np.full(n, tokens)
 
 
+def test_states_keep_requests_waiting_however_short() -> None:
+    """Three of 10 tokens in a cache of 1,300, of which a state takes 600: as with two slots."""
+    load = {"input_tokens": np.full(3, 10), "output_tokens": np.full(3, 10), "arrival_s": np.zeros(3)}
+    crowded = serve(table=replace(TABLE, cache_tokens=1_300.0, state_tokens=600), **load)
+    slots = serve(table=replace(TABLE, max_num_seqs=2), **load)
+    assert crowded.finish_s.tolist() == slots.finish_s.tolist() != serve(table=TABLE, **load).finish_s.tolist()
+
+
 def test_one_request_takes_the_sum_of_its_passes() -> None:
     found = serve(table=TABLE, input_tokens=equal(1, 512), output_tokens=equal(1, 11), concurrency=1)
     first = 0.011 + 1e-9 * 512 * 256 + 1e-4

@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_tool.errors import InputError
 from hp_tool.formats.reading import Reading, Setting, table, untold, whole_number
-from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm import hybrid, words
 
 TABLE = "megatron"
 MAX_LAYERS = 10_000
@@ -135,7 +135,42 @@ class Arguments:
                 "v_head_dim": self.number("v-head-dim", 128),
                 "q_lora_rank": self.optional("q-lora-rank"),
             }
-        return model
+        return model | self.unlike_layers(layers, hidden, experts=bool(self.experts()))
+
+    def segments(self) -> list[str]:
+        """Parts of a hybrid's pattern that lie on stages; one or none where it does not divide itself."""
+        name = next((each for each in hybrid.PATTERNS if self.on(each)), None)
+        return [] if name is None else self.text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
+
+    def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
+        """Fields of a model whose mixers and feed-forwards are layers of their own."""
+        name = next((each for each in hybrid.PATTERNS if self.on(each)), "hybrid-attention-ratio")
+        attention, mlp = self.real("hybrid-attention-ratio", 0.0), self.real("hybrid-mlp-ratio", 0.0)
+        if not (self.on("is-hybrid-model", *hybrid.PATTERNS) or attention or mlp):
+            return {}
+        if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
+            raise InputError("shares of attention and MLPs are at most 1 together", field="--hybrid-attention-ratio")
+        letters = "".join(self.segments()) or hybrid.by_shares(layers, attention=attention, mlp=mlp)
+        blocks = hybrid.layers_of(letters)
+        if blocks is None or len(letters) != layers or ("E" in letters and not experts):
+            self.refuse(name, f"write one of {', '.join(hybrid.LETTERS.values())} for each of {layers} layers, E with experts")
+            return {}
+        predicted = set(self.text(hybrid.PATTERNS[0], "").split(hybrid.PREDICTION)[1:])
+        predicted |= {self.text("mtp-hybrid-override-pattern", "")} if self.on("mtp-hybrid-override-pattern") else set()
+        if any(sorted(each) != sorted(hybrid.usually_predicting(letters)) for each in predicted):
+            self.refuse(name, f"multi-token prediction is modelled with {hybrid.usually_predicting(letters)} alone")
+        head = self.number("mamba-head-dim", 64)
+        fields: dict[str, Any] = {"blocks": blocks, "first_k_dense_replace": 0}
+        if "M" in letters:
+            fields |= {
+                "ssm_state_size": self.number("mamba-state-dim", 128),
+                "mamba_head_dim": head,
+                "mamba_n_groups": self.number("mamba-num-groups", 8),
+                "mamba_num_heads": self.number("mamba-num-heads", 2 * hidden // max(head, 1)),
+            }
+        if "E" in letters:
+            return fields | {"moe_latent_size": self.optional("moe-latent-size")}
+        return fields | dict.fromkeys(("num_experts", "num_experts_per_tok", "n_group", "topk_group"))
 
     def positions(self) -> str:
         if self.on("use-rotary-position-embeddings"):

@@ -27,6 +27,8 @@ def read_source(source: Source, reading: Reading) -> None:
         launch, script = source.launch(reading)
         _check_program(launch)
         settings = settings_of(launch.words, table=table(TABLE), reading=reading)
+        if {"mamba", "hybrid"} & _parts(launch) and all(each.name != "is-hybrid-model" for each in settings):
+            settings.append(Setting(name="is-hybrid-model", written=launch.program))
         _deepspeed_beside(settings, script, reading)
     if from_log:
         ours = {each.name for each in settings if not each.unknown}
@@ -39,9 +41,14 @@ def read_source(source: Source, reading: Reading) -> None:
     read(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 
 
-def _check_program(launch: Launch) -> None:
+def _parts(launch: Launch) -> set[str]:
+    """Words in the name of a program that trains."""
     name = PurePosixPath(launch.program).name.lower()
-    parts = set(re.split(r"[_./-]", name)) if name.startswith(("pretrain", "train", "finetune")) or "." in name else set()
+    return set(re.split(r"[_./-]", name)) if name.startswith(("pretrain", "train", "finetune")) or "." in name else set()
+
+
+def _check_program(launch: Launch) -> None:
+    parts = _parts(launch)
     for part, what in OTHER_PROGRAMS.items():
         if part in parts:
             raise UnsupportedError(

@@ -1,6 +1,7 @@
 """Arguments of Megatron-LM's pretrain_gpt.py, and of its older releases and Megatron-DeepSpeed, as a query."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from hp_tool.errors import InputError
 from hp_tool.formats.reading import Reading, Setting, sort, table
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
+from hp_tool.formats.tools.megatron_lm.hybrid import with_counts
 
 _ALIASES = {
     "model-parallel-size": "tensor-model-parallel-size", "batch-size": "micro-batch-size", "encoder-seq-length": "seq-length",
@@ -29,8 +31,7 @@ OTHER_PROGRAMS = {
     "bert": "an encoder", "t5": "an encoder-decoder model", "ict": "a retriever", "retro": "a model with retrieval",
     "vision": "a vision model",
     "vlm": "a model of images and text", "multimodal": "a model of images and text", "mimo": "a model of images and text",
-    "llava": "a model of images and text", "mamba": "a state-space model", "hybrid": "a state-space model",
-    "rl": "reinforcement learning",
+    "llava": "a model of images and text", "rl": "reinforcement learning",
     "vit": "a vision model", "clip": "a vision model", "orm": "a reward model", "dpo": "preference training",
 }  # fmt: skip
 """Parts of a program's name, and what it trains, which is not read."""
@@ -40,7 +41,7 @@ def read(settings: Iterable[Setting], *, reading: Reading, num_gpus: int | None,
     """Fill `reading` with the query that the arguments ask for; what is absent takes Megatron's default."""
     by_name = sort(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _Run(
-        {_ALIASES.get(name, name): each for name, each in by_name.items()},
+        with_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
         reading,
         num_gpus,
         older=any(name in by_name for name in OLDER),
@@ -60,6 +61,10 @@ def recompute_of(
     if granularity == "full" and (method, num_layers) != ("uniform", 1):
         return {"granularity": "full", "method": method, "num_layers": num_layers}
     return granularity
+
+
+_SPECS = r"gpt_layer_specs|mamba_layer_specs mamba_stack_spec|hybrid_layer_specs hybrid_stack_spec"
+"""Megatron Core's own layers."""
 
 
 class _Run(Arguments):
@@ -125,6 +130,8 @@ class _Run(Arguments):
         stages = max(self.number("pipeline-model-parallel-size", 1), 1)
         if layout := self.text(words.LAYOUT, ""):
             return max(len(parse_layout(layout).chunks) // stages, 1)
+        if len(self.segments()) > 1:
+            return max(len(self.segments()) // stages, 1)
         if self.on("num-layers-per-virtual-pipeline-stage"):
             ends = int(self.on(words.WITH_EMBEDDING)) + int(self.on(words.WITH_LOSS))
             per_round = self.number("num-layers-per-virtual-pipeline-stage") * stages
@@ -231,7 +238,7 @@ class _Run(Arguments):
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
         usual = "local" if self.older else "transformer_engine"
         local = self.text("transformer-impl", usual) == "local" or (spec is not None and spec.values == ("local",))
-        if spec is not None and spec.values != ("local",) and "gpt_layer_specs" not in " ".join(spec.values):
+        if spec is not None and spec.values != ("local",) and not re.search(_SPECS, " ".join(spec.values)):
             self.refuse("spec", "layers of one's own are not read")
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
@@ -289,10 +296,16 @@ class _Run(Arguments):
 
         Raises InputError where the flags do not divide the layers.
         """
-        if not self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS):
+        layers, segments = self.number("num-layers"), self.segments()
+        uneven = self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS)
+        if not uneven and len(segments) < 2:
             return None
-        layers = self.number("num-layers")
-        sizes = self.stage_sizes(layers, stages, chunks) if self.on(words.FIRST_STAGE, words.LAST_STAGE) else None
+        if len(segments) > 1 and len(segments) % stages:
+            self.refuse("hybrid-layer-pattern", f"{len(segments)} parts cannot be shared out to {stages} stages")
+            return None
+        sizes = list(map(len, segments)) if len(segments) > 1 else None
+        if sizes is None and self.on(words.FIRST_STAGE, words.LAST_STAGE):
+            sizes = self.stage_sizes(layers, stages, chunks)
         if sizes is None:  # embedding and output layer count as a layer each, so their chunks hold one fewer
             first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
             sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)

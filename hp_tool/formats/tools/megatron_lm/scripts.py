@@ -13,6 +13,7 @@ from hp_tool.domain.switches import device_connections
 from hp_tool.formats.scripts import FILL, bash, fill_in, invocation, option_lines
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words
 from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm.hybrid import program
 from hp_tool.formats.tools.megatron_lm.write import flags, loop_flags
 
 PORT = 29_500
@@ -84,7 +85,7 @@ def _fill_in(setup: TrainingSetup) -> tuple[list[str], list[str]]:
     return fill_in(what for what, _ in parts), [*array, ")"]
 
 
-def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
+def command(setup: TrainingSetup, *, script: str | None = None) -> str:
     """A shell script that starts the configuration with torchrun; whatever follows its name is passed on."""
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
@@ -97,7 +98,7 @@ def command(setup: TrainingSetup, *, script: str = "pretrain_gpt.py") -> str:
             *head,
             *(f"export {name}={value}" for name, value in environment(setup).items()),
             *yours,
-            invocation(f"{launch} {script}", *option_lines(arguments(setup), prefix="--"), '"${YOURS[@]}"'),
+            invocation(f"{launch} {script or program(setup)}", *option_lines(arguments(setup), prefix="--"), '"${YOURS[@]}"'),
         )
     )
 

@@ -10,7 +10,7 @@ from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, has_come
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.setup import TrainingSetup, Values, headline, option_words, refuse_unsaid
-from hp_tool.formats.tools.megatron_lm import words
+from hp_tool.formats.tools.megatron_lm import hybrid, words
 from hp_tool.formats.tools.megatron_lm.words import Flags
 
 
@@ -20,8 +20,10 @@ def flags(setup: TrainingSetup) -> Flags:
     Raises UnsupportedError for what the flags cannot say.
     """
     packed = set() if packed_context(setup) is None else words.PACKED
-    refuse_unsaid(setup, tool=words.TOOL, expressed=words.SAID | packed, runs="megatron-core")
-    return option_words({**_model(setup), **_parallel(setup), **_training(setup)})
+    unlike = hybrid.hybrid_flags(setup) if hybrid.is_hybrid(setup.model) else {}
+    expressed = words.SAID | packed | (hybrid.FIELDS if unlike else set())
+    refuse_unsaid(setup, tool=words.TOOL, expressed=expressed, runs="megatron-core")
+    return option_words({**_model(setup), **_parallel(setup), **_training(setup), **unlike})
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
@@ -336,6 +338,8 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     That file must hold every argument, so these keys replace some of examples/gpt3/gpt_config.yaml: those of TransformerConfig
     under `language_model`, those of ModelParallelConfig under `model_parallel`, all others beside them.
     """
+    if hybrid.is_hybrid(setup.model):
+        raise UnsupportedError("a file for --yaml-cfg says no layers that differ; choose megatron-lm", field="model.blocks")
     options = flags(setup)
     gated = "swiglu" in options
     language: dict[str, Any] = {

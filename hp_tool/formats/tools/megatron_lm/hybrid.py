@@ -1,0 +1,169 @@
+"""Layers of unlike kinds in Megatron's letters: each mixer and each feed-forward is a layer of its own.
+
+Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py, models/hybrid/hybrid_layer_allocation.py.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hp_tool.domain.blocks import Block
+from hp_tool.domain.model import ModelSpec
+from hp_tool.domain.pipeline_layout import chunk_layers
+from hp_tool.domain.releases import has_come
+from hp_tool.errors import UnsupportedError
+from hp_tool.formats.reading import Setting
+from hp_tool.formats.setup import TrainingSetup, Values
+from hp_tool.formats.tools.megatron_lm import words
+
+LETTERS = {("mamba2", "none"): "M", ("attention", "none"): "*", ("none", "dense"): "-", ("none", "experts"): "E"}
+"""Letters of Megatron by mixer and feed-forward."""
+FIELDS = frozenset(
+    {"blocks", "mixer", "feed_forward", "ssm_state_size", "mamba_head_dim", "mamba_n_groups", "mamba_num_heads"}
+    | {"moe_latent_size"}
+)
+"""Fields of a model that these flags express beside `words.SAID`."""
+UNIFIED = {"container": (26, 6), "core": (0, 17)}
+"""Releases since which one pattern says stages and multi-token prediction too; the containers of 26.02 bring core 0.16."""
+RENAMED = {"container": (26, 6), "core": (0, 18)}
+"""Releases since which the stack of these layers is called hybrid."""
+PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+STAGE, PREDICTION = "|", "/"
+
+
+def is_hybrid(model: ModelSpec) -> bool:
+    """Whether the model's layers are not all attention and MLP, so that only these flags can say them."""
+    return not model.is_uniform
+
+
+def program(setup: TrainingSetup) -> str:
+    """Return Megatron-LM's script that trains the model."""
+    if not is_hybrid(setup.model):
+        return "pretrain_gpt.py"
+    return "pretrain_hybrid.py" if _release_has(setup, RENAMED) else "pretrain_mamba.py"
+
+
+def hybrid_flags(setup: TrainingSetup) -> Values:
+    """Flags of unlike layers, in place of those that a pipeline of equal layers takes.
+
+    Raises UnsupportedError for layers without a letter, and for what the release lacks.
+    """
+    m, c = setup.model, setup.parallel
+    letters, chunks = pattern(m), c.virtual_pipeline_parallel_size
+    unified = _release_has(setup, UNIFIED)
+    if not unified and (m.num_nextn_predict_layers or chunks > 1):
+        what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
+        raise UnsupportedError(
+            f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version from 0.17 on",
+            field="training.framework_version",
+        )
+    if setup.strategy.pipeline_layout is not None:
+        raise UnsupportedError(
+            f"{words.TOOL} has no layout of layers that differ; leave parallel.pipeline_layout out",
+            field="parallel.pipeline_layout",
+        )
+    sizes = chunk_layers(num_layers=m.num_hidden_layers, stages=c.pipeline_parallel_size, chunks=chunks)
+    module = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+    if _release_has(setup, RENAMED):
+        module = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
+    values: dict[str, bool | int | float | str | list[str] | None] = {
+        "spec": module.split(),
+        words.WITH_EMBEDDING: None,
+        words.WITH_LOSS: None,
+        words.FIRST_STAGE: None,
+        words.LAST_STAGE: None,
+        "num-virtual-stages-per-pipeline-rank": None,
+        "moe-latent-size": m.moe_latent_size,
+    }
+    if "M" in letters:
+        values |= {
+            "mamba-state-dim": m.ssm_state_size,
+            "mamba-head-dim": m.mamba_head_dim,
+            "mamba-num-groups": m.mamba_n_groups,
+            "mamba-num-heads": m.mamba_num_heads,
+        }
+    if unified:
+        ends = list(itertools.accumulate(sizes))
+        stages = [letters[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        text = STAGE.join(stages) + m.num_nextn_predict_layers * f"{PREDICTION}{usually_predicting(letters)}"
+        return values | {"hybrid-layer-pattern": text}
+    if len(set(sizes[1:-1])) > 1:
+        raise UnsupportedError(
+            f"{words.TOOL} has no flag for stages of {sizes} layers that differ; choose another pipeline_parallel_size",
+            field="parallel.pipeline_parallel_size",
+        )
+    if len(set(sizes)) > 1:
+        values |= {words.FIRST_STAGE: sizes[0], words.LAST_STAGE: sizes[-1]}
+    return values | {"is-hybrid-model": True, "hybrid-override-pattern": letters}
+
+
+def _release_has(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> bool:
+    return has_come(setup.workload.framework_version or "", since=since)
+
+
+def pattern(model: ModelSpec) -> str:
+    """Return a letter for each layer. Raises UnsupportedError naming layers that have none."""
+    blocks = model.blocks or (Block(mixer=model.mixer, feed_forward=model.feed_forward),)
+    letters = "".join(_letter(model, block) * block.count for block in blocks)
+    return letters * (model.num_hidden_layers // len(letters))
+
+
+def usually_predicting(letters: str) -> str:
+    """Return the letters of one layer of multi-token prediction, as `ModelSpec.mtp_kinds` has it."""
+    feeding = [letter for letter in letters if letter in "-E"]
+    return "*" * ("*" in letters) + "".join(feeding[-1:])
+
+
+def _letter(model: ModelSpec, block: Block) -> str:
+    feeding = block.feed_forward or ("experts" if model.num_experts else "dense")
+    letter = LETTERS.get((block.mixer, feeding))
+    if letter is None or replace(block, count=1, mixer="attention", feed_forward=None) != Block():
+        raise UnsupportedError(
+            f"{words.TOOL} has letters for Mamba 2, attention, MLP and experts as layers of their own, and none for a layer of "
+            f"{model.name}: {replace(block, count=1)}",
+            field="model.blocks",
+        )
+    return letter
+
+
+def layers_of(letters: str) -> list[dict[str, Any]] | None:
+    """Return `model.blocks` of a pattern without stages; None where a letter is none of LETTERS."""
+    meanings = {letter: {"mixer": mixer, "feed_forward": feeding} for (mixer, feeding), letter in LETTERS.items()}
+    if not letters or not set(letters) <= meanings.keys():
+        return None
+    return [{"count": len(list(alike)), **meanings[letter]} for letter, alike in itertools.groupby(letters)]
+
+
+def by_shares(layers: int, *, attention: float, mlp: float) -> str:
+    """Return the pattern that Megatron makes of shares of attention and MLPs: attention evenly between, MLPs among the rest."""
+    letters = _spread("M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1)
+    count = round(layers * mlp)
+    return _spread(letters, "-", count, sections=count)
+
+
+def _spread(letters: str, letter: str, count: int, *, sections: int) -> str:
+    """Return the letters with `count` of their M replaced, `sections` runs of equal lengths apart."""
+    if not count:
+        return letters
+    left = letters.count("M") - count
+    run = left / sections
+    written, ahead = "", run
+    for each in letters:
+        if each != "M":
+            written += each
+        elif ahead < 0.5:
+            written, ahead = written + letter, ahead + run
+        else:
+            written, ahead = written + each, ahead - 1
+    return written
+
+
+def with_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the settings with the numbers of layers that a pattern says, which overrides what stands beside it."""
+    written = settings.get("hybrid-layer-pattern")
+    if written is None or len(written.values) != 1 or written.unknown:
+        return dict(settings)
+    main, *predicted = written.values[0].split(PREDICTION)
+    counts = {"num-layers": len(main.replace(STAGE, ""))} | ({"mtp-num-layers": len(predicted)} if predicted else {})
+    return {**settings, **{name: replace(written, name=name, values=(str(count),)) for name, count in counts.items()}}

@@ -1,0 +1,94 @@
+"""Models whose layers differ, in Megatron-LM's letters: what is written is read again and takes the same, and what a release
+lacks is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hp_tool import training
+from hp_tool.errors import UnsupportedError
+from hp_tool.exchange import read_query
+from hp_tool.formats.reading import ImportRefusedError
+from hp_tool.formats.tools import megatron_lm
+from hp_tool.formats.tools.megatron_lm.hybrid import by_shares
+from hp_tool.queries import schema
+from tests.formats.cases import setup_of
+from tests.formats.test_megatron_arguments import RELEASES, parser
+
+NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+
+
+def query(
+    model: Any = "nemotron-3-nano-30b-a3b", *, version: str | None = None, gpus: int = 64, **parallel: Any
+) -> dict[str, Any]:
+    usual = {"tensor_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": True, "zero_stage": 1}
+    work = {"sequence_length": 4096, "global_batch_size": 128, "framework": "megatron-core", "precision": "bf16"}
+    return {
+        "kind": "training",
+        "model": model,
+        "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": gpus},
+        "training": work | ({"framework_version": version} if version else {}),
+        "parallel": usual | parallel,
+    }
+
+
+def figures(mapping: dict[str, Any]) -> tuple[float, float]:
+    estimate = training.estimate(query=schema.parse_query(mapping), with_fixes=False)
+    assert estimate.memory is not None and estimate.time is not None, estimate.reasons
+    return estimate.time.step_s, estimate.memory.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (query(expert_parallel_size=8), f"hybrid-override-pattern {NANO}"),
+        (query(expert_parallel_size=4, pipeline_parallel_size=4), f"hybrid-override-pattern {NANO}"),
+        (query(expert_parallel_size=4, pipeline_parallel_size=4, version="0.17.1"), f"|{NANO[13:26]}|"),
+        (
+            query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32, version="0.18.2"),
+            "/*E",
+        ),
+    ],
+)
+def test_what_was_written_is_read_and_takes_the_same(case: dict[str, Any], said: str) -> None:
+    script = megatron_lm.command(setup_of(case))
+    assert said in script.replace("'", "")
+    again = read_query(script, overrides={"cluster.gpu": "h200-sxm-141gb"})
+    if version := case["training"].get("framework_version"):
+        again["training"]["framework_version"] = version
+    assert figures(again) == pytest.approx(figures(case), rel=1e-12)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_flag_is_one_of_the_release(release: str) -> None:
+    case = query(expert_parallel_size=4, pipeline_parallel_size=4, version=release)
+    words = [w for flag, values in megatron_lm.flags(setup_of(case)).items() for w in (f"--{flag}", *values)]
+    parser(release).parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32), "framework_version"),
+        (query(expert_parallel_size=4, pipeline_parallel_size=2, virtual_pipeline_parallel_size=2), "framework_version"),
+        (query("qwen3.6-27b"), "none for a layer of qwen3.6-27b"),
+    ],
+)
+def test_what_a_release_lacks_is_refused_by_name(case: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        megatron_lm.flags(setup_of(case))
+
+
+def test_shares_of_layers_are_those_of_megatron() -> None:
+    """Attention evenly between, MLPs among the rest (mamba_hybrid_layer_allocation.py)."""
+    assert by_shares(10, attention=0.2, mlp=0.0) == "MMM*MM*MMM"
+    assert by_shares(4, attention=0.0, mlp=0.5) == "M-M-"
+
+
+def test_letters_that_are_not_modelled_are_refused() -> None:
+    script = megatron_lm.command(setup_of(query(version="0.19.2")))
+    for wrong in ("G" + NANO[1:], NANO + "/M"):
+        with pytest.raises(ImportRefusedError, match="hybrid-layer-pattern"):
+            read_query(script.replace(NANO, wrong), overrides={"cluster.gpu": "h200-sxm-141gb"})
