@@ -33,6 +33,7 @@ WITHOUT = frozenset(
     {
         *("/v1/searches/{search_id}", "/v1/keys", "/v1/calibrations"),
         *(f"{prefix}/searches/{{search_id}}/{act}" for prefix in ("", "/v1") for act in ("cancel", "pause", "resume", "clone")),
+        "/searches/{search_id}/longer",
         *("/v1/measurements/{measurement_id}", "/measurements/{measurement_id}"),
         *("/searches/{search_id}/label", "/v1/searches/{search_id}/label"),
         *("/searches/{search_id}/budget", "/keys", "/keys/{key_id}/revoke", "/calibration", "/models", "/clusters"),
@@ -45,7 +46,7 @@ LABELS = frozenset(
     {
         *("a", "after", "b", "calibration", "cluster_key", "cursor", "download", "format", "framework", "from", "gpu", "kind"),
         *("limit", "model", "model_family", "order", "owner", "search_id", "since", "source", "state", "status", "until"),
-        *("listed", "page", "preset", "rerank", "run", "search", "words"),
+        *("listed", "page", "preset", "ranked", "rerank", "run", "search", "words"),
         *(
             "attention",
             "frozen_precision",

@@ -139,7 +139,7 @@ def test_a_search_that_failed_before_any_run_raises_as_it_would_here(server: str
 def test_a_search_waits_by_its_priority(server: str, store: Store, query: Query) -> None:
     with Client(server=server) as client:
         later, sooner = (client.submit_search(query=query, priority=priority).id for priority in (-5, 7))
-        with pytest.raises(InputError, match="less than or equal to 100"):
+        with pytest.raises(InputError, match="at most 100"):
             client.submit_search(query=query, priority=101)
     claimed = [store.claim_search(holder="w", lease_s=60.0) for _ in range(2)]
     assert [claim[0].id for claim in claimed if claim] == [sooner, later]
