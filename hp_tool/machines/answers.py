@@ -22,7 +22,7 @@ from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.errors import HpToolError, InputError, NotFoundError, UnsupportedError
+from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.machines.listed import Machine, counts, machines
 from hp_tool.units import SECONDS_PER_DAY
 
@@ -134,10 +134,12 @@ class Ranked:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked."""
+        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked. An unknown name is
+        an error all the same.
+        """
         try:
             yield
-        except (InputError, NotFoundError, UnsupportedError) as error:
+        except (InputError, UnsupportedError) as error:
             if error.code == "request_too_costly":
                 raise
             self.errors.append(error)
