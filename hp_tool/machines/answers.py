@@ -134,8 +134,8 @@ class Ranked:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked. An unknown name is
-        an error all the same.
+        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked. A name that is
+        unknown is an error all the same.
         """
         try:
             yield

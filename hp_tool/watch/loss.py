@@ -54,7 +54,7 @@ def after_loss(query: Query, *, lost_nodes: int = 1, calibrations: Calibrations 
     cluster = resolve_training(query).cluster
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:
-        raise InputError(f"of the job's {cluster.num_nodes} nodes {lost_nodes} cannot be lost: none is left", field="lost_nodes")
+        raise InputError(f"the job has {cluster.num_nodes} nodes: without {lost_nodes} none is left", field="lost_nodes")
     workload = query.training
     assert workload is not None  # it trains
     query = replace(query, training=replace(workload, reliability=workload.reliability or ReliabilitySpec()))
