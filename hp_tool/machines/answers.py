@@ -112,7 +112,7 @@ class Ranked:
         if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
             self._row(replace(query, objective="min_gpus"), date=machine.date)
             return
-        numbers, before = counts(query), len(self.rows)
+        numbers, before = counts(query, listed=machine.date is not None), len(self.rows)
         fewest, by_budget = 0.0, query.constraints.max_days is None
         for count in numbers:
             if count < fewest:

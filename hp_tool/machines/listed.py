@@ -94,15 +94,18 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
     return rate
 
 
-def counts(query: Query) -> tuple[int, ...]:
+def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     """The numbers of devices to try of a query of one machine: the query's, or under a deadline or a budget that leaves it open
-    one, two, four, ... nodes up to MOST_GPUS. Raises InputError where nothing says how many.
+    one, two, four, ... nodes up to MOST_GPUS; else one node of a machine that is listed. Raises InputError where nothing says
+    how many.
     """
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
     whole = cluster.num_gpus or (catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None)
-    if whole is not None or not bounded:
+    if whole is not None or not (bounded or listed):
         return (catalog.cluster(cluster).num_gpus,)
     node = catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus or 1
+    if not bounded:
+        return (node,)
     return tuple(node << power for power in range((MOST_GPUS // node).bit_length()))

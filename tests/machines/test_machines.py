@@ -173,6 +173,13 @@ def test_a_market_of_a_machine_that_the_list_does_not_name_needs_its_figures() -
     assert hp_tool.estimate(query({**OWN, "market": "spot", "interruptions_per_node_day": 1.0})).estimate.goodput is not None
 
 
+def test_the_price_list_without_numbers_means_one_node_of_each() -> None:
+    answer = ranked({"node_type": PRICED, "gpu": H100}, top=40)
+    assert {row.set["cluster"]["num_gpus"] for row in answer.recommendations} == {8}
+    names = {row.cluster for row in answer.recommendations}
+    assert {"hyperstack-h100-sxm", "aws-p5.48xlarge"} <= names and "invalid_input" not in answer.rejections
+
+
 def test_the_price_list_may_be_asked_for_one_node_type() -> None:
     answer = ranked({"gpu": PRICED, "node_type": "aws-p5.48xlarge", "num_gpus": 8}, top=40)
     assert {row.set["cluster"]["node_type"] for row in answer.recommendations} == {"aws-p5.48xlarge"}
