@@ -141,7 +141,7 @@ class Ranked:
             yield
         except (InputError, UnsupportedError) as error:
             if error.code == "request_too_costly":
-                raise
+                raise type(error)(f"{error}, or list fewer machines", field=error.field, code=error.code) from error
             self.errors.append(error)
             self.rejections[error.code] += 1
 
