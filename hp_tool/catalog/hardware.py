@@ -80,6 +80,7 @@ def _resolved(query: ClusterQuery) -> ClusterSpec:
     if query.stages is not None:
         return _mixed_cluster(query)
     checked(query, field="cluster")
+    _check_market(query)
     node = node_type(query.node_type, field="cluster.node_type") if query.node_type is not None else None
     device = _capped(_device(query, node), query.power_cap_w)
     num_gpus = _num_gpus(query, node)
@@ -150,6 +151,19 @@ def _capped(device: GpuSpec, power_w: float | None) -> GpuSpec:
             field="cluster.power_cap_w",
         )
     return dataclasses.replace(device, power_w=power_w, idle_power_w=device.idle_w)
+
+
+def _check_market(query: ClusterQuery) -> None:
+    """A machine that no price list describes has the prices and interruptions that the query says."""
+    needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(query.market, ("price_per_gpu_hour",))
+    for name in needs:
+        if getattr(query, name) is None:
+            raise InputError(
+                f"market {query.market} of a machine that the price list does not name needs {name}; "
+                "node_type: priced takes those of the list",
+                field=f"cluster.{name}",
+                code="missing_field",
+            )
 
 
 def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:

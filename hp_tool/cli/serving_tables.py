@@ -118,13 +118,15 @@ def print_serving_recommendations(answer: RecommendAnswer) -> None:
     """The ranked configurations, and how many each rule rejected."""
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
-    if any(RATE in row.set for row in ranked):
+    by_rate = any(RATE in row.set for row in ranked)
+    if by_rate:
         _print_gpus_by_rate(console, ranked)
     elif ranked:
         columns = [rank_column(ranked), *serving_columns(ranked), *serving_figures([row.estimate for row in ranked])]
         print_columns(console, columns, title="best serving configurations by the cost model")
     print_space(console, answer)
-    print_groups(console, ranked)
+    if not by_rate:  # rows of other rates answer other questions
+        print_groups(console, ranked)
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
     if answer.disaggregated:

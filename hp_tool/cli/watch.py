@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from os import SEEK_END
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,6 +68,7 @@ def watch(
         for log, line in lines:
             each = steps.setdefault(log, LogSteps(reader=reader, workload=workload, num_gpus=num_gpus))
             step = each.feed(line)
+            watched.in_seconds &= each.in_seconds
             if step is not None and watched.add(log, *step) and as_they_come:
                 _print(watched.verdict(), as_json=as_json, number=watched.job.changes.steps)
     except KeyboardInterrupt:
@@ -91,7 +93,12 @@ def _lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
     while True:
         came = False
         for number, file in enumerate(files):
+            if follow and not file.exists():  # rotated away: another may come in its place
+                places[number], rest[number] = 0, b""
+                continue
             with file.open("rb") as stream:
+                if stream.seek(0, SEEK_END) < places[number]:  # begun anew
+                    places[number], rest[number] = 0, b""
                 stream.seek(places[number])
                 content = stream.readlines(1 << 20)
                 places[number] = stream.tell()

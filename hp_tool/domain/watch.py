@@ -128,7 +128,7 @@ class Verdict:
     ranks: int = 1
     """Processes that reported."""
     now: Pace | None = None
-    """None while the first steps are learnt."""
+    """None while the first steps are learnt, and where a log without a query has rates alone."""
     was: Pace | None = None
     """The fastest steady pace before; None where there is no other."""
     expected: Expected | None = None

@@ -22,7 +22,7 @@ from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
-from hp_tool.errors import HpToolError, InputError, NotFoundError, UnsupportedError
+from hp_tool.errors import HpToolError, InputError, UnsupportedError
 from hp_tool.machines.listed import Machine, counts, machines
 from hp_tool.units import SECONDS_PER_DAY
 
@@ -112,7 +112,7 @@ class Ranked:
         if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
             self._row(replace(query, objective="min_gpus"), date=machine.date)
             return
-        numbers, before = counts(query), len(self.rows)
+        numbers, before = counts(query, listed=machine.date is not None), len(self.rows)
         fewest, by_budget = 0.0, query.constraints.max_days is None
         for count in numbers:
             if count < fewest:
@@ -134,12 +134,14 @@ class Ranked:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked."""
+        """Within, what a machine cannot do is counted among the rejections, and the other machines are ranked. A name that is
+        unknown is an error all the same.
+        """
         try:
             yield
-        except (InputError, NotFoundError, UnsupportedError) as error:
+        except (InputError, UnsupportedError) as error:
             if error.code == "request_too_costly":
-                raise
+                raise type(error)(f"{error}, or list fewer machines", field=error.field, code=error.code) from error
             self.errors.append(error)
             self.rejections[error.code] += 1
 

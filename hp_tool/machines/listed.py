@@ -47,7 +47,7 @@ def machines(query: Query) -> tuple[Machine, ...]:
         raise InputError(f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster")
     if not listed:
         raise InputError("no machine of the price list has such a price", field="cluster.market", code="no_price")
-    return tuple(listed)
+    return tuple({repr(machine): machine for machine in listed}.values())  # one that is named twice is one
 
 
 def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
@@ -57,20 +57,22 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     for node_type, gpu, num_gpus in itertools.product(*lists):
         one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):
-            yield from _priced(replace(one, node_type=None), kind=None if gpu == PRICED else gpu)
+            yield from _priced(one, kind=None if gpu == PRICED else gpu)
         else:
             yield Machine(cluster=one)
 
 
 def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Every machine of the price list, or those with this kind of GPU; what the query says of them stands before what the list
-    says.
+    """Every machine of the price list, or those with this kind of GPU or of this node type; what the query says of them stands
+    before what the list says.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
+    named = wanted.node_type if wanted.node_type != PRICED else None
+    node = None if named is None else catalog.node_type(named, field="cluster.node_type").name
     for offer in offers():
         price = getattr(offer, wanted.market or "on_demand")
         has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
-        if price is None or device not in (None, catalog.gpu(has).name):
+        if price is None or device not in (None, catalog.gpu(has).name) or node not in (None, offer.node_type):
             continue
         own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
         if offer.grid is not None:
@@ -92,15 +94,18 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
     return rate
 
 
-def counts(query: Query) -> tuple[int, ...]:
+def counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     """The numbers of devices to try of a query of one machine: the query's, or under a deadline or a budget that leaves it open
-    one, two, four, ... nodes up to MOST_GPUS. Raises InputError where nothing says how many.
+    one, two, four, ... nodes up to MOST_GPUS; else one node of a machine that is listed. Raises InputError where nothing says
+    how many.
     """
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # as listed
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
     whole = cluster.num_gpus or (catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None)
-    if whole is not None or not bounded:
+    if whole is not None or not (bounded or listed):
         return (catalog.cluster(cluster).num_gpus,)
     node = catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus or 1
+    if not bounded:
+        return (node,)
     return tuple(node << power for power in range((MOST_GPUS // node).bit_length()))

@@ -157,7 +157,7 @@ def _overloaded(rows: CostedRows, row: int) -> Reason:
     reached = float(rows.costs.output_tokens_per_second_per_gpu[row]) * problem.cluster.num_gpus / problem.output_length
     message = (
         f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
-        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached)} devices of this layout would keep up"
+        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices of this layout would keep up"
     )
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,15 +60,14 @@ def part_growths(ranks: Sequence[RankTimes]) -> dict[str, float]:
 def grows(logs: Sequence[float]) -> bool:
     """Whether ln step times go on rising: the second half is above the first by Mann and Whitney's U (1947).
 
-    Under no trend U of halves of m and n steps has the mean m n / 2 and the variance m n (m + n + 1) / 12.
+    Under no trend U of halves of m and n steps has the mean m n / 2 and the variance m n (m + n + 1) / 12, less with ties, as
+    rounded logs have: equal times share their mean place.
     """
     m = len(logs) // 2
     n = len(logs) - m
     if m < 4:
         return False
-    ranked = sorted(range(len(logs)), key=lambda index: logs[index])
-    places = [0] * len(logs)
-    for place, index in enumerate(ranked, start=1):
-        places[index] = place
-    u = sum(places[m:]) - n * (n + 1) / 2.0
+    ranked = sorted(logs)
+    places = {log: (bisect_left(ranked, log) + bisect_right(ranked, log) + 1) / 2.0 for log in set(logs)}
+    u = sum(places[log] for log in logs[m:]) - n * (n + 1) / 2.0
     return u - m * n / 2.0 > GROWS * math.sqrt(m * n * (m + n + 1) / 12.0)

@@ -63,6 +63,7 @@ def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
     uses = []
     for (part, operation, ranks), messages in sums.items():
         seconds, size = np.array(messages).sum(axis=0).tolist()
+        seconds = max(seconds, 0.0)  # clocks of ranks agree to microseconds
         name = COLLECTIVES[operation]
         members = max(len(ranks), 2)
         factor = BUS.get(name, 1.0) * ((members - 1) / members if name in BUS else 1.0)

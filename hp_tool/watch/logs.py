@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hp_tool.domain.watch import Expected, StepBatch, StepReport, Verdict
@@ -13,6 +13,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.errors import InputError
 from hp_tool.formats.logs import READERS, LogFacts, read_line
 from hp_tool.watch.job import Job, Source
+from hp_tool.watch.words import sentences
 
 MOST_FILES = 4096
 NEWEST = 8
@@ -27,6 +28,8 @@ class LogSteps:
     workload: TrainingWorkload | None = None
     """Turns rates into seconds; without it a rate gives times in a unit of its own, which tells changes all the same."""
     num_gpus: int = 1
+    in_seconds: bool = True
+    """Whether the newest step was a time, and not a rate in a unit of its own."""
     facts: LogFacts = field(default_factory=LogFacts)
     seq: int = 0
     printed: dict[int | None, list[int]] = field(default_factory=dict)
@@ -59,8 +62,9 @@ class LogSteps:
             times_s, ends_at = facts.step_times_s(self.workload, num_gpus=self.num_gpus)
         else:
             values = getattr(facts, kinds[0])
+            self.in_seconds = kinds[0] == "step_s"
             times_s, ends_at = (
-                values if kinds[0] == "step_s" else [1.0 / each for each in values],
+                values if self.in_seconds else [1.0 / each for each in values],
                 facts.ends_at.get(kinds[0], []),
             )
         step = times_s[-1], ends_at[-1] if ends_at else None
@@ -91,6 +95,8 @@ class Watched:
     """A job that is read from one or several logs."""
 
     expected: Expected | None = None
+    in_seconds: bool = True
+    """False: the steps are in a unit of their own, and no pace is told."""
     job: Job = field(default_factory=Job)
     sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
     """By number of the log and the rank that its lines name."""
@@ -104,7 +110,11 @@ class Watched:
 
     def verdict(self) -> Verdict:
         """What is to be said after the newest step."""
-        return self.job.verdict(expected=self.expected, sources=list(self.sources.values()))
+        verdict = self.job.verdict(expected=self.expected, sources=list(self.sources.values()))
+        if self.in_seconds:
+            return verdict
+        verdict = replace(verdict, now=None, was=None)
+        return replace(verdict, text=sentences(verdict))
 
 
 def log_files(places: list[str]) -> list[Path]:

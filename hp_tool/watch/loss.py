@@ -54,7 +54,7 @@ def after_loss(query: Query, *, lost_nodes: int = 1, calibrations: Calibrations 
     cluster = resolve_training(query).cluster
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:
-        raise InputError(f"{lost_nodes} nodes are all of the {cluster.num_nodes} there are", field="lost_nodes")
+        raise InputError(f"the job has {cluster.num_nodes} nodes: without {lost_nodes} none is left", field="lost_nodes")
     workload = query.training
     assert workload is not None  # it trains
     query = replace(query, training=replace(workload, reliability=workload.reliability or ReliabilitySpec()))
@@ -68,6 +68,11 @@ def after_loss(query: Query, *, lost_nodes: int = 1, calibrations: Calibrations 
         raise InputError("the configuration cannot run as a whole", field="parallel")
     pace = known.tokens_per_second / whole.tokens_per_second
     worth_s = goodput.restart_s + goodput.checkpoint_s / pace
+    waits = (
+        f"waiting pays where the nodes are back within {worth_s / 60.0:,.0f} minutes"
+        if pace < 1.0
+        else "the query's configuration is slower with all nodes: ask `hp-tool recommend` for a better one"
+    )
     return AfterLoss(
         lost_nodes=lost_nodes,
         num_gpus=devices,
@@ -79,7 +84,7 @@ def after_loss(query: Query, *, lost_nodes: int = 1, calibrations: Calibrations 
         checkpoint_s=goodput.checkpoint_s,
         restart_s=goodput.restart_s,
         worth_waiting_s=worth_s,
-        text=f"goes on at {pace:.0%} of its pace; waiting pays where the nodes are back within {worth_s / 60.0:,.0f} minutes",
+        text=f"goes on at {pace:.0%} of its pace; {waits}",
     )
 
 

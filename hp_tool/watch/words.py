@@ -66,16 +66,17 @@ def _on(hosts: tuple[str, ...]) -> str:
 def sentences(verdict: Verdict) -> tuple[str, ...]:
     """The verdict for people; nothing where all is well."""
     now, was, slowdown, lag, expected = verdict.now, verdict.was, verdict.slowdown, verdict.lag, verdict.expected
-    if not verdict.slow or now is None:
+    if not verdict.slow:
         return ()
     lines = []
-    if slowdown is not None and was is not None:
+    if slowdown is not None:
+        seconds = "" if now is None or was is None else f" ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
         lines.append(
             f"slower than it was: {_longer(slowdown.factor, slowdown.interval)} since step {slowdown.since_step}, "
-            f"{slowdown.shape} ({duration(was.step_s)} -> {duration(now.step_s)} a step)"
+            f"{slowdown.shape}{seconds}"
         )
         lines += [f"  {each.text}" for each in verdict.causes]
-    if lag is not None and expected is not None:
+    if lag is not None and expected is not None and now is not None:
         lines.append(
             f"slower than it should be: {_longer(lag.factor, lag.interval)} "
             f"({duration(now.step_s)} a step, {duration(expected.step_s)} expected)"

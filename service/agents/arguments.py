@@ -34,8 +34,9 @@ class QueryArgument(BaseModel):
     """Training: adds days, GPU-hours and cost."""
     kind: Literal["training", "inference"] | None = None
     """Left out, inference where that section is given."""
-    cluster: str | Section | None = None
-    """A registered cluster's name, or {gpu, num_gpus, gpus_per_node, price_per_gpu_hour, ...}."""
+    cluster: str | Section | list[str | Section] | None = None
+    """A registered cluster's name, or {gpu, num_gpus, gpus_per_node, price_per_gpu_hour, ...}. recommend alone compares
+    machines, by money and days: a list of these, or of the price list {node_type: priced, gpu: [...], num_gpus: [...]}."""
     training: Section | None = None
     """{framework: megatron-core | torch-fsdp | nanotron, task: pretrain | sft | lora, recipe, optimizer, overlap, ...}"""
     inference: Section | None = None

@@ -153,8 +153,36 @@ def test_other_questions_are_of_one_machine() -> None:
         ranked([{"gpu": H100}])
     with pytest.raises(NotFoundError, match="no gpu is called"):
         ranked([{"gpu": "h1000", "num_gpus": 8}, {"gpu": "h1001", "num_gpus": 8}])
-    answer = ranked([OWN, {"gpu": "h1000", "num_gpus": 8}])
-    assert len(answer.recommendations) == 1 and answer.rejections["not_found"] == 1
+    with pytest.raises(NotFoundError, match="no gpu is called"):
+        ranked([OWN, {"gpu": "h1000", "num_gpus": 8}])
+    with pytest.raises(NotFoundError, match="nosuch"):
+        ranked(["nosuch", OWN])
+    answer = ranked([OWN, {**OWN, "num_gpus": 12}, OWN])
+    assert len(answer.recommendations) == 1 and answer.rejections["invalid_input"] == 1
+
+
+def test_a_market_of_a_machine_that_the_list_does_not_name_needs_its_figures() -> None:
+    for cluster, missing in (
+        ({"gpu": H100, "num_gpus": 16, "market": "reserved"}, "price_per_gpu_hour"),
+        ({"node_type": "aws-p5.48xlarge", "market": "spot", "interruptions_per_node_day": 1.0}, "price_per_gpu_hour"),
+        ({**OWN, "market": "spot"}, "interruptions_per_node_day"),
+    ):
+        with pytest.raises(InputError) as refused:
+            hp_tool.estimate(query(cluster))
+        assert (refused.value.code, refused.value.field) == ("missing_field", f"cluster.{missing}")
+    assert hp_tool.estimate(query({**OWN, "market": "spot", "interruptions_per_node_day": 1.0})).estimate.goodput is not None
+
+
+def test_the_price_list_without_numbers_means_one_node_of_each() -> None:
+    answer = ranked({"node_type": PRICED, "gpu": H100}, top=40)
+    assert {row.set["cluster"]["num_gpus"] for row in answer.recommendations} == {8}
+    names = {row.cluster for row in answer.recommendations}
+    assert {"hyperstack-h100-sxm", "aws-p5.48xlarge"} <= names and "invalid_input" not in answer.rejections
+
+
+def test_the_price_list_may_be_asked_for_one_node_type() -> None:
+    answer = ranked({"gpu": PRICED, "node_type": "aws-p5.48xlarge", "num_gpus": 8}, top=40)
+    assert {row.set["cluster"]["node_type"] for row in answer.recommendations} == {"aws-p5.48xlarge"}
 
 
 def test_the_command_line_shows_money_days_and_the_front(tmp_path: Any) -> None:

@@ -113,6 +113,10 @@ async def ask_all(agent: Agent, script: str) -> None:
     # The fastest may exchange sequences as no measured run does; a plain layout is among those that constants come from.
     plain = await agent.ask("estimate", query={**QUERY, "parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 4}})
     assert {figure["basis"] for _, figure in figures_of(plain)} == {"fitted"}
+    machines = [{"gpu": gpu, "num_gpus": 64} for gpu in ("h100-sxm-80gb", "a100-sxm-80gb")]
+    rented = await agent.ask("recommend", query={"model": "llama-3-8b", "sequence_length": 8192, "global_batch_size": 64,
+                                                 "cluster": machines})  # fmt: skip
+    assert len(rented["recommendations"]) == 2
     uncommon = await agent.ask("estimate", query={**QUERY, "gpu": "l40s-48gb", "training": {"optimizer": "muon"}})
     assert {figure["basis"] for _, figure in figures_of(uncommon)} == {"extrapolated"}
     assert any("muon" in reason for reason in uncommon["extrapolated_because"])

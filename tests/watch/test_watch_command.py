@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.watch.simulated import step_times
-from hp_tool.watch.logs import LogSteps
+from hp_tool.cli import watch
+from hp_tool.domain.watch import StepReport
+from hp_tool.slowdowns.causes import grows
+from hp_tool.watch.logs import LogSteps, Watched
 from tests.command_line import COMMAND, ROOT, hp_tool
 
 QUERY = """
@@ -96,6 +99,34 @@ def test_rates_tell_a_slowdown_without_a_query(line: str) -> None:
     assert second[1].step_s == pytest.approx(2 * first[1].step_s, rel=1e-3)
     assert (first[1].step, second[1].step) == (10, 20)
     assert log.feed("nothing of interest") is None
+    assert not log.in_seconds
+
+
+def test_equal_times_of_a_rounded_log_do_not_grow() -> None:
+    assert not grows([0.2] * 100) and not grows([0.2, 0.3] * 50)
+    assert grows([0.2] * 30 + [0.3] * 20 + [0.4] * 50)
+
+
+def test_rates_alone_tell_no_seconds() -> None:
+    watched = Watched(in_seconds=False)
+    for step in range(1, 201):
+        watched.add(0, None, StepReport(seq=step, step=step, step_s=1.2e-4 if step > 100 else 1e-4))
+    verdict = watched.verdict()
+    assert verdict.slowdown is not None and verdict.now is None and verdict.was is None
+    assert verdict.text[0].startswith("slower than it was: +20.0%") and verdict.text[0].endswith("sudden")
+
+
+def test_a_followed_log_may_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("one\ntwo\n")
+    monkeypatch.setattr(watch, "POLL_S", 0.0)
+    lines = watch._lines([log], follow=True)
+    assert [next(lines)[1], next(lines)[1]] == ["one\n", "two\n"]
+    log.write_text("new\n")
+    assert next(lines)[1] == "new\n"
+    log.unlink()
+    monkeypatch.setattr(watch.time, "sleep", lambda _: log.write_text("last\n"))
+    assert next(lines)[1] == "last\n"
 
 
 def test_a_restart_from_a_checkpoint_goes_on_and_other_ranks_count_once() -> None:
@@ -176,6 +207,7 @@ def test_a_lost_node_gives_the_best_of_the_rest_and_what_a_wait_is_worth(query: 
     assert (answer["num_gpus"], answer["idle_gpus"]) == (24, 0)
     assert 0.5 < answer["pace"] < 0.8
     assert answer["worth_waiting_s"] == pytest.approx(answer["restart_s"] + answer["checkpoint_s"] / answer["pace"])
+    assert "waiting pays" in answer["text"]
     again = json.loads(hp_tool("estimate", "-", "--json", stdin=json.dumps(answer["query"])).stdout)
     assert again["estimate"]["time"]["step_s"] == answer["step_s"]
 
