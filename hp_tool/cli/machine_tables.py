@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from hp_tool.render.columns import (
     serving_figures,
     training_figures,
 )
-from hp_tool.units import JOULES_PER_MWH, decimal
+from hp_tool.units import JOULES_PER_MWH, SECONDS_PER_HOUR, decimal
 
 if TYPE_CHECKING:
     from hp_tool.answers import RecommendAnswer
@@ -69,6 +70,12 @@ def _columns(rows: Rows) -> list[Column]:
         return [*machines, hourly, *serving_columns(servings), *serving_figures([row.known for row in servings])]
     days = [row.known.calendar_days for row in trainings]
     if set(days) == {None}:
+        per_token_s = [1.0 / rate if (rate := row.known.tokens_per_second_per_gpu) else math.inf for row in trainings]
+        cost = [None if row.price is None else row.price / SECONDS_PER_HOUR * 1e9 for row in trainings]
+        cells = tuple(
+            ABSENT if each is None else _money(each * token_s) for each, token_s in zip(cost, per_token_s, strict=True)
+        )
+        machines.append(Column(head="cost", unit="$/G tokens", cells=cells))
         return [
             *machines,
             *configuration_columns([row.parallel for row in trainings]),

@@ -14,6 +14,7 @@ Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Kind = Literal["gpu", "cpu"]
 NetworkTopology = Literal["fat_tree", "rail_optimized"]
 Oversubscription = Annotated[float, Interval(ge=1.0, le=1e3)]
+PerDay = Annotated[float, Interval(ge=0.0, le=1e3)]
 Effectiveness = Annotated[float, Interval(ge=1.0, le=10.0)]
 DEFAULT_RANK_ORDER = "tp-cp-ep-dp-pp"
 
@@ -105,7 +106,7 @@ class ClusterSpec(Strict):
     """Which parallel dimensions consecutive devices belong to, innermost first (Megatron Core's `order`)."""
     price_per_gpu_hour: NonNegative | None = None
     """US dollars; None: cost is left out of results."""
-    interruptions_per_node_day: NonNegative = 0.0
+    interruptions_per_node_day: PerDay = 0.0
     """How often a node is taken back, as spot instances are; another takes its place."""
     grid_carbon_kg_per_kwh: NonNegative | None = None
     """kg of CO2 equivalent; None: emissions are left out of results."""
@@ -197,7 +198,7 @@ class ClusterQuery(Strict):
     """US dollars; None: the catalogue's price, if it has one."""
     market: Market | None = None
     """priced: which price of each machine; None: on_demand. spot needs to know interruptions_per_node_day."""
-    interruptions_per_node_day: NonNegative | None = None
+    interruptions_per_node_day: PerDay | None = None
     """How often a node is taken back, as spot instances are: such days count as training.reliability's failures do."""
     power_cap_w: Amount | None = None
     """Power limit set on every device, below its own: clocks, and so matmuls, fall with its cube root."""

@@ -113,7 +113,7 @@ class Ranked:
             self._row(replace(query, objective="min_gpus"), date=machine.date)
             return
         numbers, before = counts(query, listed=machine.date is not None), len(self.rows)
-        fewest, by_budget = 0.0, query.constraints.max_days is None
+        fewest, cheapest, by_budget = 0.0, math.inf, query.constraints.max_days is None
         for count in numbers:
             if count < fewest:
                 continue
@@ -126,7 +126,11 @@ class Ranked:
                     break
             elif rows:  # too dear, or more devices than the batch fills
                 break
-            elif row is not None and (days := _days(row)) is not None and not by_budget:
+            elif row is not None and by_budget and row.cost is not None:
+                if row.cost >= cheapest:  # more devices only cost more, and the budget is passed
+                    break
+                cheapest = row.cost
+            elif row is not None and (days := _days(row)) is not None:
                 fewest = SUPERLINEAR * count * days / (query.constraints.max_days or days)
         rows = self.rows[before:]
         self.tried += rows

@@ -57,6 +57,11 @@ ILLEGAL = [
         {"pipeline_parallel_size": 8, "micro_batch_size": 16, "training": {"framework": "nanotron"}},
         ("nanotron", "= 7 micro-batches, not 4", "smaller micro-batches"),
     ),
+    (
+        "mixer_not_divisible",
+        {"model": "nemotron-3-nano-30b-a3b", "tensor_parallel_size": 16, "recompute": "none"},
+        ("16", "8 groups"),
+    ),
     ("shards_not_divisible", {"data_parallel_shard_size": 3}, ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 for all")),
     ("encoder_decoder_not_split", {"model": "t5-11b", "context_parallel_size": 2}, ("t5-11b", "context 2", "both sizes to 1")),
     (

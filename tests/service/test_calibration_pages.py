@@ -99,7 +99,7 @@ def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> N
     chosen = next(row for row in page["fastest"] if row["chosen"])
     step_s = chosen["step_s"]
     plain = next(row for row in page["fastest"] if row["parallel"]["recompute"] == "none")
-    opened = learnt.get(plain["href"].replace("?", ".json?", 1)).json()
+    opened = learnt.get(plain["settings_href"].replace("?", ".json?", 1)).json()
     (switch,) = (bar for bar in opened["effect_time"]["bars"] if bar["label"] == "Sequence parallel")
     assert [metrics(opened["view"])["Step time"]["value"], switch["total"]] == pytest.approx([plain["step_s"]] * 2)
     fastest = learnt.get(one["compare_href"].replace("?", ".json?")).json()
