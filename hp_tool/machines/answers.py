@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -100,41 +100,49 @@ class Ranked:
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """Of machines whose number of devices is open: all that are acceptable."""
+    """Of machines whose number of devices is open: all that are acceptable, for the front; `rows` has the best of each."""
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
-        """Rank a machine; where its number of devices is open, the ranking has the best of those tried, the front all."""
+        """Rank a machine, with each number of devices that is to be tried."""
         query = replace(self.query, cluster=machine.cluster)
         if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
             self._row(replace(query, objective="min_gpus"), date=machine.date)
             return
-        numbers, before = counts(query, listed=machine.date is not None), len(self.rows)
-        fewest, cheapest, by_budget = 0.0, math.inf, query.constraints.max_days is None
-        for count in numbers:
-            if count < fewest:
-                continue
-            row = self._row(query.with_num_gpus(count), date=machine.date)
-            if len(numbers) == 1:
-                return
-            rows = self.rows[before:]
-            if row in rows:
-                if len(rows) == FASTER and not by_budget:
-                    break
-            elif rows:  # too dear, or more devices than the batch fills
-                break
-            elif row is not None and by_budget and row.cost is not None:
-                if row.cost >= cheapest:  # more devices only cost more, and the budget is passed
-                    break
-                cheapest = row.cost
-            elif row is not None and (days := _days(row)) is not None:
-                fewest = SUPERLINEAR * count * days / (query.constraints.max_days or days)
+        numbers = counts(query, listed=machine.date is not None)
+        if len(numbers) == 1:
+            self._row(query.with_num_gpus(numbers[0]), date=machine.date)
+            return
+        before = len(self.rows)
+        self._grow(query, numbers, date=machine.date)
         rows = self.rows[before:]
         self.tried += rows
         self.rows[before:] = [min(rows, key=lambda row: _order(row, query))] if rows else []
+
+    def _grow(self, query: Query, numbers: Sequence[int], *, date: str | None) -> None:
+        """Rank a machine in rising numbers of devices, while more of them may still keep the limits or be worth showing."""
+        longest = query.constraints.max_days
+        acceptable, fewest, cheapest = 0, 0.0, math.inf
+        for count in numbers:
+            if count < fewest:
+                continue
+            misses = len(self.misses)
+            row = self._row(query.with_num_gpus(count), date=date)
+            if row is not None and len(self.misses) == misses:
+                acceptable += 1
+                if acceptable == FASTER and longest is not None:
+                    return
+            elif acceptable:  # too dear, or more devices than the batch fills
+                return
+            elif row is not None and longest is not None and (days := _days(row)) is not None:
+                fewest = SUPERLINEAR * count * days / longest
+            elif row is not None and longest is None and row.cost is not None:
+                if row.cost >= cheapest:  # the budget is passed, and more devices only cost more
+                    return
+                cheapest = row.cost
 
     @contextmanager
     def noting(self) -> Iterator[None]:
