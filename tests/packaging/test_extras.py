@@ -44,6 +44,11 @@ SCRIPT = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 48 --hidden
   --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16 --vocab-size 51200 \\
   --tensor-model-parallel-size 8 --use-flash-attn --recompute-activations --use-distributed-optimizer --sequence-parallel
 """
+TRACE = [
+    {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 1000, "pid": 1, "tid": 1},
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 10, "dur": 500, "pid": 1, "tid": 1},
+    {"ph": "X", "cat": "kernel", "name": "sm90_xmma_gemm_bf16bf16", "ts": 100, "dur": 700, "pid": 0, "tid": 7},
+]
 SEARCH = "00000000-0000-0000-0000-000000000000"
 
 ANSWERED = {
@@ -61,6 +66,8 @@ ANSWERED = {
     "trainers": ["trainers"],
     "doctor": ["doctor"],
     "watch": ["watch", "steps.jsonl", "--query=queries.yaml", "--json"],
+    "explain": ["explain", "trace.json", "--json"],
+    "fields": ["fields"],
 }
 """Commands that need no extra."""
 REFUSED: dict[str, tuple[Extra, list[str]]] = {
@@ -102,6 +109,7 @@ def installation(folder: Path, *extras: Extra) -> Path:
     query |= {"kind": "training", "training": {"sequence_length": 2048, "global_batch_size": 16}}
     (folder / "queries.yaml").write_text(json.dumps(query))
     (folder / "train.sh").write_text(SCRIPT)
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": TRACE}))
     (folder / "steps.jsonl").write_text('{"step_s": 0.5}\n' * 50)
     return folder / "installed"
 

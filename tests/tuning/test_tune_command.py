@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import service.client
 from hp_tool import launchers
 from hp_tool.cli.main import build
 from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.prices import Priced
 from hp_tool.errors import InputError
 from hp_tool.queries.schema import to_dict
 from hp_tool.store import open_store
@@ -51,6 +53,7 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
         *("rank", "group", "parallel", "set", "estimate", "measurement", "calibrated_estimate"),
         "measured_range_s",
         *("expected_step_s", "out_of_memory_probability"),
+        *(each.name for each in fields(Priced)),
     }
     assert best["rank"] == 1
     assert f"search {result['search']['id']}" in done.stderr
