@@ -10,10 +10,12 @@ from hp_tool.cli.layout import make_console, print_columns
 from hp_tool.cli.tables import print_nearest, print_rejections, print_space, rank_column
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.render import figures
 from hp_tool.render.columns import (
     ABSENT,
     Column,
     configuration_columns,
+    figure_column,
     percents,
     serving_columns,
     serving_figures,
@@ -68,8 +70,8 @@ def _columns(rows: Rows) -> list[Column]:
     if servings:
         hourly = Column(head="cost", unit="$/h", cells=tuple(_money(row.cost, places=2) for row in rows))
         return [*machines, hourly, *serving_columns(servings), *serving_figures([row.known for row in servings])]
-    days = [row.known.calendar_days for row in trainings]
-    if set(days) == {None}:
+    estimates = [row.known for row in trainings]
+    if all(each.calendar_days is None for each in estimates):
         per_token_s = [1.0 / rate if (rate := row.known.tokens_per_second_per_gpu) else math.inf for row in trainings]
         cost = [None if row.price is None else row.price / SECONDS_PER_HOUR * 1e9 for row in trainings]
         cells = tuple(
@@ -79,13 +81,13 @@ def _columns(rows: Rows) -> list[Column]:
         return [
             *machines,
             *configuration_columns([row.parallel for row in trainings]),
-            *training_figures([row.known for row in trainings]),
+            *training_figures(estimates),
         ]
     shown = [
         *machines,
         Column(head="cost", unit="$", cells=tuple(_money(row.cost) for row in rows)),
         Column(head="interval", unit="90%, $", cells=tuple(_between(row.cost_interval) for row in rows), drop=3),
-        Column(head="days", cells=tuple(ABSENT if day is None else decimal(day) for day in days)),
+        figure_column(figures.CALENDAR, estimates),
         Column(head="interval", unit="90%, days", cells=tuple(_days(row.days_interval) for row in rows), drop=4),
         Column(
             head="in time", unit="%", meaning="chance of ending within max_days",

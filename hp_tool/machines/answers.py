@@ -8,23 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
 
 from hp_tool import bounds, catalog
 from hp_tool.configuration import NUM_GPUS, Configuration
-from hp_tool.cost.goodput import lost_s
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.beside import Beside
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.result import Front, Ranking, Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
+from hp_tool.machines.deadlines import deadline_probability
 from hp_tool.machines.listed import Machine, counts, machines
-from hp_tool.units import SECONDS_PER_DAY
+from hp_tool.render import figures
 
 if TYPE_CHECKING:
     from hp_tool.formats.setup import ServingSetup, TrainingSetup
@@ -37,8 +33,6 @@ SUPERLINEAR = 0.8
 """A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
 FASTER = 4
 """Numbers of devices that are tried under a deadline from the fewest that meet it on, each twice the last."""
-NODES = 64
-"""Equally likely lengths that stand for the uncertainty of a training's."""
 ONE_MACHINE = "is of one machine: take one of a ranking's rows, whose `set` names it"
 
 
@@ -261,39 +255,7 @@ def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> An
     if isinstance(row, ServingRecommendation):
         return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
     own |= {"cost": known.cost, "energy": known.energy, "co2_kg": known.co2_kg}
-    days = known.calendar_days
-    if days is None or known.intervals is None or known.time is None:
-        return replace(row, **own)
-    low, high = (end / known.time.step_s for end in known.intervals.step_s)
-    own["days_interval"] = (days * low, days * high)
-    if known.cost is not None:
-        own["cost_interval"] = (known.cost * low, known.cost * high)
-    if query.constraints.max_days is not None:
+    own |= {"days_interval": figures.CALENDAR.between(known), "cost_interval": figures.COST.between(known)}
+    if own["days_interval"] is not None and query.constraints.max_days is not None:
         own["deadline_probability"] = deadline_probability(known, max_days=query.constraints.max_days)
     return replace(row, **own)
-
-
-def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
-    """The chance that a training ends in so many calendar days: its length without failures is log-normal, by the interval of
-    its step time on the side of the deadline, and failures come as its goodput has them.
-    """
-    days, kept = estimate.days, estimate.goodput
-    assert days is not None and estimate.time is not None and estimate.intervals is not None
-    end_s = estimate.intervals.step_s[1 if (estimate.calendar_days or days) < max_days else 0]
-    log_sd = abs(math.log(end_s / estimate.time.step_s)) / NORMAL_QUANTILE
-    middle = (np.arange(NODES) + 0.5) / NODES
-    lengths_s = days * SECONDS_PER_DAY * np.exp(log_sd * np.array([NormalDist().inv_cdf(each) for each in middle]))
-    limit_s = max_days * SECONDS_PER_DAY
-    if kept is None:
-        return float(np.mean(lengths_s <= limit_s))
-    stretches = days * SECONDS_PER_DAY / kept.checkpoint_interval_s
-    seconds, probability = lost_s(
-        stretches=stretches,
-        interval_s=kept.checkpoint_interval_s,
-        checkpoint_s=kept.checkpoint_s,
-        restart_s=kept.restart_s,
-        mtbf_s=kept.mtbf_s,
-    )
-    busy_s = 1.0 + kept.checkpoint_s / kept.checkpoint_interval_s  # each second of training with its share of a checkpoint
-    spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
-    return float(np.mean(np.interp(spare_s, seconds, np.cumsum(probability), left=0.0)))

@@ -85,6 +85,7 @@ MFU = Figure(name="mfu", label="MFU", head="MFU", unit="share", scale=(STEP, -1)
 DAYS = Figure(name="days", label="Training", head="days", unit="days", scale=(STEP, 1))
 """Without failures, where these are asked for."""
 CALENDAR = Figure(name="calendar_days", label="Training", head="days", unit="days", scale=(STEP, 1))
+COST = Figure(name="cost", label="Cost", unit="dollars", scale=(STEP, 1))
 TRAINING = (
     STEP,
     MEMORY,
@@ -95,7 +96,7 @@ TRAINING = (
     Figure(name="model_tflops_per_gpu", label="Model TFLOP/s per GPU", unit="tflops", scale=(STEP, -1)),
     CALENDAR,
     Figure(name="gpu_hours", label="GPU-hours", unit="hours", scale=(STEP, 1)),
-    Figure(name="cost", label="Cost", unit="dollars", scale=(STEP, 1)),
+    COST,
     Figure(name="energy", label="Energy", unit="joules"),
 )
 """Figures of a training."""

@@ -9,7 +9,7 @@ import pytest
 
 import hp_tool
 from hp_tool.domain.result import Intervals
-from hp_tool.machines.answers import deadline_probability
+from hp_tool.machines.deadlines import deadline_probability
 
 HISTORIES = 10_000
 
