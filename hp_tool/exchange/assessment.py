@@ -14,7 +14,7 @@ from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import InferenceEstimate, ServingRecommendation
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
-from hp_tool.exchange.export import options, runs
+from hp_tool.exchange.export import options, runs, written_otherwise
 from hp_tool.formats.logs import read_log
 from hp_tool.formats.reading import Ignored, Missing, Read, Reading, plain, table
 from hp_tool.formats.registry import get, usual
@@ -172,11 +172,7 @@ def _changes(
     else:
         if tool == "megatron-lm" and reading is not None and reading.read:
             before = _as_written(before, after, reading)
-    return tuple(
-        {"flag": name, "from": before.get(name), "to": after.get(name)}
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    )
+    return written_otherwise(before, after)
 
 
 def _as_written(before: Mapping[str, str], after: Mapping[str, str], reading: Reading) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from hp_tool.cost.step_time import TIME_PARTS
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.exchange.export import options
+from hp_tool.exchange.export import options, written_otherwise
 from hp_tool.exchange.findings import Finding, findings
 from hp_tool.queries import schema
 from hp_tool.timeline import Fault, RankEvents, StepSplit, Timeline, faults, timeline
@@ -209,23 +210,14 @@ def _suggestion(change: Change, *, query: Query, estimate: Estimate, tool: str |
 
 def _flags(before: Configuration, after: Configuration, tool: str | None) -> tuple[dict[str, str | None], ...]:
     """{flag, from, to} of what two configurations write otherwise, in the tool's words or the query's paths."""
-    texts = []
-    for each in (before, after):
-        written = None
-        if tool is not None:
-            try:
-                written = options(each, tool)
-            except UnsupportedError:
-                written = None
-        texts.append(written)
-    one, other = texts
-    if one is None or other is None or one == other:
+    one: Mapping[str, str] = {}
+    other: Mapping[str, str] = {}
+    if tool is not None:
+        with contextlib.suppress(UnsupportedError):
+            one, other = options(before, tool), options(after, tool)
+    if one == other:
         one, other = ({path: str(value) for path, value in _paths(each).items()} for each in (before, after))
-    return tuple(
-        {"flag": name, "from": one.get(name), "to": other.get(name)}
-        for name in {**one, **other}
-        if one.get(name) != other.get(name)
-    )
+    return written_otherwise(one, other)
 
 
 def _paths(configuration: Configuration) -> dict[str, Any]:

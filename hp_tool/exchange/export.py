@@ -275,3 +275,12 @@ def options(configuration: Configuration, format: str) -> dict[str, str]:
         raise UnsupportedError(f"{format} has no flags or keys to list", field="format")
     say = tool.options
     return _expressed(configuration, lambda each: say(problem_of(each.query).setup(each)))[0]
+
+
+def written_otherwise(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[dict[str, str | None], ...]:
+    """Return {flag, from, to} of every option that differs between two configurations' `options`; None where one lacks it."""
+    return tuple(
+        {"flag": name, "from": before.get(name), "to": after.get(name)}
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    )
