@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import skip_or_fail
 from tests.launchers.ray_cluster import RayCluster
-from tests.launchers.slurm_cluster import SlurmCluster, free_ports, until
+from tests.launchers.slurm_cluster import NODES, SlurmCluster, free_ports, until
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue")
 
@@ -47,10 +47,9 @@ def slurm(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Itera
         slurm_cluster.run("scancel", "--partition=batch")
         raise
     try:
-        until(lambda: slurm_cluster.idle_nodes() == {"n1", "n2"}, limit_s=20)
-    except AssertionError:  # a node that the controller took for down while the machine was busy
-        slurm_cluster.run("scontrol", "update", "nodename=n1,n2", "state=resume")
-        until(lambda: slurm_cluster.idle_nodes() == {"n1", "n2"}, limit_s=60)
+        until(lambda: slurm_cluster.idle_nodes() == NODES, limit_s=20)
+    except AssertionError:  # a node that died, or that the controller took for down while the machine was busy
+        slurm_cluster.start_nodes(*NODES - slurm_cluster.idle_nodes())
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,9 @@ QUERY: Mapping[str, Any] = {
 """A search of one run, for a trainer that needs no torch."""
 
 
+NODES = {"n1", "n2"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmCluster:
     folder: Path
@@ -93,22 +96,23 @@ class SlurmCluster:
         """The node's daemon and everything that runs on it, at once and from the top: what a power cut does."""
         psutil.Process(int((self.folder / "run" / f"slurmd.{name}.pid").read_text())).kill()
         while tasks := [process for process in psutil.process_iter() if _node_of(process) == name]:
-            steps = {parent for task in tasks for parent in task.parents() if parent.name().startswith("slurmstepd")}
-            for process in [*steps, *tasks]:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+            for task in tasks:
+                with contextlib.suppress(psutil.Error):  # whatever went on its own meanwhile
+                    for process in [*_steps_above(task), task]:
+                        process.kill()
 
-    def start_node(self, name: str) -> None:
-        """As an administrator brings it back: its daemon in place of an older one, and a node that Slurm drained resumed."""
+    def start_nodes(self, *names: str) -> None:
+        """As an administrator brings them back: each daemon in place of an older one, and nodes that Slurm drained resumed."""
         for _ in range(5):
             with contextlib.suppress(AssertionError, subprocess.SubprocessError):
-                self._script("node", name)
-                until(lambda: self._lives(name) and self.idle_nodes() == {"n1", "n2"}, limit_s=25)
+                for name in names:
+                    self._script("node", name)
+                until(lambda: all(map(self._lives, names)) and self.idle_nodes() == NODES, limit_s=25)
                 return
-            with contextlib.suppress(subprocess.SubprocessError):  # refused for a node that was not drained
-                self.run("scontrol", "update", f"nodename={name}", "state=resume")
-        log = (self.folder / "log" / f"slurmd.{name}.log").read_text(errors="replace")
-        raise AssertionError("\n".join([self.run("scontrol", "show", "node", name), self.run("squeue"), log[-3000:]]))
+            with contextlib.suppress(subprocess.SubprocessError):  # refused for nodes that were not drained
+                self.run("scontrol", "update", f"nodename={','.join(names)}", "state=resume")
+        logs = [(self.folder / "log" / f"slurmd.{name}.log").read_text(errors="replace")[-3000:] for name in names]
+        raise AssertionError("\n".join([self.run("scontrol", "show", "node", ",".join(names)), self.run("squeue"), *logs]))
 
     def idle_nodes(self) -> set[str]:
         return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
@@ -137,6 +141,10 @@ def _node_of(process: psutil.Process) -> str | None:
         return process.environ().get("SLURMD_NODENAME")
     except psutil.Error:
         return None
+
+
+def _steps_above(task: psutil.Process) -> list[psutil.Process]:
+    return [parent for parent in task.parents() if parent.name().startswith("slurmstepd")]
 
 
 def free_ports(*, count: int = 3, among: range = range(10_000, 20_000)) -> int:

@@ -321,11 +321,11 @@ class TestOutages:
     def test_a_job_whose_node_dies_is_no_failure(self, whole: SlurmCluster, tmp_path: Path) -> None:
         launcher = whole.launcher(root=tmp_path, sbatch_arguments=["--nodelist=n2"])
         handle = started(launcher)
-        whole.kill_node("n2")
         try:
+            whole.kill_node("n2")
             assert wait(launcher, handle, until={JobState.PREEMPTED, JobState.FINISHED}, limit_s=60) is JobState.PREEMPTED
         finally:
-            whole.start_node("n2")
+            whole.start_nodes("n2")
         await_the_end("job-1")
         measurement = launcher.fetch(handle)
         assert (measurement.status, measurement.cause) == ("preempted", "Slurm ended the job: NODE_FAIL")

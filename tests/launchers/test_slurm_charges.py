@@ -140,7 +140,7 @@ def test_a_job_whose_node_dies_is_charged_and_tried_again_elsewhere(site: Site) 
     try:
         runs = site.tuned(power_cut)
     finally:
-        site.slurm.start_node(died[0])
+        site.slurm.start_nodes(died[0])
     assert_tried_again(runs, cause="Slurm ended the job: NODE_FAIL")
     assert (runs[0].account or {})["suspects"] == died
     assert runs[1].measurement is not None and runs[1].measurement.hardware is not None

@@ -73,7 +73,7 @@ class Slurm(Local):
         if not busy:
             return False
         self._cluster.kill_node(busy[0])
-        self._cluster.start_node(busy[0])
+        self._cluster.start_nodes(busy[0])
         return True
 
     def close(self) -> None:
