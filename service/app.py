@@ -33,7 +33,7 @@ from service.api import (
     workers,
 )
 from service.api.watch import Watch
-from service.dashboard import pages
+from service.dashboard import explorer, pages
 from service.http.answer_cache import AnswerCache, CachedAnswers, ETags
 from service.http.error_pages import ErrorPages
 from service.http.metrics import Metrics
@@ -114,7 +114,15 @@ def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
 def serve(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
     logs.configure(form=settings.log_form, level=settings.log_level)
-    uvicorn.run(create_app(settings), **server_options(settings))
+    app = create_app(settings)
+    threading.Thread(target=_warm, args=(app,), name="render the front page", daemon=True).start()
+    uvicorn.run(app, **server_options(settings))
+
+
+def _warm(app: FastAPI) -> None:
+    """Render the front page, so that its first reader does not wait for schemas, templates, the catalogue and a ranking."""
+    with logs.surviving("render the front page", log):
+        explorer.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 
 
 def server_options(settings: Settings) -> dict[str, Any]:

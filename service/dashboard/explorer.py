@@ -13,6 +13,7 @@ from hp_tool import catalog, training
 from hp_tool.answers import estimate_answer
 from hp_tool.configuration import Configuration
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Ranking, Recommendation
 from hp_tool.errors import HpToolError
@@ -28,7 +29,7 @@ from service.dashboard.configuration import ConfigurationView, configuration_vie
 from service.dashboard.explorer_settings import Control, Settings, controls, detail_fields, groups, modules
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, recipe_choices, to_values
-from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at
+from service.dashboard.page import ErrorFields, Page, address, configuration_href, json_href, page_at, rendered
 from service.dashboard.ranking import RankedRow, ranked_row, run_href
 from service.dashboard.searches import SearchRow, newest
 
@@ -120,6 +121,13 @@ def explorer_context(
         return _answered(page, settings, find=find, calibrations=calibrations, listed=listed)
     except HpToolError as error:
         return replace(page, error=error.as_dict())
+
+
+def front_page(*, store: Store, calibrations: Calibrations) -> str:
+    """Return the front page as HTML, with the catalogue's names alone."""
+    request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
+    context = explorer_context(request, Settings(), store, find=lambda kind, name: None, calibrations=calibrations)
+    return rendered("explorer.html", page=context, section="Ask")
 
 
 def _answered(
