@@ -22,7 +22,7 @@ from service.settings import Settings
 from tests.service.processes import served
 
 CHROMIUM = "/usr/bin/chromium"
-SLIDERS = ("tp", "pp", "cp", "mbs", "recompute", "sequence_length")
+SLIDERS = ("tp", "pp", "cp", "mbs", "recompute")
 TARGET_MS = 150.0
 MOVE = """async ([name, place]) => {
   const range = document.querySelector(`select[name=${name}]`).previousElementSibling;

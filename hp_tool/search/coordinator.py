@@ -23,6 +23,7 @@ from hp_tool.search.problem import Question
 from hp_tool.search.rivals import Share, shares
 from hp_tool.search.study import StudyProjection
 from hp_tool.search.terms import Site, Timing
+from hp_tool.search.underway import Watched
 
 FULL_POLL_S = 1.0
 """How often a search looks whether the cluster has room again."""
@@ -72,6 +73,7 @@ class Coordinator:
         self._report, self._should_release = report, should_release
         self._renewed_at = -float("inf")
         self._charges = Charges(clock=timing.clock, carried_gpu_seconds=site.check_gpu_seconds)
+        self._watched = Watched(launcher=launcher, clock=timing.clock)
         self._pending: JsonObject | None = None
         self._expected_gain: float | None = None
         self._waiting_for: str | None = None
@@ -286,6 +288,8 @@ class Coordinator:
             if states:
                 self._charges.watch({handles[handle].id: state for handle, state in states.items()})
                 self._tell_pending(handles, states)
+                if self._watched.look(handles, states):
+                    self._progress(self._runs())
             if ended := {handle: state for handle, state in states.items() if not state.is_open}:
                 return ended
             if states:
@@ -387,7 +391,7 @@ class Coordinator:
 
     def _progress(self, runs: list[RunRecord]) -> None:
         progress = progress_of(runs, budget_runs=self._problem.settings.budget_runs, expected_gain=self._expected_gain)
-        beside = {"waiting_for": self._waiting_for, "pending": self._pending}
+        beside = {"waiting_for": self._waiting_for, "pending": self._pending, "underway": self._watched.jobs or None}
         self._store.set_progress(lease=self._lease, progress=progress | {k: v for k, v in beside.items() if v is not None})
 
 

@@ -1,12 +1,21 @@
-"""Runs that a search has on the cluster now: since when, and how long such runs have taken so far."""
+"""Runs that a search has on the cluster now: what they do, since when, and when they should end."""
 
 import statistics
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from hp_tool.domain.ports import Store
-from hp_tool.domain.records import JsonObject, RunState
+from hp_tool.domain.query import SearchSettings
+from hp_tool.domain.records import JsonObject, RunRecord, RunState, SearchRecord
+from hp_tool.queries import schema
+from hp_tool.search.underway import Underway
 from service.dashboard import trials
+
+PHASES: dict[str, str] = {
+    "queued": "waiting for devices",
+    "start-up": "starting up",
+    "running": "running",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +33,72 @@ class Running:
     seconds: float | None
     """Seconds since the job was submitted."""
     ends_at: datetime | None
-    """When it would end if it took as long as the earlier ones did."""
+    """When it should end: by its own steps, else if it takes as long as the earlier ones did."""
     usual_s: float | None
     """Median seconds from submission to end of the search's earlier runs; None for the first."""
+    phase: str | None
+    """What it does now, in words; None until its worker has looked."""
+    steps: int
+    """Measured so far."""
+    of_steps: int
+    """Measured at the most."""
+    log_tail: str
+    """Last lines of its log so far."""
 
 
-def running_now(store: Store, *, search_id: str, query: JsonObject) -> tuple[Running, ...]:
-    """Return the runs of a search that the engine has, in order; `query`: the search's."""
-    now = datetime.now(UTC)
-    ended = store.list_runs(search_id=search_id, state=RunState.FINISHED, limit=20, oldest_first=False).items
+def running_now(store: Store, record: SearchRecord) -> tuple[Running, ...]:
+    """Return the runs of a search that the engine has, in order."""
+    ended = store.list_runs(search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False).items
     took = [(run.finished_at - run.submitted_at).total_seconds() for run in ended if run.finished_at and run.submitted_at]
-    return tuple(
-        Running(
-            id=run.id,
-            number=run.number,
-            arithmetic=trials.words(run.parallel, query)[0],
-            details=trials.words(run.parallel, query)[1],
-            why=trials.why(run.predicted.get("chosen_by")),
-            submitted_at=run.submitted_at,
-            expected_step_s=run.predicted.get("calibrated_step_s"),
-            seconds=None if run.submitted_at is None else (now - run.submitted_at).total_seconds(),
-            ends_at=run.submitted_at + timedelta(seconds=statistics.median(took)) if took and run.submitted_at else None,
-            usual_s=statistics.median(took) if took else None,
-        )
-        for run in store.list_runs(search_id=search_id, state=RunState.SUBMITTED, limit=64).items
+    usual_s = statistics.median(took) if took else None
+    runs = store.list_runs(search_id=record.id, state=RunState.SUBMITTED, limit=64).items
+    return tuple(_running(run, record, usual_s=usual_s) for run in runs)
+
+
+def steps_of(query: JsonObject) -> tuple[int, int]:
+    """Return (warm-up steps, measured steps) of the runs of a search's query."""
+    settings, usual = query.get("search") or {}, SearchSettings()
+    return settings.get("warmup_steps", usual.warmup_steps), settings.get("steps", usual.steps)
+
+
+def seen_log(record: SearchRecord, run_id: str) -> str:
+    """Return the last lines of a running job's log, as its worker saw them; empty where it saw none."""
+    seen = _seen(record, run_id)
+    return seen.log_tail if seen else ""
+
+
+def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> Running:
+    now, query, seen = datetime.now(UTC), record.query, _seen(record, run.id)
+    warmup_steps, steps = steps_of(query)
+    ends_at = run.submitted_at + timedelta(seconds=usual_s) if usual_s and run.submitted_at else None
+    if seen is not None and seen.step_s:
+        left = max(warmup_steps - seen.warmup_steps, 0) + max(steps - seen.steps, 0)
+        ends_at = now + timedelta(seconds=left * seen.step_s)
+    arithmetic, details = trials.words(run.parallel, query)
+    return Running(
+        id=run.id,
+        number=run.number,
+        arithmetic=arithmetic,
+        details=details,
+        why=trials.why(run.predicted.get("chosen_by")),
+        submitted_at=run.submitted_at,
+        expected_step_s=run.predicted.get("calibrated_step_s"),
+        seconds=None if run.submitted_at is None else (now - run.submitted_at).total_seconds(),
+        ends_at=ends_at,
+        usual_s=usual_s,
+        phase=_phase(seen, steps=steps) if seen else None,
+        steps=seen.steps if seen else 0,
+        of_steps=steps,
+        log_tail=seen.log_tail if seen else "",
     )
+
+
+def _phase(seen: Underway, *, steps: int) -> str:
+    if seen.phase == "warm-up":
+        return f"warming up, {seen.warmup_steps} step{'' if seen.warmup_steps == 1 else 's'} done"
+    return f"measuring, step {seen.steps} of {steps}" if seen.phase == "steps" else PHASES[seen.phase]
+
+
+def _seen(record: SearchRecord, run_id: str) -> Underway | None:
+    seen = (record.progress.get("underway") or {}).get(run_id)
+    return schema.parse(Underway, seen) if seen else None

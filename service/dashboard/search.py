@@ -26,7 +26,7 @@ from service.dashboard import trials
 from service.dashboard.best import AxisEffect, Best, best_of_search, effects, executed
 from service.dashboard.formats import device_of, subject
 from service.dashboard.health import Health, health
-from service.dashboard.live import Running, running_now
+from service.dashboard.live import Running, running_now, seen_log, steps_of
 from service.dashboard.page import Form, Page, Tone, configuration_href, done, page_at, stored_configuration
 from service.dashboard.ranking import run_href
 
@@ -167,6 +167,7 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     """The end of a profile run's log."""
     run = store.get_run(search_id=search_id, run_id=run_id)
     log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
+    log = log or seen_log(store.get_search(search_id=search_id), run_id)
     return PlainTextResponse(log or "No log was stored for this run.")
 
 
@@ -198,8 +199,7 @@ def _longer(view: SearchView, store: Store) -> int | None:
     runs = store.run_figures(search_id=view.id)
     if not runs or any(run.status != "timeout" for run in runs):
         return None
-    usual = SearchSettings()
-    steps = settings.get("steps", usual.steps) + settings.get("warmup_steps", usual.warmup_steps)
+    steps = sum(steps_of(view.query))
     needed = max(2.0 * (START_UP_S + steps * (run.expected_step_s or run.predicted_step_s or 0.0)) for run in runs)
     return next(each for each in LIMITS_S if each >= max(needed, 2.0 * limit) or each == LIMITS_S[-1])
 
@@ -246,7 +246,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         schedule=schedule,
         bubble_fraction=bubble_fraction,
         health=health(store, search_ids=[view.id]),
-        running=() if view.state.ended else running_now(store, search_id=view.id, query=view.query),
+        running=() if view.state.ended else running_now(store, record),
         ahead=_ahead(record, store),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +15,7 @@ from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import SearchState
+from hp_tool.search.underway import Underway
 from hp_tool.store.runs import RUN
 from hp_tool.store.sql import SqlStore
 from service.api.views import SearchView
@@ -146,8 +148,30 @@ def test_a_run_in_progress_is_compared_with_the_newest(http: TestClient, store: 
             connection.execute(sa.update(RUN).where(RUN.c.id == run).values(submitted_at=begun, finished_at=ended))
     waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
     store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
-    (running,) = running_now(store, search_id=lease.search_id, query=query)
-    assert running.usual_s == 11.5, "the median of 2 to 21 seconds"
+    (running,) = running_now(store, store.get_search(search_id=lease.search_id))
+    assert (running.usual_s, running.phase) == (11.5, None), "the median of 2 to 21 seconds"
+
+
+def test_a_run_in_progress_says_what_it_does(http: TestClient, store: Store, query: Query) -> None:
+    lease = claim(store, submit(http, query | {"search": {"steps": 5, "warmup_steps": 2}}))
+    run = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
+    store.mark_submitted(lease=lease, run_id=run.id, handle="43")
+
+    def shown(seen: Underway) -> tuple[dict[str, Any], str]:
+        store.set_progress(lease=lease, progress={"underway": {run.id: asdict(seen)}})
+        address = f"/searches/{lease.search_id}"
+        (running,) = http.get(f"{address}.json").json()["running"]
+        return running, http.get(address).text
+
+    assert "waiting for devices" in shown(Underway(phase="queued"))[1]
+    assert "starting up" in shown(Underway(phase="start-up", log_tail="building the model"))[1]
+    assert http.get(f"/searches/{lease.search_id}/logs/{run.id}").text == "building the model"
+    assert "warming up, 1 step done" in shown(Underway(phase="warm-up", warmup_steps=1, step_s=90.0))[1]
+    running, text = shown(Underway(phase="steps", warmup_steps=2, steps=3, step_s=60.0, log_tail=EVIL))
+    assert "measuring, step 3 of 5" in text and EVIL not in text
+    assert datetime.fromisoformat(running["ends_at"]) - datetime.now(UTC) == pytest.approx(
+        timedelta(0, 120), abs=timedelta(0, 30)
+    )
 
 
 def test_nothing_a_user_wrote_becomes_markup(http: TestClient, store: Store, query: Query) -> None:

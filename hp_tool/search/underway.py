@@ -1,0 +1,79 @@
+"""How far the jobs of a search are, by their logs: their phase, their steps, and the last lines."""
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from hp_tool.domain.jobs import JobState
+from hp_tool.domain.ports import Launcher
+from hp_tool.domain.records import JsonObject, RunRecord
+from hp_tool.domain.serving import ServingConfig
+from hp_tool.domain.steps import RUN, read_steps
+from hp_tool.errors import LauncherError
+
+EVERY_S = 2.0
+SHARE = 0.05
+"""Of a coordinator's time that reading logs may take, where an engine is slow to give them."""
+LINES, LINE_CHARACTERS = 12, 200
+Phase = Literal["queued", "start-up", "warm-up", "steps", "running"]
+"""`running`: a job that writes down no steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Underway:
+    """What a job has done so far."""
+
+    phase: Phase
+    warmup_steps: int = 0
+    steps: int = 0
+    """Measured so far."""
+    step_s: float | None = None
+    """Median of the measured steps, else of those of the warm-up."""
+    log_tail: str = ""
+
+
+class Watched:
+    """Reads the logs of running jobs now and then."""
+
+    def __init__(self, *, launcher: Launcher, clock: Callable[[], float]) -> None:
+        self._launcher, self._clock, self._next = launcher, clock, -float("inf")
+        self.jobs: JsonObject = {}
+        """`Underway` as JSON by the run's id."""
+
+    def look(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> bool:
+        """Read the logs again if it is time to; whether a job has moved on."""
+        if (started := self._clock()) < self._next:
+            return False
+        before = self.jobs
+        with contextlib.suppress(LauncherError, OSError):  # then it shows what was seen before
+            self.jobs = {
+                handles[handle].id: asdict(self._one(handle, handles[handle], state))
+                for handle, state in states.items()
+                if state.is_open
+            }
+        self._next = self._clock() + max(EVERY_S, (self._clock() - started) / SHARE)
+        return self.jobs != before
+
+    def _one(self, handle: str, run: RunRecord, state: JobState) -> Underway:
+        if state is JobState.QUEUED:
+            return Underway(phase="queued")
+        log = self._launcher.output(handle)
+        return underway(log, serves=isinstance(run.parallel, ServingConfig))
+
+
+def underway(log: str, *, serves: bool) -> Underway:
+    """Read what a running job has done from its log; `serves`: it answers requests, and writes down no steps."""
+    lines = [line[:LINE_CHARACTERS] for line in log.splitlines() if line.strip() and not line.startswith(RUN)]
+    tail = "\n".join(lines[-LINES:])
+    warmup_s, times_s, _ = read_steps(log)
+    if serves or not (warmup_s or times_s):
+        return Underway(phase="running" if serves and RUN in log else "start-up", log_tail=tail)
+    return Underway(
+        phase="steps" if times_s else "warm-up",
+        warmup_steps=len(warmup_s),
+        steps=len(times_s),
+        step_s=statistics.median(times_s or warmup_s),
+        log_tail=tail,
+    )
