@@ -40,22 +40,25 @@ FIGURES = sa.select(
 """Only figures leave the database: most of a run's JSON is its logs and lists of steps."""
 
 
+NAMES = tuple(FIGURES.selected_columns.keys())
+
+
 def figures_of(connection: sa.Connection, search_id: str) -> list[RunFigures]:
     """The figures of a search's runs, by number."""
     rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number))
-    return [_run_figures(row) for row in rows]
+    return [_run_figures(dict(zip(NAMES, row, strict=True))) for row in rows]  # a row's own names are slow to look up
 
 
-def _run_figures(row: sa.Row[Any]) -> RunFigures:
-    fidelity = _fidelity(row.fidelity)
+def _run_figures(row: dict[str, Any]) -> RunFigures:
+    fidelity, low_s, high_s = _fidelity(row["fidelity"]), row["low_s"], row["high_s"]
     return RunFigures(
-        **{name: getattr(row, name) for name in AS_STORED},
-        state=RunState(row.state),
-        parallel=decode_configuration(row.parallel),
+        **{name: row[name] for name in AS_STORED},
+        state=RunState(row["state"]),
+        parallel=decode_configuration(row["parallel"]),
         fidelity=fidelity,
-        expected_step_s_interval=None if row.low_s is None or row.high_s is None else (row.low_s, row.high_s),
-        objective_s=row.penalised_latency_s or (row.step_s if fidelity.is_whole else row.extrapolated_step_s),
-        latencies=None if row.ttft_s is None else Latencies(**{name: getattr(row, name) for name in LATENCIES}),
+        expected_step_s_interval=None if low_s is None or high_s is None else (low_s, high_s),
+        objective_s=row["penalised_latency_s"] or (row["step_s"] if fidelity.is_whole else row["extrapolated_step_s"]),
+        latencies=None if row["ttft_s"] is None else Latencies(**{name: row[name] for name in LATENCIES}),
     )
 
 

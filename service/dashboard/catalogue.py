@@ -167,7 +167,7 @@ class EntryPage(Page):
     section: Section
     facts: tuple[Fact, ...]
     source: str
-    explorer_href: str | None
+    explorer_href: str
     remove_href: str | None
     """None if the caller may not remove it."""
 
@@ -286,6 +286,14 @@ _add_routes("model", models_context)
 _add_routes("cluster", clusters_context)
 
 
+ASKED_AT: dict[Section, tuple[str, str]] = {
+    "models": ("/explorer", "model"),
+    "gpus": ("/explorer", "gpu"),
+    "clusters": ("/searches/new", "cluster"),
+}
+"""Page that asks about an entry, and the control that it fills."""
+
+
 def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, removable: bool) -> EntryPage:
     values: dict[str, Any] = schema.to_dict(spec)
     source = str(values.pop("source", "") or "")
@@ -300,7 +308,7 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         if spec.blocks is not None:
             values["blocks"] = "; ".join(map(str, spec.blocks))
     facts = [_fact(name, value) for name, value in values.items() if value is not None]
-    control = {"models": "model", "gpus": "gpu"}.get(section)
+    page, control = ASKED_AT[section]
     href = _href(section, spec.name)
     return EntryPage(
         title=spec.name,
@@ -308,7 +316,7 @@ def _entry_page(spec: ModelSpec | GpuSpec | NodeType, *, section: Section, remov
         section=section,
         facts=tuple(facts),
         source=source,
-        explorer_href=address("/explorer", {control: spec.name}) if control else None,
+        explorer_href=address(page, {control: spec.name}),
         remove_href=f"{href}/remove" if removable else None,
     )
 

@@ -1,9 +1,9 @@
 """/compare: configurations side by side. /searches/ID/compare: those of runs, measured beside predicted; .../runs/ID: one."""
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -11,8 +11,9 @@ from fastapi import Query as QueryParameter
 from pydantic import Field
 
 from hp_tool.configuration import NO_PART, Configuration
+from hp_tool.domain.ports import Store
 from hp_tool.domain.query import Query
-from hp_tool.domain.records import RunRecord
+from hp_tool.domain.records import RunRecord, SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.errors import HpToolError, InputError
@@ -37,9 +38,8 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import Metric, measured_metrics
-from service.dashboard.page import MAX_QUERY, ErrorFields, Page, Tone, address, error_status, page_at
-from service.dashboard.trials import TONES
+from service.dashboard.metrics import ComparedRun, Metric, compared_run
+from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
@@ -50,6 +50,17 @@ More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=len(NAMES) - 2, description="Further ones"),
 ]
+
+FAILURES = {
+    "oom": "ran out of memory",
+    "timeout": "did not end in time",
+    "preempted": "was taken off",
+    "abandoned": "was abandoned",
+    "submitted": "has not ended",
+    "intended": "has not started",
+}
+"""What became of a run without a result, by its state."""
+RUN_ADDRESS = re.compile(r"/searches/([^/]+)/runs/([^/]+)")
 
 router = APIRouter(tags=["dashboard"])
 
@@ -80,31 +91,16 @@ class MetricRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun:
-    """A profile run of one of the configurations compared."""
-
-    number: int
-    """0-based, in its search."""
-    state: str
-    tone: Tone
-    cause: str | None
-    """Why it failed."""
-    reduced: bool
-    """Its times are extrapolated from a reduced run."""
-    metrics: tuple[Metric, ...]
-    """Measured figures, under the names of the predicted ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePage(Page):
     """Configurations side by side. If one cannot be answered, there are no `views` and `error` says why."""
 
     views: tuple[ConfigurationView, ...] = ()
     names: tuple[str, ...] = ()
     """Names of the views."""
-    runs: tuple[ComparedRun, ...] = ()
-    """A run of each configuration, if runs of a search are compared."""
+    runs: tuple[ComparedRun | None, ...] = ()
+    """The run of each configuration that stands for one; empty where none does."""
     search_href: str | None = None
+    """The search of whose runs all are."""
     verdict: str = ""
     """Which is faster, by how much, and which does not fit."""
     differences: tuple[Difference, ...] = ()
@@ -115,14 +111,33 @@ class ComparePage(Page):
     error: ErrorFields | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the configurations compared."""
+
+    query: Query
+    run: RunRecord | None = None
+    """The run that it was, if it is named by one."""
+    known: Estimate | InferenceEstimate | None = None
+    """What the run's search knows of it, in place of what the newest calibration says."""
+
+
 @page_at(router, "/compare", template="compare.html", section="Ask", status=error_status)
 def compare_context(
-    first: QueryText, calibrations: CalibrationsDep, find: FindDep, second: QueryText | None = None, more: More = ()
+    first: QueryText,
+    calibrations: CalibrationsDep,
+    find: FindDep,
+    store: StoreDep,
+    second: QueryText | None = None,
+    more: More = (),
 ) -> ComparePage:
-    """Configurations side by side, as shown on their page. Without `second`: one and the one to try of the same query."""
+    """Configurations side by side, as shown on their page; each is a query, or the address of a search's run. Without `second`:
+    one and the one to try of the same query."""
     json_href = address("/compare.json", {"first": first, "second": second, "more": more})
     texts = (first, *(() if second is None else (second,)), *more)
-    return _compared(texts, json_href=json_href, calibrations=calibrations, find=find)
+    named = [(text, RUN_ADDRESS.fullmatch(text)) for text in texts]
+    asked = [_run_of(store, *match.groups()) if match else text for text, match in named]
+    return _compared(asked, json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
@@ -130,18 +145,22 @@ def compare_runs_context(
     search_id: str, a: str, b: str, store: StoreDep, calibrations: CalibrationsDep, find: FindDep, more: More = ()
 ) -> ComparePage:
     """Runs of a search, as shown on their page. A run that the caller may not see is not found."""
-    record = store.get_search(search_id=search_id)
-    query, known = record.query, known_estimates(record)
-    runs = [store.get_run(search_id=search_id, run_id=run_id) for run_id in (a, b, *more)]
-    return _compared(
-        (Configuration.of(run, query=schema.parse_query(query)).text() for run in runs),
-        json_href=address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more}),
-        calibrations=calibrations,
-        find=find,
-        runs=tuple(map(_compared_run, runs)),
-        known=[known.get(run.parallel) for run in runs],
-        search_href=f"/searches/{search_id}",
-    )
+    json_href = address(f"/searches/{search_id}/compare.json", {"a": a, "b": b, "more": more})
+    runs = [_run_of(store, search_id, run_id) for run_id in (a, b, *more)]
+    return _compared(runs, json_href=json_href, calibrations=calibrations, find=find)
+
+
+def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, RunRecord]:
+    return store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
+
+
+def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
+    """A query as text, or a run with its search. Raises HpToolError, also for a search's query of another version."""
+    if isinstance(named, str):
+        return Side(query=read_query(named.encode(), find=find))
+    record, run = named
+    text = Configuration.of(run, query=schema.parse_query(record.query)).text()
+    return Side(query=read_query(text.encode(), find=find), run=run, known=known_estimates(record).get(run.parallel))
 
 
 @page_at(router, "/searches/{search_id}/runs/{run_id}", template="configuration.html", section="Searches", status=error_status)
@@ -156,44 +175,39 @@ def run_context(
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
         return ConfigurationPage(title="A configuration", json_href=json_href, error=error.as_dict())
     page = configuration_context(text, calibrations, find, store, search=search_id)
+    page = replace(page, run=compared_run(run, formats.device_of(record.query)), search_href=f"/searches/{search_id}")
     return replace(page, json_href=f"/searches/{search_id}/runs/{run_id}.json")
 
 
 def _compared(
-    texts: Iterable[str],
-    *,
-    json_href: str,
-    calibrations: Calibrations | None,
-    find: Find,
-    runs: tuple[ComparedRun, ...] = (),
-    known: Sequence[Estimate | InferenceEstimate | None] = (),
-    search_href: str | None = None,
+    named: Sequence[str | tuple[SearchRecord, RunRecord]], *, json_href: str, calibrations: Calibrations | None, find: Find
 ) -> ComparePage:
-    """The page that compares the configurations of these queries; `runs`: a measured run of each; `known`: what their search
-    knows of them, in place of what the newest calibration says."""
+    """The page that compares these, or says why one of them cannot be answered."""
     try:
-        queries = [read_query(text.encode(), find=find) for text in texts]
-        if len(queries) == 1:
-            queries.append(_to_try(queries[0], calibrations))
-        if len({query.kind for query in queries}) > 1:
+        sides = [_side(each, find=find) for each in named]
+        if len(sides) == 1:
+            sides.append(Side(query=_to_try(sides[0].query, calibrations)))
+        if len({side.query.kind for side in sides}) > 1:
             raise InputError("a training and a serving configuration cannot be compared", field="second")
         answers = [
-            configuration_view(query, calibrations=calibrations, with_fixes=False, known=estimate)
-            for query, estimate in zip_longest(queries, known)
+            configuration_view(side.query, calibrations=calibrations, with_fixes=False, known=side.known) for side in sides
         ]
-    except HpToolError as error:  # also of a search's query of another version
+    except HpToolError as error:
         return ComparePage(title="Configurations compared", json_href=json_href, error=error.as_dict())
     views = tuple(view for view, _ in answers)
-    names = tuple(f"Run {run.number + 1}" for run in runs) or NAMES[: len(views)]
+    runs = tuple(side.run and compared_run(side.run, view.device) for side, view in zip(sides, views, strict=True))
+    searches = {side.run.search_id if side.run else None for side in sides}
+    search_id = searches.pop() if len(searches) == 1 else None
+    names = tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]
     return ComparePage(
         title=" and ".join(view.heading for view in views),
         json_href=json_href,
         views=views,
         names=names,
-        runs=runs,
-        search_href=search_href,
-        verdict=_verdict(names, views, _ratios(queries, [estimate for _, estimate in answers], known, calibrations)),
-        differences=_differences(queries, [estimate for _, estimate in answers]),
+        runs=runs if any(runs) else (),
+        search_href=search_id and f"/searches/{search_id}",
+        verdict=_verdict(names, views, runs, _ratios(sides, [estimate for _, estimate in answers], calibrations)),
+        differences=_differences([side.query for side in sides], [estimate for _, estimate in answers]),
         rows=_rows(views, runs),
         memory=_fullest_stages(names, views),
         time=_times(names, views),
@@ -204,20 +218,17 @@ Ratio = tuple[float, tuple[float, float]]
 
 
 def _ratios(
-    queries: Sequence[Query],
-    estimates: Sequence[Estimate | InferenceEstimate],
-    known: Sequence[Estimate | InferenceEstimate | None],
-    calibrations: Calibrations | None,
+    sides: Sequence[Side], estimates: Sequence[Estimate | InferenceEstimate], calibrations: Calibrations | None
 ) -> list[Ratio | None]:
     """How many times as long each but the first takes as the first; of serving, per output token and GPU."""
-    sides: list[Known] = []
-    for query, estimate, of_search in zip_longest(queries, estimates, known):
+    known: list[Known] = []
+    for side, estimate in zip(sides, estimates, strict=True):
         if isinstance(estimate, InferenceEstimate):
             return [_serving_ratio(estimates[0], each) for each in estimates[1:]]
-        configuration = resolve_configuration(query)
-        best = of_search if isinstance(of_search, Estimate) else configuration.calibrated_estimate(calibrations)
-        sides.append((configuration.problem, best or estimate))
-    return [step_ratio(sides[0], side) for side in sides[1:]]
+        configuration = resolve_configuration(side.query)
+        best = side.known if isinstance(side.known, Estimate) else configuration.calibrated_estimate(calibrations)
+        known.append((configuration.problem, best or estimate))
+    return [step_ratio(known[0], each) for each in known[1:]]
 
 
 def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate) -> Ratio | None:
@@ -229,16 +240,33 @@ def _serving_ratio(first: Estimate | InferenceEstimate, second: Estimate | Infer
     return one / other, (one / other / spread, one / other * spread)
 
 
-def _verdict(names: Sequence[str], views: Sequence[ConfigurationView], ratios: Sequence[Ratio | None]) -> str:
-    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit."""
+def _verdict(
+    names: Sequence[str],
+    views: Sequence[ConfigurationView],
+    runs: Sequence[ComparedRun | None],
+    ratios: Sequence[Ratio | None],
+) -> str:
+    """Such as: Second is 17 % slower than First, 9 to 25 %; but First does not fit. A run that failed is neither."""
+    failed = [run is not None and not run.metrics for run in runs]
     parts = [
-        f"{name} is {_slower(ratio, names[0])}" for name, ratio in zip(names[1:], ratios, strict=True) if ratio is not None
+        f"{name} is {_slower(ratio, names[0])}"
+        for name, ratio, failure in zip(names[1:], ratios, failed[1:], strict=True)
+        if ratio is not None and not failure and not failed[0]
     ]
-    unfit = [f"{name} {view.verdict}" for name, view in zip(names, views, strict=True) if not view.feasible]
+    unfit = [
+        f"{name} {_failure(run) if run and failure else view.verdict}"
+        for name, view, run, failure in zip(names, views, runs, failed, strict=True)
+        if failure or not view.feasible
+    ]
     text = "; ".join(parts)
     if unfit:
         text += f"{'; but ' if text else ''}{' and '.join(unfit)}"
     return f"{text}." if text else ""
+
+
+def _failure(run: ComparedRun) -> str:
+    """`crashed`, `ran out of memory`: what became of a run without a result."""
+    return FAILURES.get(run.state, run.state)
 
 
 def _slower(ratio: Ratio, first: str) -> str:
@@ -260,19 +288,6 @@ def _to_try(query: Query, calibrations: Calibrations | None) -> Query:
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
-
-
-def _compared_run(run: RunRecord) -> ComparedRun:
-    measurement = run.measurement
-    state = measurement.status if measurement else str(run.state)
-    return ComparedRun(
-        number=run.number,
-        state=state,
-        tone=TONES.get(state, ""),
-        cause=run.cause or (measurement.cause if measurement else None),
-        reduced=not run.fidelity.is_whole,
-        metrics=measured_metrics(run),
-    )
 
 
 def _differences(queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]) -> tuple[Difference, ...]:
@@ -303,10 +318,10 @@ def _text(value: Any) -> str:
     return formats.ABSENT if value is None else str(value)
 
 
-def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun]) -> tuple[MetricRow, ...]:
+def _rows(views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]) -> tuple[MetricRow, ...]:
     """Each predicted figure, followed by the measured one if there is one."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
-    measured = [{metric.name: metric for metric in run.metrics} for run in runs]
+    measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
     all_fit = all(view.feasible for view in views)
     # No prediction of a configuration that cannot run is better than the others'.
     rows = [

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from fastapi import Query as QueryParameter
@@ -28,10 +28,10 @@ from service.api.bodies import read_query
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
-from service.dashboard.evidence import SearchId, calibration_in_words, known_to, newest, of_search
+from service.dashboard.evidence import SearchId, known_to, newest, of_search, sources
 from service.dashboard.explorer_settings import explorer_href
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.metrics import Metric, fix_metrics, serving_metrics, training_metrics
+from service.dashboard.metrics import ComparedRun, Metric, fix_metrics, serving_metrics, training_metrics
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import (
     MAX_QUERY,
@@ -77,6 +77,8 @@ class ConfigurationView(View):
     kind: Literal["training", "inference"]
     subject: str
     """Model on cluster."""
+    device: str
+    """What one of its devices is called: GPU, or device where it is a process of a processor."""
     heading: str
     """The arithmetic: TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
@@ -129,6 +131,9 @@ class ConfigurationPage(Page):
     explorer_href: str | None = None
     compare_href: str | None = None
     """Comparison with the configuration to try of the same query; None where the query asks for a number of GPUs."""
+    run: ComparedRun | None = None
+    """The run of a search that it was, if the page is a run's."""
+    search_href: str | None = None
     error: ErrorFields | None = None
 
 
@@ -223,7 +228,9 @@ def _view(
         metrics = serving_metrics(estimate, device)
         if estimate.memory is not None:
             parts = {name: float(getattr(estimate.memory, f"{name}_bytes")) for name in SERVING_MEMORY}
-            memory = stack([BarSpec(label="Fullest GPU", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes")
+            memory = stack(
+                [BarSpec(label=f"Fullest {device}", parts=parts, limit=estimate.memory.capacity_bytes)], unit="bytes"
+            )
         time = stack([BarSpec(label="One request", parts=estimate.parts_s)], unit="seconds") if estimate.parts_s else None
         num_stages, shown_stages = config.pipeline_parallel_size, 1
     else:
@@ -239,12 +246,13 @@ def _view(
         estimate,
         kind=query.kind,
         subject=formats.subject(mapping),
+        device=device,
         heading=heading,
         details=formats.configuration_details(this),
         verdict=verdict,
         verdict_note=verdict_note,
         chance=chance(known) if isinstance(known, Estimate) else "",
-        answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take"),
+        answer=_answer(metrics, memory, time, takes="takes" if known.feasible else "would take", device=device),
         unchecked=tuple(unchecked(known)),
         tone=tone,
         feasible=known.feasible,
@@ -260,18 +268,18 @@ def _view(
         shown_stages=shown_stages,
         num_stages=num_stages,
         time=time,
-        provenance=_provenance(estimate, calibrated),
+        provenance=sources(estimate, calibrated),
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
         href=configuration_href(this),
     )
 
 
-def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, takes: str) -> str:
+def _answer(metrics: Sequence[Metric], memory: Stack | None, time: Stack | None, *, takes: str, device: str) -> str:
     """Such as: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5 s), 71 % of it compute."""
     known = {metric.name: metric for metric in metrics}
     parts = []
     if memory is not None and memory.limit is not None and (needed := known.get("Memory")):
-        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest GPU")
+        parts.append(f"Needs {formats.measured(needed.value, 'bytes')} of {formats.gib(memory.limit)} on the fullest {device}")
     if time is not None and (step := known.get("Step time")):
         bar = time.bars[0]
         most = max(bar.values, key=bar.values.__getitem__)
@@ -379,21 +387,3 @@ def _step(label: str, estimate: Estimate) -> BarSpec:
     assert estimate.time is not None
     interval = estimate.intervals.step_s if estimate.intervals else None
     return BarSpec(label=label, parts=estimate.time.parts_s, interval=interval)
-
-
-def _provenance(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:
-    """Sources of the estimate's numbers, and those that calibration adds."""
-    added = calibrated.provenance if calibrated else {}
-    sources = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
-    if estimate.intervals is not None and estimate.intervals.source:
-        sources["intervals"] = estimate.intervals.source
-    special = {"calibration": calibration_in_words, "assumed": _assumed}
-    texts = {name: special.get(name, formats.in_words)(value) for name, value in sources.items()}
-    return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
-
-
-def _assumed(value: Any) -> str:
-    """Keys that the query left open, and their values."""
-    if not isinstance(value, dict):
-        return formats.in_words(value)
-    return ", ".join(f"{path}: {formats.in_words(assumption)}" for path, assumption in value.items())

@@ -13,6 +13,7 @@ from hp_tool.domain.serving import InferenceEstimate
 from hp_tool.queries import schema
 from service.api.search_results import known_rows
 from service.dashboard import formats
+from service.dashboard.page import Fact
 
 ALONE = "the cost model alone"
 SearchId = Annotated[str | None, QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on")]
@@ -54,3 +55,21 @@ def calibration_in_words(value: Any) -> str:
     version, runs, cluster_key, created_at = map(value.get, shown_elsewhere[:4])
     when = f" of {formats.moment(datetime.fromisoformat(created_at))}" if isinstance(created_at, str) else ""
     return f"version {version}{when}, from {runs} runs on {cluster_key}; {formats.in_words(factors)}"
+
+
+def sources(estimate: Estimate | InferenceEstimate, calibrated: Estimate | None) -> tuple[Fact, ...]:
+    """Return the sources of an estimate's numbers, and those that calibration adds."""
+    added = calibrated.provenance if calibrated else {}
+    known = {**estimate.provenance, **{name: value for name, value in added.items() if name not in estimate.provenance}}
+    if estimate.intervals is not None and estimate.intervals.source:
+        known["intervals"] = estimate.intervals.source
+    special = {"calibration": calibration_in_words, "assumed": _assumed}
+    texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
+    return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
+
+
+def _assumed(value: Any) -> str:
+    """Keys that the query left open, and their values."""
+    if not isinstance(value, dict):
+        return formats.in_words(value)
+    return ", ".join(f"{formats.field_label(path)} {formats.in_words(assumption)}" for path, assumption in value.items())

@@ -1,7 +1,7 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,9 +13,9 @@ from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.records import JsonObject
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.queries.shown import fields
 from hp_tool.render import fit
-from hp_tool.render.words import MEANINGS, parallel_sizes
-from hp_tool.render.words import unchecked_words as unchecked_words
+from hp_tool.render.words import MEANINGS, parallel_sizes, unchecked_feature
 from hp_tool.units import JOULES_PER_MWH
 from hp_tool.units import duration as exact_duration
 
@@ -33,7 +33,7 @@ CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n\r"))
 DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 """Characters that turn the direction of text (Unicode Annex 9)."""
 UNSEEN = {code: f"\\u{code:04x}" for code in CONTROLS | DIRECTIONS}
-SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs"}
+SPELLINGS = {"gpu": "GPU", "gpus": "GPUs", "kv": "KV", "nvlink": "NVLink", "pcie": "PCIe", "flops": "FLOPs", "mlp": "MLP"}
 
 
 def seconds(value: float | None) -> str:
@@ -133,6 +133,27 @@ def words(name: str) -> str:
 def plain_number(value: float) -> str:
     """An integer in full, other numbers with four significant digits."""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def field_label(path: str) -> str:
+    """The label of a query's field in running text; of one that no form shows, its name in words."""
+    known = next((each for each in (fields("training"), fields("inference")) if path in each), None)
+    if known is None:
+        return words(path.partition(".")[2].replace(".", "_") or path)
+    label = known[path].label
+    return label if label[:2].isupper() else label[:1].lower() + label[1:]
+
+
+def unchecked_words(names: Iterable[str]) -> str:
+    """What a star on an interval means, with the fields' labels."""
+    parts = map(unchecked_feature, names)
+    labelled = (f"{field_label(path)}{colon}{value}" for path, colon, value in (part.partition(": ") for part in parts))
+    return f"unchecked: no published run has {', '.join(labelled)}, so the interval is wider"
+
+
+def sentence(text: str) -> str:
+    """Text that begins with a capital and ends with a stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:

@@ -9,6 +9,8 @@ from hp_tool.domain.serving import InferenceEstimate, ServingMend
 from hp_tool.render import figures
 from hp_tool.render.figures import Figure, Unit
 from hp_tool.render.fit import needs
+from service.dashboard.page import Tone
+from service.dashboard.trials import TONES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,36 @@ class Metric:
     by_cost_model: float | None = None
     """What the cost model says by itself, where `value` is calibrated; None without measurements on this cluster."""
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A profile run of a configuration."""
+
+    number: int
+    """0-based, in its search."""
+    state: str
+    tone: Tone
+    cause: str | None
+    """Why it failed."""
+    reduced: bool
+    """Its times are extrapolated from a reduced run."""
+    metrics: tuple[Metric, ...]
+    """Measured figures, under the names of the predicted ones; empty where it failed."""
+
+
+def compared_run(run: RunRecord, device: str) -> ComparedRun:
+    """Return what a run came to; `device`: what its GPUs are called."""
+    measurement = run.measurement
+    state = measurement.status if measurement else str(run.state)
+    return ComparedRun(
+        number=run.number,
+        state=state,
+        tone=TONES.get(state, ""),
+        cause=run.cause or (measurement.cause if measurement else None),
+        reduced=not run.fidelity.is_whole,
+        metrics=measured_metrics(run, device),
+    )
 
 
 def training_metrics(estimate: Estimate, calibrated: Estimate | None, device: str = "GPU") -> tuple[Metric, ...]:
@@ -47,14 +79,14 @@ def fix_metrics(fix: Mend | ServingMend) -> tuple[Metric, ...]:
     return tuple(_metric(each, fix) for each in shown)
 
 
-def measured_metrics(run: RunRecord) -> tuple[Metric, ...]:
+def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
     """Measured figures of a run, under the names of the predicted ones; empty if it failed."""
     measurement = run.measurement
     if measurement is None or measurement.status != "ok":
         return ()
     shown = figures.MEASURED if measurement.load is None else figures.SERVED_MEASURED
     # A reduced run needs another amount of memory than the whole configuration.
-    return _known((*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement)
+    return _known((*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement, device)
 
 
 def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:

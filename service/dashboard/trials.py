@@ -75,6 +75,8 @@ class Quantity:
     charged: bool
     """The search minimises this time plus a penalty for missed targets."""
     rate: str
+    device: str
+    """What a GPU is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,9 +295,9 @@ def quantity(query: JsonObject) -> Quantity:
     """What a search compares the runs of its query by."""
     device = formats.device_of(query)
     if not serves(query):
-        return Quantity(seconds="Step time", charged=False, rate=f"Tokens/s per {device}")
+        return Quantity(seconds="Step time", charged=False, rate=f"Tokens/s per {device}", device=device)
     charged = any((query.get("targets") or {}).values())
-    return Quantity(seconds="Request latency", charged=charged, rate=f"Output tokens/s per {device}")
+    return Quantity(seconds="Request latency", charged=charged, rate=f"Output tokens/s per {device}", device=device)
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:

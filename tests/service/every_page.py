@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,10 +12,13 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from hp_tool.domain.measurement import Measurement
+from hp_tool.domain.measurement import Fidelity, Measurement
 from hp_tool.domain.measurement_records import NewMeasurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Store
+from hp_tool.domain.records import SearchState
+from hp_tool.errors import HpToolError
+from hp_tool.search.underway import Underway
 from hp_tool.tuning import tune
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
@@ -46,9 +50,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
     own = query["model"] | {"name": EVIL}
     running = _search(store, http, query, ended=False)
     ended = _search(store, http, query | {"model": own, "id": "named"}, ended=True)
-    failed: str = http.post("/v1/searches", json=query).json()["id"]
-    one_run(store, claim(store, failed), Measurement(status="crashed", cause="NCCL error"))
-    waiting: str = http.post("/v1/searches", json=query).json()["id"]
+    failed, cancelled, live = _failed(store, http, query), _cancelled(store, http, query), _live(store, http, query)
+    waiting = _submitted(http, query)
     series = _calibration(store, http)
     http.post("/v1/models", json={"name": "mine", "spec": query["model"] | {"name": "mine"}})
     http.post("/v1/keys", json={"owner": EVIL[:60], "scope": "read"})
@@ -66,7 +69,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",
-        "search-all-failed": f"/searches/{failed}",
+        "search-failed": f"/searches/{failed}",
+        "search-cancelled": f"/searches/{cancelled}",
+        "search-live": f"/searches/{live}",
         "search-queued": f"/searches/{waiting}",
         "search-serving": f"/searches/{served}",
         "runs": f"/searches/{ended}/runs",
@@ -78,6 +83,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "configuration-serving-too-slow": _asked("/configurations", query=hurried),
         "configuration-named": _asked("/configurations", query=evil),
         "run": _asked("/run", query=pipeline),
+        "compare-a-run": f"/compare?{urlencode({'first': f'/searches/{ended}/runs/{first}', 'second': json.dumps(query)})}",
         "compare": _asked("/compare", first=alone, second=pipeline),
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
@@ -123,12 +129,47 @@ def _asked(path: str, **queries: dict[str, Any]) -> str:
 
 
 def _search(store: Store, http: TestClient, query: dict[str, Any], *, ended: bool) -> str:
-    search: str = http.post("/v1/searches", json=query).json()["id"]
+    search = _submitted(http, query)
     lease = claim(store, search)
     one_run(store, lease, Measurement(status="ok", step_s=0.4, tokens_per_second_per_gpu=1280.0, peak_memory_bytes=3 << 30))
     one_run(store, lease, Measurement(status="crashed", cause=EVIL, log_tail=EVIL), OTHER)
     if ended:
         finish(store, lease)
+    return search
+
+
+def _failed(store: Store, http: TestClient, query: dict[str, Any]) -> str:
+    """A search whose only run was cut off by its limit."""
+    lease = claim(store, _submitted(http, query | {"search": query["search"] | {"run_timeout_s": 3.0}}))
+    one_run(store, lease, Measurement(status="timeout", cause="not done after 3 s"), predicted={"step_s": 3.8})
+    message = "no profile run succeeded (1 timeout); the last: not done after 3 s"
+    error = HpToolError(message, code="all_runs_failed").as_dict()
+    store.finish_search(lease=lease, state=SearchState.FAILED, stopped_because="all_runs_failed", error=error)
+    return lease.search_id
+
+
+def _cancelled(store: Store, http: TestClient, query: dict[str, Any]) -> str:
+    lease = claim(store, _submitted(http, query))
+    one_run(store, lease, Measurement(status="ok", step_s=0.4))
+    store.request_cancel(search_id=lease.search_id)
+    store.finish_search(lease=lease, state=SearchState.CANCELLED, stopped_because="cancelled")
+    return lease.search_id
+
+
+def _live(store: Store, http: TestClient, query: dict[str, Any]) -> str:
+    """A search with a run that measures its steps."""
+    lease = claim(store, _submitted(http, query))
+    one_run(store, lease, Measurement(status="ok", step_s=0.4))
+    run = store.intend_run(lease=lease, parallel=OTHER, fidelity=Fidelity(), predicted={"chosen_by": "coverage"})
+    store.mark_submitted(lease=lease, run_id=run.id, handle="43")
+    seen = Underway(phase="steps", warmup_steps=2, steps=1, step_s=60.0, log_tail=f"{EVIL}\nhp-tool step 3")
+    progress = store.get_search(search_id=lease.search_id).progress
+    store.set_progress(lease=lease, progress=progress | {"underway": {run.id: asdict(seen)}})
+    return lease.search_id
+
+
+def _submitted(http: TestClient, query: dict[str, Any]) -> str:
+    search: str = http.post("/v1/searches", json=query).json()["id"]
     return search
 
 

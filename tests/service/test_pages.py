@@ -1,6 +1,7 @@
 """Pages without a browser: what they say, their JSON twins, and that nothing a user wrote becomes markup."""
 
 import gzip
+import json
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -100,6 +101,16 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
     step = [(row["measured"], row["values"]) for row in both["rows"] if row["name"] == "Step time"]
     assert len(step) == 2 and step[1] == (True, [0.4, None])
     assert [(run["state"], run["cause"]) for run in both["runs"]] == [("ok", None), ("crashed", EVIL)]
+    assert both["verdict"] == "Run 2 crashed.", "no ratio of a run that failed"
+    runs = [f"/searches/{search}/runs/{run_id}" for run_id in trials["run_id"]]
+    named = http.get("/compare.json", params=dict(zip(("first", "second"), runs, strict=True))).json()
+    assert {**named, "json_href": both["json_href"]} == both, "a run's short address stands for its query"
+    mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
+    assert mixed.status_code == 200 and "Second" in mixed.text and "400 ms" in mixed.text
+    nothing = http.get("/compare.json", params={"first": f"/searches/{search}/runs/{'0' * 16}"})
+    assert (nothing.status_code, nothing.json()["code"]) == (422, "not_found")
+    text = http.get(f"/searches/{search}/runs/{trials['run_id'][0]}").text
+    assert "Step time, measured" in text and "400 ms" in text
     assert http.get(f"/searches/{search}/runs/{'0' * 16}").status_code == 404
 
 

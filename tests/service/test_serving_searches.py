@@ -62,7 +62,8 @@ def test_missed_targets_on_quantiles_are_named() -> None:
 def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> None:
     http, _, search = searched
     page, twin = http.get(f"/searches/{search}").text, http.get(f"/searches/{search}.json").json()
-    assert twin["quantity"] == {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per device"}
+    quantity = {"seconds": "Request latency", "charged": True, "rate": "Output tokens/s per device", "device": "device"}
+    assert twin["quantity"] == quantity
     assert "Step" not in page and "Time to first token and throughput" in page and "target 100 ms" in page
     best = twin["best"]
     assert best["measured"] and "replica" in best["arithmetic"] and "concurrent request" in best["details"]

@@ -117,7 +117,7 @@ export function front(trials, shown) {
       { mode: "lines", name: "Pareto front", x: best.map(memory), y: best.map(rate), color: "--series-3" },
       star(trials, shown, memory, rate),
     ],
-    x: { title: "Peak memory per GPU, GiB" },
+    x: { title: `Peak memory per ${trials.quantity.device}, GiB` },
     y: { title: trials.quantity.rate },
   };
 }
@@ -170,7 +170,7 @@ function about(trials, i) {
   if (trials.num_runs[i] > 1) lines.push(`${trials.num_runs[i]} runs, ${seconds(trials.low_s[i])} to ${seconds(trials.high_s[i])}; ${trials.counts[i] === i ? "this one counts" : "another one counts"}`);
   lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
   if (trials.serving?.ttft_s[i] != null) lines.push(`TTFT ${seconds(trials.serving.ttft_s[i])}, TPOT ${seconds(trials.serving.tpot_s[i])}`);
-  if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per GPU`);
+  if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per ${trials.quantity.device}`);
   if (trials.peak_memory_bytes[i] != null) lines.push(`${gib(trials.peak_memory_bytes[i])} peak memory`);
   return lines.join("\n");
 }

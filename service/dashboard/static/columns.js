@@ -48,7 +48,7 @@ export function columns(trials, { runs }) {
     })) : []),
     ...(serving ? [{ name: "misses", label: "Targets missed", hidden: !serving.misses.some((each) => each.length), value: (i) => serving.misses[i].join("; "), cell: (i) => serving.misses[i].join("; ") }] : []),
     { name: "rate", label: serving ? "Output tokens/s" : "Tokens/s", title: quantity.rate, number: true, value: from(trials.tokens_per_second_per_gpu), cell: (i) => count(trials.tokens_per_second_per_gpu[i]) },
-    { name: "memory", label: "Memory", title: "Peak memory per GPU", number: true, hidden: trials.peak_memory_bytes.every((bytes) => bytes == null), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
+    { name: "memory", label: "Memory", title: `Peak memory per ${quantity.device}`, number: true, hidden: trials.peak_memory_bytes.every((bytes) => bytes == null), value: from(trials.peak_memory_bytes), cell: (i) => gib(trials.peak_memory_bytes[i]) },
     { name: "why", label: "Chosen because", hidden: true, value: from(trials.why), cell: from(trials.why) },
     { name: "cause", label: "Cause", hidden: true, value: (i) => trials.cause[i] ?? "", cell: (i) => trials.cause[i] ?? "" },
   ];

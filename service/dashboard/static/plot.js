@@ -46,9 +46,10 @@ function paint(place) {
   const traces = figure.traces.filter((trace) => trace.y.length);
   const right = traces.filter((trace) => trace.right);
   const of = (list, name) => list.flatMap((trace) => [trace[name], trace.from && name === "x" ? trace.from : [], name === "y" && trace.ends ? trace.ends.flat() : []].flat());
-  const box = { left: figure.y?.left ?? 64, right: width - (right.length ? 72 : 16), top: 10, bottom: HEIGHT - 44 };
+  const bars = traces.some((trace) => trace.mode === "bars"); // whose labels stand behind them
+  const box = { left: figure.y?.left ?? 64, right: width - (right.length || bars ? 72 : 16), top: 10, bottom: HEIGHT - 44 };
   const moments = (values) => (figure.x?.time ? values.map((value) => Date.parse(value)) : values);
-  const bands = traces.some((trace) => trace.mode === "bars") ? traces[0].y : null;
+  const bands = bars ? traces[0].y : null;
   const x = axis(figure.x, moments(of(traces, "x")), [box.left, box.right]);
   const y = bands ? banded(bands, [box.bottom, box.top]) : axis(figure.y, of(traces.filter((trace) => !trace.right), "y"), [box.bottom, box.top]);
   const second = right.length ? axis(figure.right, of(right, "y"), [box.bottom, box.top]) : null;

@@ -7,11 +7,12 @@ const box = document.querySelector("[data-scaling]");
 const says = box?.querySelector("[role=status]");
 
 const NEAR_CHEAPEST = 1.05;
+const device = box?.dataset.device;
 const SIZES = ["tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size"];
 
 box?.addEventListener("toggle", async () => {
   if (!box.open || says.textContent) return;
-  says.textContent = "Ranking the space on each number of GPUs …";
+  says.textContent = `Ranking the space on each number of ${device}s …`;
   let scaling;
   try {
     scaling = await points(JSON.parse(document.querySelector("#query-text").textContent));
@@ -23,8 +24,8 @@ box?.addEventListener("toggle", async () => {
   const near = scaling.filter((each) => each.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest).map((each) => each.num_gpus);
   const [fewest, fastest] = [near[0], near.at(-1)];
   const alone = scaling.some((each) => each.calibrated) ? "" : " By the cost model alone: the cluster has no calibration.";
-  const gpus = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
-  const advice = !scaling.length ? "Nothing fits on any number of GPUs up to the cluster's."
+  const gpus = (number) => `${count(number)} ${device}${number === 1 ? "" : "s"}`;
+  const advice = !scaling.length ? `Nothing fits on any number of ${device}s up to the cluster's.`
     : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5 % more.`
       : `The fewest within 5 % of the lowest cost: ${gpus(fewest)}; the fastest for that money: ${gpus(fastest)}.`;
   says.textContent = advice + alone;
@@ -62,15 +63,15 @@ async function ask(query) {
 function figure(scaling) {
   const [x, costs] = [scaling.map((point) => point.num_gpus), scaling.map((point) => point.cost ?? point.gpu_seconds_per_step)];
   const money = scaling[0].cost != null;
-  const trace = (name, y, color, text, more = {}) => ({ mode: "both", name, x, y, color, size: 7, text: text.map((each, n) => `${x[n]} GPUs\n${each}`), ...more });
+  const trace = (name, y, color, text, more = {}) => ({ mode: "both", name, x, y, color, size: 7, text: text.map((each, n) => `${x[n]} ${device}s\n${each}`), ...more });
   const step = scaling.map((point) => point.step_s);
   return {
     traces: [
       trace("Step time", step, "--series-1", step.map(seconds)),
-      trace(money ? "Cost of the training" : "GPU-seconds per step", costs, "--series-2", costs.map((cost) => (money ? `$${count(cost)}` : count(cost))), { right: true }),
+      trace(money ? "Cost of the training" : `${device}-seconds per step`, costs, "--series-2", costs.map((cost) => (money ? `$${count(cost)}` : count(cost))), { right: true }),
     ],
-    x: { title: "GPUs", log: true, ticks: x },
+    x: { title: `${device}s`, log: true, ticks: x },
     y: { title: "Step time", log: true, ticks: step, labels: step.map(seconds) },
-    right: { title: money ? "Cost, $" : "GPU-seconds per step", zero: true },
+    right: { title: money ? "Cost, $" : `${device}-seconds per step`, zero: true },
   };
 }

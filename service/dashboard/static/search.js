@@ -8,13 +8,14 @@ import { setting } from "./numbers.js";
 import { draw as drawParallel } from "./parallel.js";
 import { draw } from "./plot.js";
 import { ROWS_A_PAGE, head, show } from "./table.js";
+import { keep, ticked } from "./ticks.js";
 
 const root = document.querySelector("#trials");
 const part = (name) => root.querySelector(`[data-part="${name}"]`);
 const figures = Object.fromEntries(Object.entries({ history, ttft, tpot, accuracy, front, waterfall }).filter(([name]) => part(name)));
 const pending = new Set(); // figures to draw once they become visible
 const visible = new Set();
-const picked = new Set(); // rows, which the address names by their runs' numbers
+const picked = new Set(); // rows that are ticked: for comparison, and in a report to see them alone
 const open = new Set();
 const inFile = location.protocol === "file:"; // only the part after # can be changed
 let trials = null;
@@ -28,7 +29,7 @@ let marked = null; // the row whose points are ringed
 
 const text = (address) => fetch(address).then(async (answer) => (answer.ok ? answer.text() : (await answer.json()).detail));
 const act = {
-  pick, toggle, mark,
+  pick, toggle, mark, href: (run) => root.dataset.runs && root.dataset.runs + run,
   log: (run) => (trials.logs ? Promise.resolve(trials.logs[run] ?? "No log was stored for this run.") : text(root.dataset.logs + run)),
   command: root.dataset.export ? (run) => text(`${root.dataset.export}?format=command&run=${run}`) : null,
 };
@@ -45,8 +46,7 @@ async function load() {
     if (mine !== loads) return; // asked again meanwhile: an answer that comes late is not the newest
     trials = answer;
   }
-  const numbers = kept().get("picked")?.split(".") ?? [];
-  trials.number.forEach((number, i) => numbers.includes(String(number + 1)) && picked.add(i));
+  tickedRows();
   columns = columnsOf(trials, { runs: root.dataset.runs });
   selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
   controls();
@@ -121,8 +121,9 @@ function chooseColumns() {
 }
 
 function reset() {
-  set({ picked: "", ...Object.fromEntries(selects.map(([name]) => [name, ""])) });
+  set(Object.fromEntries(selects.map(([name]) => [name, ""])));
   picked.clear();
+  if (root.dataset.runs) keep(ticked().filter(({ href }) => !href.startsWith(root.dataset.runs)));
   part("only").checked = false;
   page = 0;
   controls();
@@ -160,10 +161,10 @@ function blank() {
   const some = (values) => values.some((each) => each != null);
   const measured = some(trials.measured_step_s);
   const two = (values) => values.filter((each) => each != null).length > 1; // a line or a cloud needs more than one
-  part("more").hidden = !trials.run_id.length;
   const several = two(trials.measured_step_s);
-  const shows = { history: several || (measured && two(trials.calibrated_step_s)), accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
+  const shows = { history: several, accuracy: several, front: several, parallel: several && trials.axes.length > 0, waterfall: true };
   for (const name of [...Object.keys(figures), "parallel"]) part(name).closest("figure").hidden = !(shows[name] ?? measured);
+  part("more").hidden = ![...part("more").querySelectorAll("figure, section")].some((each) => !each.hidden);
   root.classList.toggle("none", !trials.run_id.length);
 }
 
@@ -203,7 +204,6 @@ function table() {
   part("empty").textContent = trials.run_id.length === 0 ? "No runs yet." : order.length === 0 ? "No matching runs." : "";
   part("sampled").hidden = shown.length <= MOST_POINTS;
   part("only").closest("label").hidden = !picked.size;
-  compare();
 }
 
 function sortBy(next) {
@@ -212,10 +212,20 @@ function sortBy(next) {
   table();
 }
 
+// Of a report, which has no bar of what is ticked.
 function pick(i) {
+  if (root.dataset.runs) return; // take.js hears the tick
   if (!picked.delete(i)) picked.add(i);
-  set({ picked: [...picked].map((each) => trials.number[each] + 1).join(".") });
   table();
+}
+
+function tickedRows() {
+  if (!root.dataset.runs) return;
+  picked.clear();
+  for (const { href } of ticked()) {
+    const i = trials.run_id.indexOf(href.slice(root.dataset.runs.length));
+    if (i >= 0 && href.startsWith(root.dataset.runs)) picked.add(i);
+  }
 }
 
 function toggle(i) {
@@ -239,18 +249,6 @@ function reveal(i) {
   marked = null;
   mark(row);
   part("rows").querySelector(`[data-key="${CSS.escape(trials.run_id[row])}"]`).scrollIntoView({ block: "center" });
-}
-
-const MOST_COMPARED = 6;
-
-// Link to the comparison of the selected configurations.
-function compare() {
-  const link = part("compare");
-  if (!link) return;
-  const [a, b, ...more] = [...picked].map((i) => trials.run_id[i]);
-  link.hidden = picked.size < 2 || picked.size > MOST_COMPARED;
-  link.textContent = `Compare the ${picked.size === 2 ? "two" : picked.size}`;
-  link.href = `${root.dataset.compare}?${new URLSearchParams([["a", a], ["b", b], ...more.map((run) => ["more", run])])}`;
 }
 
 part("only").addEventListener("change", () => {
@@ -288,6 +286,7 @@ matchMedia("print").addEventListener("change", ({ matches }) => {
   if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
 });
 
+document.addEventListener("ticked", () => trials && (tickedRows(), table()));
 addEventListener("popstate", () => trials && (controls(), update()));
 document.addEventListener("refreshed", () => {
   const drawn = part("waterfall"); // it comes with the search's end

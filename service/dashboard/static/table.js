@@ -26,7 +26,7 @@ export function head(place, columns, { sort, sortBy }) {
 }
 
 // One page of the trials at `indices`, each with its configuration's other runs on request. `state`: {page, picked, open, marked},
-// the sets by index; `act`: {pick(i), toggle(i), mark(i), log(run) promises the end of a log, command(run) that of its launch
+// the sets by index; `act`: {pick(i), toggle(i), mark(i), href(run) is its page's address, log(run) promises the end of a log, command(run) that of its launch
 // command, or is null}.
 export function show(body, trials, columns, indices, state, act) {
   const focused = document.activeElement?.closest("tr")?.dataset.key;
@@ -56,7 +56,7 @@ export function show(body, trials, columns, indices, state, act) {
 
   function heading(i, best) {
     const number = trials.number[i] + 1;
-    const pick = element("input", { type: "checkbox", checked: state.picked.has(i), "aria-label": `Select run ${number}`, "data-control": "pick", onchange: () => act.pick(i) });
+    const pick = element("input", { type: "checkbox", checked: state.picked.has(i), "aria-label": `Select run ${number}`, "data-control": "pick", "data-compare": act.href(trials.run_id[i]), "data-label": `Run ${number}: ${trials.arithmetic[i]}`, onchange: () => act.pick(i) });
     const shown = element("button", {
       type: "button", class: "plain", title: "Show it in the charts", "aria-pressed": String(state.marked === i), "data-control": "mark", onclick: () => act.mark(i),
     }, String(number));

@@ -1,9 +1,8 @@
-// What one takes from a ranking: a drawer with what runs a configuration, and a bar of those that are ticked for comparison, which
-// stay ticked from page to page until the tab is closed.
+// What one takes from a ranking: a drawer with what runs a configuration, and a bar of those that are ticked for comparison.
 
 import { element } from "./elements.js";
+import { keep, ticked } from "./ticks.js";
 
-const KEY = "compare";
 const MOST = 6;
 const NAMES = ["first", "second", "more", "more", "more", "more"];
 
@@ -23,12 +22,10 @@ addEventListener("click", async (event) => {
   drawer.showModal();
 });
 
-// [{href of the configuration's page, label}]
-const ticked = () => JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-
-function keep(list) {
-  sessionStorage.setItem(KEY, JSON.stringify(list));
-  shown();
+// What names a configuration to the page that compares: a stored run its address, any other its query.
+function named(href) {
+  const url = new URL(href, location);
+  return url.searchParams.get("query") ?? url.pathname;
 }
 
 addEventListener("change", ({ target }) => {
@@ -39,12 +36,12 @@ addEventListener("change", ({ target }) => {
 });
 
 // The bar at the bottom, and the ticks of this page.
-export function shown() {
+function shown() {
   const list = ticked();
   for (const box of document.querySelectorAll("[data-compare]")) box.checked = list.some(({ href }) => href === box.dataset.compare);
   document.querySelector(".tray")?.remove();
   if (!list.length) return;
-  const query = new URLSearchParams(list.map(({ href }, n) => [NAMES[n], new URL(href, location).searchParams.get("query")]));
+  const query = new URLSearchParams(list.map(({ href }, n) => [NAMES[n], named(href)]));
   const compare = list.length > 1 ? element("a", { class: "button primary", href: `/compare?${query}` }, `Compare the ${list.length === 2 ? "two" : list.length}`) : element("span", { class: "soft" }, "Tick another to compare");
   document.body.append(element("aside", { class: "tray", "aria-label": "Ticked for comparison" },
     element("span", {}, list.map(({ label }) => label).join(" · ")), compare, element("button", { type: "button", onclick: () => keep([]) }, "Clear")));
@@ -52,3 +49,4 @@ export function shown() {
 
 shown();
 addEventListener("pageshow", shown);
+document.addEventListener("ticked", shown);
