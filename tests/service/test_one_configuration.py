@@ -13,7 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hp_tool import catalog
-from hp_tool.cost.parameters import total_parameters
 from tests.command_line import hp_tool
 
 SIZES = (8, 16, 64, 256)
@@ -119,26 +118,10 @@ def test_a_ranked_configuration_is_the_same_everywhere(shared_http: TestClient, 
     check(shared_http, model, num_gpus)
 
 
-def kind(model: str) -> tuple[bool | str, ...]:
-    """What a space of layouts is made of: models that agree in it differ in sizes alone."""
-    spec = catalog.model(model)
-    grouped = spec.num_key_value_heads not in (None, spec.num_attention_heads)
-    experts = (spec.num_experts is not None, spec.first_k_dense_replace > 0, spec.num_nextn_predict_layers > 0)
-    return spec.architecture, spec.kv_lora_rank is not None, spec.sliding_window is not None, grouped, spec.gated_mlp, *experts
-
-
-def sampled() -> list[tuple[str, int]]:
-    """Each model of the catalogue on one size, in turn, and the largest of each kind on all of them."""
-    names = sorted(catalog.names("models"), key=lambda name: total_parameters(catalog.model(name)))
-    largest = {kind(name): name for name in names}.values()
-    in_turn = {(name, SIZES[place % len(SIZES)]) for place, name in enumerate(names)}
-    return sorted(in_turn | {(name, size) for name in largest for size in SIZES})
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(("model", "num_gpus"), sampled())
+@pytest.mark.parametrize("num_gpus", SIZES)
+@pytest.mark.parametrize("model", catalog.names("models"))
 def test_every_model_of_the_catalogue_is_the_same_everywhere(shared_http: TestClient, model: str, num_gpus: int) -> None:
-    """Each model is on one of the sizes and the largest of each kind on all; all on all take three times as long."""
     check(shared_http, model, num_gpus)
 
 

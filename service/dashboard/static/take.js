@@ -36,7 +36,7 @@ addEventListener("change", ({ target }) => {
 });
 
 // The bar at the bottom, and the ticks of this page.
-function shown() {
+export function shown() {
   const list = ticked();
   for (const box of document.querySelectorAll("[data-compare]")) box.checked = list.some(({ href }) => href === box.dataset.compare);
   document.querySelector(".tray")?.remove();
