@@ -300,7 +300,8 @@ def _differences(queries: Sequence[Query], estimates: Sequence[Estimate | Infere
     differences = _differing(configs) if len(configs) == len(queries) else []
     mappings = [schema.query_mapping(query) for query in queries]
     rest = [formats.dotted({k: v for k, v in mapping.items() if k not in ("parallel", *NO_PART)}) for mapping in mappings]
-    return (*differences, *sorted(_differing(rest), key=lambda difference: difference.name))
+    labelled = (replace(each, name=formats.field_label(each.name)) for each in _differing(rest))
+    return (*differences, *sorted(labelled, key=lambda difference: difference.name))
 
 
 def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:

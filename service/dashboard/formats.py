@@ -139,7 +139,8 @@ def field_label(path: str) -> str:
     """The label of a query's field in running text; of one that no form shows, its name in words."""
     known = next((each for each in (fields("training"), fields("inference")) if path in each), None)
     if known is None:
-        return words(path.partition(".")[2].replace(".", "_") or path)
+        section, _, name = path.partition(".")
+        return words((name if section in ("training", "parallel", "inference") else path).replace(".", "_"))
     label = known[path].label
     return label if label[:2].isupper() else label[:1].lower() + label[1:]
 

@@ -43,6 +43,8 @@ from service.dashboard.run import Way, as_text
 MAX_ROWS = 8
 MAX_POINTS = 60
 """Configurations drawn in the plot."""
+LOG_FROM = 20.0
+"""Longest over shortest latency from which an axis is logarithmic: one slow configuration would push the others together."""
 FRONT = {"color": "--series-3", "width": 2}
 EXAMPLE = {"kind": "training", "cluster.gpus_per_node": "8"}
 
@@ -293,10 +295,17 @@ def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: floa
         for latency, rate, row in points
     ]
     marker = {"color": "--series-1", "size": 7}
+    latencies = [latency for latency, _, _ in points]
+    scale = {"log": True} if max(latencies) > LOG_FROM * min(latencies) > 0.0 else {"zero": True}
+    best = [point for point in points if not any(each[0] <= point[0] and each[1] > point[1] for each in points)]
+    front = sorted((latency, rate) for latency, rate, _ in best)
     shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
     return {
-        "traces": [markers(letters, x=(each[0] for each in points), y=(each[1] for each in points), text=text, marker=marker)],
-        "x": {"title": f"{letters}, s", "zero": True},
+        "traces": [
+            markers("Configurations", x=latencies, y=(each[1] for each in points), text=text, marker=marker),
+            line("Pareto front", x=(x for x, _ in front), y=(y for _, y in front), style=FRONT),
+        ],
+        "x": {"title": f"{letters}, s", **scale},
         "y": {"title": "Output tokens/s per GPU"},
         "shapes": shade,
     }

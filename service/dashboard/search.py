@@ -88,6 +88,10 @@ class SearchPage(Page, View):
     error: dict[str, Any] | None
     longer_s: int | None
     """Seconds to give each run in another try, where their limit is why the search failed."""
+    limit_s: float | None
+    """That limit."""
+    slowest_step_s: float | None
+    """The longest step that was expected of those runs."""
     best: Best | None
     axes: tuple[AxisEffect, ...]
     """What each setting decides, the weightiest first; empty until the search has ended."""
@@ -190,8 +194,9 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
-def _longer(view: SearchView, store: Store) -> int | None:
-    """Return seconds that would have let runs end which their limit cut off; None where that is not why a search failed."""
+def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
+    """Return (seconds that would have let runs end which their limit cut off, that limit, the longest step expected of them);
+    None where that is not why a search failed."""
     settings = view.query.get("search") or {}
     limit = settings.get("run_timeout_s", "auto")
     if view.state is not SearchState.FAILED or not isinstance(limit, int | float):
@@ -200,8 +205,9 @@ def _longer(view: SearchView, store: Store) -> int | None:
     if not runs or any(run.status != "timeout" for run in runs):
         return None
     steps = sum(steps_of(view.query))
-    needed = max(2.0 * (START_UP_S + steps * (run.expected_step_s or run.predicted_step_s or 0.0)) for run in runs)
-    return next(each for each in LIMITS_S if each >= max(needed, 2.0 * limit) or each == LIMITS_S[-1])
+    slowest_s = max(run.expected_step_s or run.predicted_step_s or 0.0 for run in runs)
+    needed_s = max(2.0 * (START_UP_S + steps * slowest_s), 2.0 * limit)
+    return next(each for each in LIMITS_S if each >= needed_s or each == LIMITS_S[-1]), limit, slowest_s
 
 
 def _handler(action: Action) -> Callable[..., RedirectResponse]:
@@ -221,6 +227,7 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     account = view.progress | (view.summary or {})
     best = best_of_search(record, store)
     configuration = best and stored_configuration(view.query, best)
+    longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
     schedule, bubble_fraction = executed(configuration) if configuration and view.state.ended else (None, None)
     return SearchPage.of(
         view,
@@ -240,7 +247,9 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         tone=TONES.get(view.state, ""),
         ended=view.state.ended,
         actions=_buttons(view),
-        longer_s=_longer(view, store),
+        longer_s=longer_s,
+        limit_s=limit_s,
+        slowest_step_s=slowest_step_s,
         best=best,
         axes=effects(record),
         schedule=schedule,

@@ -149,8 +149,8 @@ def test_a_recipe_is_chosen_and_what_is_assumed_is_said(shared_http: TestClient)
     usual, recipe = (twin(shared_http, **LLAMA, tp=8, **{"training.recipe": name}) for name in ("", "megatron-bridge-26.06"))
     assert recipe["settings"]["details"] == {"training.recipe": "megatron-bridge-26.06"}
     sources = [{fact["name"]: fact["value"] for fact in page["view"]["provenance"]} for page in (usual, recipe)]
-    assert "training.gradient_precision: fp32, " in sources[0]["assumed"]
-    assert "training.gradient_precision: bf16, " in sources[1]["assumed"]
+    assert "gradient precision fp32, " in sources[0]["assumed"]
+    assert "gradient precision bf16, " in sources[1]["assumed"]
     fsdp = twin(shared_http, **LLAMA, **{"training.recipe": "trl"})
     assert fsdp["settings"]["zero"] in (2, 3) and fsdp["modules"] == []
 
