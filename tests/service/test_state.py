@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
@@ -52,6 +53,14 @@ def test_ticks_and_the_form_survive_a_reload_and_back(
         page.get_by_label("Select run 2").check()
         page.reload()
         assert page.get_by_label("Select run 2").is_checked() and not page.get_by_label("Select run 1").is_checked()
+        page.goto(f"{server}/")
+        page.locator("[data-part=best]").get_by_role("checkbox", name="Compare").first.check()
+        page.get_by_role("link", name="Compare the two").click()  # a run and a row of a ranking
+        page.get_by_role("heading", name="First").wait_for()
+        assert "500 ms" in page.locator("main").inner_text() and f"/searches/{search}/runs/" in unquote(page.url)
+        page.get_by_role("button", name="Clear").click()
+        page.goto(f"{server}/searches/{search}")
+        assert not page.get_by_label("Select run 2").is_checked()
         page.goto(f"{server}/searches/new")
         page.get_by_label("Model", exact=True).fill("gpt3-13b")
         page.wait_for_url("**gpt3-13b**")
