@@ -136,8 +136,8 @@ def compare_context(
     json_href = address("/compare.json", {"first": first, "second": second, "more": more})
     texts = (first, *(() if second is None else (second,)), *more)
     named = [(text, RUN_ADDRESS.fullmatch(text)) for text in texts]
-    asked = [_run_of(store, *match.groups()) if match else text for text, match in named]
-    return _compared(asked, json_href=json_href, calibrations=calibrations, find=find)
+    sides = [_run_of(store, *match.groups()) if match else text for text, match in named]
+    return _compared(sides, json_href=json_href, calibrations=calibrations, find=find)
 
 
 @page_at(router, "/searches/{search_id}/compare", template="compare.html", section="Searches", status=error_status)
