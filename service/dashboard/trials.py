@@ -260,13 +260,20 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
 
 
 def _axes(runs: Sequence[RunFigures], labels: Mapping[str, str]) -> tuple[Axis, ...]:
-    columns = {name: tuple(axis_value(run.parallel, name) for run in runs) for name in labels}
-    return tuple(Axis(name=name, label=labels[name], values=values) for name, values in columns.items() if len(set(values)) > 1)
+    columns = {name: [getattr(run.parallel, name) for run in runs] for name in labels}
+    return tuple(
+        Axis(name=name, label=labels[name], values=tuple(_shown(name, value) for value in values))
+        for name, values in columns.items()
+        if len(set(values)) > 1
+    )
 
 
 def axis_value(parallel: RunConfig, name: str) -> AxisValue:
     """The value of one of AXES or SERVING_AXES, as tables show it."""
-    value = getattr(parallel, name)
+    return _shown(name, getattr(parallel, name))
+
+
+def _shown(name: str, value: Any) -> AxisValue:
     if name == "recompute":
         return recompute_name(value)
     return value if value is not None else "default"
