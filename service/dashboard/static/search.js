@@ -48,7 +48,7 @@ async function load() {
   }
   tickedRows();
   columns = columnsOf(trials, { runs: root.dataset.runs });
-  selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])];
+  selects = [["state", "State", choices(trials.state)], ...trials.axes.map((axis) => [axis.name, axis.label, choices(axis.values)])].filter(([, , values]) => values.length > 1);
   controls();
   update();
 }
@@ -96,6 +96,7 @@ function controls() {
   const form = part("filter");
   if (form.dataset.says !== says) {
     form.dataset.says = says;
+    form.hidden = !selects.length;
     form.replaceChildren(
       ...selects.map(([name, label, values]) => {
         const options = [["", "Any"], ...values.map((value) => [String(value), setting(value)])];
