@@ -195,7 +195,7 @@ def _compared(
     except HpToolError as error:
         return ComparePage(title="Configurations compared", json_href=json_href, error=error.as_dict())
     views = tuple(view for view, _ in answers)
-    runs = tuple(side.run and compared_run(side.run, view.device) for side, view in zip(sides, views, strict=True))
+    runs = tuple(compared_run(side.run, view.device) if side.run else None for side, view in zip(sides, views, strict=True))
     searches = {side.run.search_id if side.run else None for side in sides}
     search_id = searches.pop() if len(searches) == 1 else None
     names = tuple(f"Run {run.number + 1}" for run in runs if run) if search_id else NAMES[: len(views)]

@@ -288,7 +288,8 @@ def _serving_figures(rows: Sequence[ServingRecommendation], *, targets: Targets 
 def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: float | None) -> Figure:
     """Return throughput against one latency; `limit`: the target, in seconds."""
     letters = name.removesuffix("_s").upper()
-    points = [(getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row) for row in rows]
+    known = ((getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row) for row in rows)
+    points = [(latency, rate, row) for latency, rate, row in known if latency is not None and rate is not None]
     text = [
         f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} {seconds(latency)}\n"
         f"{count(rate)} tokens/s per GPU"
@@ -296,7 +297,8 @@ def latency_figure(name: str, rows: Sequence[ServingRecommendation], limit: floa
     ]
     marker = {"color": "--series-1", "size": 7}
     latencies = [latency for latency, _, _ in points]
-    scale = {"log": True} if max(latencies) > LOG_FROM * min(latencies) > 0.0 else {"zero": True}
+    far = max(latencies, default=1.0) > LOG_FROM * min(latencies, default=1.0)
+    scale = {"log": True} if far else {"zero": True}
     best = [point for point in points if not any(each[0] <= point[0] and each[1] > point[1] for each in points)]
     front = sorted((latency, rate) for latency, rate, _ in best)
     shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
