@@ -148,6 +148,9 @@ class Engine:
     def open_jobs(self) -> list[str]:
         return [job.name for job in self.open()]
 
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        return ""
+
     def fetch(self, handle: str) -> Measurement:
         self.advance()
         if self._state(handle).is_open:

@@ -117,6 +117,9 @@ class MemoryEngine:
     def open_jobs(self) -> list[str]:
         return [name for name, job in self.jobs.items() if job.state in (JobState.QUEUED, JobState.RUNNING)]
 
+    def output(self, handle: str, *, name: str | None = None) -> str:
+        return ""
+
     def fetch(self, handle: str) -> Measurement:
         request = self.jobs[handle].request
         special = self.outcome(request)
