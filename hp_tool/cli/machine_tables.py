@@ -46,6 +46,9 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     print_space(console, answer)
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
+    for message in dict.fromkeys(each.message for each in answer.not_ranked):
+        names = ", ".join(each.cluster for each in answer.not_ranked if each.message == message)
+        console.print(f"not ranked: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _title(query: Query) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hp_tool import catalog
+from hp_tool import bounds, catalog
 from hp_tool.catalog.hardware import names_several
 from hp_tool.catalog.prices import grid, offers
 from hp_tool.domain.hardware import ClusterQuery
@@ -29,6 +29,12 @@ class Machine:
     date: str | None = None
     """Day of its price, of the price list."""
 
+    @property
+    def name(self) -> str:
+        """What notes call it."""
+        cluster = self.cluster
+        return str(next(filter(None, (cluster.name, cluster.node_type, getattr(cluster.gpu, "name", cluster.gpu))), "a machine"))
+
 
 def several(query: Query) -> bool:
     """Whether a query compares machines."""
@@ -41,7 +47,9 @@ def machines(query: Query) -> tuple[Machine, ...]:
     Raises InputError where there are none or too many.
     """
     listed: list[Machine] = []
-    for one in query.cluster if isinstance(query.cluster, tuple) else (query.cluster,):
+    clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
+    bounds.check_values(len(clusters), field="cluster")
+    for one in clusters:
         listed += itertools.islice(_machines(one), MOST_MACHINES + 1 - len(listed))
     if len(listed) > MOST_MACHINES:
         raise InputError(f"at most {MOST_MACHINES:,} machines are compared; list fewer", field="cluster")
@@ -54,6 +62,8 @@ def _machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     if isinstance(cluster, str):
         cluster = ClusterQuery(node_type=cluster)
     lists = [value if isinstance(value := getattr(cluster, name), tuple) else (value,) for name in PLACES]
+    for name, values in zip(PLACES, lists, strict=True):
+        bounds.check_values(len(values), field=f"cluster.{name}")
     for node_type, gpu, num_gpus in itertools.product(*lists):
         one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):

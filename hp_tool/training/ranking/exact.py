@@ -97,7 +97,8 @@ class BestSearch:
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
         self.slack = max(NEAR, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
-        self.reach_s, self.limit_s = reach_s, np.inf
+        # What takes longer than the longest step in time is not acceptable, whatever else is.
+        self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.modules = more_module_sets(problem, self.axes)
         self.counts = every_chunk_count(problem)
