@@ -34,6 +34,8 @@ CLUSTER = "cluster"
 SUPERLINEAR = 0.8
 """A training on n times as many devices is taken to be at most n / SUPERLINEAR times as fast."""
 BEYOND = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
+MOST_QUESTIONS = 8
+"""Machines that one request may spend processor time on as on a question each."""
 NEAREST = 3
 """Misses in an answer."""
 FASTER = 4
@@ -80,6 +82,7 @@ class Machines:
         start = time.perf_counter()
         ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
         listed = machines(self.query)
+        bounds.answer_several(min(len(listed), MOST_QUESTIONS))
         for number, machine in enumerate(listed):
             with _among(number, len(listed)), ranked.noting(machine):
                 ranked.add(machine)
@@ -116,7 +119,7 @@ class Ranked:
         if query.kind == "inference" and replace(query, objective="min_gpus").leaves_num_gpus_open():
             self._row(replace(query, objective="min_gpus"), machine)
             return
-        numbers = counts(query, listed=machine.date is not None)
+        numbers = counts(query, listed=machine.priced)
         if len(numbers) == 1:
             self._row(query.with_num_gpus(numbers[0]), machine)
             return
@@ -168,7 +171,7 @@ class Ranked:
             self.not_ranked.append(note)
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """The best row of one machine, or what comes nearest; None where nothing is legal, or no throughput keeps the limits."""
+        """The best row of one machine, or what comes nearest; None where nothing is legal, or none can keep the limits."""
         first: Ranking[Any] = Ranking()
         with self.noting(machine), bounds.over_again():
             if (beyond := _beyond(query)) > 1.0:

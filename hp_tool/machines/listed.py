@@ -26,14 +26,18 @@ class Machine:
 
     cluster: ClusterQuery
     """As a query of it alone says; num_gpus None: to be found."""
+    priced: bool = False
+    """Whether it stands in the price list."""
     date: str | None = None
-    """Day of its price, of the price list."""
+    """Day of its price, where that is the list's."""
 
     @property
     def name(self) -> str:
         """What notes call it."""
         cluster = self.cluster
-        return str(next(filter(None, (cluster.name, cluster.node_type, getattr(cluster.gpu, "name", cluster.gpu))), "a machine"))
+        return str(
+            next(filter(None, (cluster.name, cluster.node_type, getattr(cluster.gpu, "name", cluster.gpu))), "a machine")
+        )
 
 
 def several(query: Query) -> bool:
@@ -90,7 +94,9 @@ def _priced(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
         if wanted.market == "spot":
             own["interruptions_per_node_day"] = _interruptions(wanted, offer)
         written = {name: value for name in own if name != "market" and (value := getattr(wanted, name)) is not None}
-        yield Machine(cluster=replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written), date=offer.date)
+        date = None if "price_per_gpu_hour" in written else offer.date
+        one = replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written)
+        yield Machine(cluster=one, priced=True, date=date)
 
 
 def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:

@@ -168,6 +168,16 @@ def dollars(value: float) -> str:
     return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
+def number(value: float) -> str:
+    """Three significant digits: 14.1, 1,234."""
+    return _significant(value)
+
+
+def days(value: float) -> str:
+    """14.1 days."""
+    return UNITS["days"](value)
+
+
 def measured(value: float | None, unit: str) -> str:
     """A figure in its unit."""
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)

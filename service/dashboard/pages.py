@@ -15,6 +15,7 @@ from service.dashboard import (
     explorer_serving,
     exports,
     labels,
+    machines,
     measurements,
     new_search,
     offline,
@@ -28,7 +29,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, explorer_serving, run, offline),
+    *(catalogue, configuration, compare, explorer, explorer_serving, machines, run, offline),
 )
 """Modules with a router of pages."""
 

@@ -85,14 +85,15 @@ class Meter:
         now_s = time.thread_time()
         bounds.spent_s += now_s - _SEEN_S.get(now_s)
         _SEEN_S.set(now_s)
-        if bounds.spent_s > self._max_s:
+        max_s = self._max_s * bounds.questions
+        if bounds.spent_s > max_s:
             if not bounds.planned:
-                message = f"{self._max_s:g} s of processor time were used up; send less in one request"
+                message = f"{max_s:g} s of processor time were used up; send less in one request"
                 raise InputError(message, code="request_too_costly")
             share = bounds.done / max(bounds.planned, 1)
             needed = f" of {bounds.spent_s / share:,.0f} or so" if 0.0 < share < 1.0 else ""
             raise InputError(
-                f"{self._max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
+                f"{max_s:g} s of processor time{needed} were used up after {bounds.done:,} of {bounds.planned:,} "
                 f"combinations; fix or narrow axes of parallel to {int(bounds.done * 0.8):,} combinations or fewer",
                 field="parallel",
                 code="request_too_costly",

@@ -181,9 +181,11 @@ def test_what_no_throughput_lets_keep_the_limits_is_not_ranked() -> None:
 def test_a_budget_that_nothing_keeps_costs_less_work_and_changes_no_miss() -> None:
     """What takes longer than the longest step in time is not acceptable, so that bounds may rule it out."""
     free = hp_tool.recommend(query(OWN), top=1)
-    cost = free.recommendations[0].known.cost
+    cost, step_s = free.recommendations[0].known.cost, free.recommendations[0].known.time.step_s
     missed = hp_tool.recommend(query(OWN, constraints={"max_cost": 0.9 * cost}), top=1)
-    assert missed.recommendations == () and missed.nearest_misses[0].known.time.step_s <= free.recommendations[0].known.time.step_s
+    assert (
+        missed.recommendations == () and missed.nearest_misses[0].known.time.step_s <= free.recommendations[0].known.time.step_s
+    )
     assert missed.space.legal <= 2 * free.space.legal
 
 

@@ -38,6 +38,16 @@ SERVING: dict[str, Any] = {
     "inference": {"input_length": 4000, "output_length": 1000, "concurrency": 64, "precision": "fp8"},
     "parallel": {"tensor_parallel_size": 4},
 }
+RENT = {
+    "model": "llama-3.1-8b",
+    "machines": "h100-sxm-80gb",
+    "cluster.num_gpus": "8, 16",
+    "training.sequence_length": "4096",
+    "training.global_batch_size": "64",
+    "training.total_tokens": "1e10",
+    "constraints.max_days": "9",
+    "parallel.pipeline_parallel_size": "1",
+}
 OTHER = ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, recompute="selective")
 
 
@@ -83,6 +93,9 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
         "explorer-serving": "/explorer/serving",
         "explorer-serving-too-slow": "/explorer/serving?targets.tpot_s=0.001",
+        "machines": address("/explorer/machines", RENT),
+        "machines-out-of-reach": address("/explorer/machines", RENT | {"constraints.max_cost": "5"}),
+        "machines-serving": "/explorer/machines?kind=inference&machines=h100-sxm-80gb",
         "explorer-too-large": "/explorer?tp=1&pp=1",
         "calibration": "/calibration",
         "calibration-series": series,
