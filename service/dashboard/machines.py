@@ -166,8 +166,8 @@ def machines_context(request: Request, store: StoreDep, find: FindDep, calibrati
 def _values(typed: Mapping[str, str], *, several: Sequence[str]) -> dict[str, str]:
     """The address's values, with those of the example where it says nothing; a form sends each machine by itself."""
     example = SERVING_EXAMPLE if kind_of(typed) == "inference" else EXAMPLE
-    asked = any(name.startswith(("training.", "inference.")) for name in typed)
-    values = dict(typed) if asked else {**example, **typed}
+    whole = any(name.startswith(("training.", "inference.")) for name in typed)
+    values = dict(typed) if whole else {**example, **typed}
     if names := ", ".join(dict.fromkeys(name.strip() for part in several for name in part.split(",") if name.strip())):
         values[MACHINES] = names
     return {"kind": kind_of(typed), "model": example["model"], MACHINES: PRICED} | values
