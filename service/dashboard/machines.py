@@ -239,9 +239,8 @@ def _rows(
     front: set[tuple[str | None, Any]],
 ) -> Iterator[MachineRow]:
     for row in rows:
-        known = row.known
-        num_gpus = int(known.provenance["num_gpus"])
-        days = known.calendar_days if isinstance(row, Recommendation) else None
+        num_gpus = int(str(row.known.provenance["num_gpus"]))
+        days = row.known.calendar_days if isinstance(row, Recommendation) else None
         yield MachineRow(
             machine=row.cluster or "",
             num_gpus=num_gpus,

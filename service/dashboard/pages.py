@@ -11,6 +11,7 @@ from service.dashboard import (
     catalogue,
     compare,
     configuration,
+    explain,
     explorer,
     explorer_serving,
     exports,
@@ -29,7 +30,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explorer, explorer_serving, machines, run, offline),
+    *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, offline),
 )
 """Modules with a router of pages."""
 

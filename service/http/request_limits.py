@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hp_tool.bounds import Bounds, bounded
 from hp_tool.errors import HpToolError, InputError, LimitError
 from service.api.problems import problem
-from service.http.routes import AGENTS_PATH
+from service.http.routes import AGENTS_PATH, UPLOADS
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
@@ -49,7 +49,8 @@ class RequestLimits:
             )
             await problem(error)(scope, receive, send)
             return
-        meter = Meter(max_s=self.settings.max_cpu_s)
+        uploads = scope["path"] in UPLOADS and scope["method"] == "POST"
+        meter = Meter(max_s=self.settings.max_upload_cpu_s if uploads else self.settings.max_cpu_s)
         asker = Asker(receive, hung_up=meter.stop)
         bounds = Bounds(
             max_combinations=self.settings.max_combinations,

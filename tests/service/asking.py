@@ -181,7 +181,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/measurements/bulk": _report,
     "/v1/exports": _export,
     "/v1/imports": _import,
-    "/v1/explanations": _upload,
+    **dict.fromkeys(("/v1/explanations", "/explain"), _upload),
     "/v1/sizings": _sizing,
     "/v1/watches": _watch,
     "/mcp": _tool,

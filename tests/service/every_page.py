@@ -89,6 +89,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "configuration-named": _asked("/configurations", query=evil),
         "run": _asked("/run", query=pipeline),
         "compare": _asked("/compare", first=alone, second=pipeline),
+        "explain": "/explain",
         "explorer": "/explorer",
         "explorer-detailed": str(http.get(detailed.replace("?", ".json?")).json()["explorer_href"]),
         "explorer-serving": "/explorer/serving",
