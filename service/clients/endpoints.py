@@ -323,6 +323,16 @@ class Endpoints:
         return Call(path=f"/v1/watches/{part(watch_id)}", answer=JsonObject)
 
     @Endpoint
+    def after_loss(self, *, query: Mapping[str, Any], lost_nodes: int = 1) -> Call[JsonObject]:
+        """The best configuration of what lost nodes leave of a query's training, and whether waiting for them pays."""
+        return Call(method="POST", path="/v1/lost-nodes", answer=JsonObject, json=query, params={"lost_nodes": lost_nodes})
+
+    @Endpoint
+    def watches(self, /, **paging: Any) -> Call[JsonObject]:
+        """Watched jobs, newest first, without their verdicts."""
+        return Call(path="/v1/watches", answer=JsonObject, params=paging)
+
+    @Endpoint
     def workers(self) -> Call[JsonObject]:
         """Live workers: what they can run, and which searches they run."""
         return Call(path="/v1/workers", answer=JsonObject)

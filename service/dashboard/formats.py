@@ -1,5 +1,6 @@
 """Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -198,6 +199,11 @@ def subject(query: JsonObject) -> str:
     gpu_name = gpu.get("name", "own GPU") if isinstance(gpu, dict) else str(gpu)
     number = cluster.get("num_gpus")
     return f"{name} on {number} x {gpu_name}" if number else f"{name} on {gpu_name}"
+
+
+def query_text(query: JsonObject) -> str:
+    """A stored query for an address."""
+    return json.dumps(query, ensure_ascii=False, separators=(",", ":"))
 
 
 def device_of(query: JsonObject) -> str:

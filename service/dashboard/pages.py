@@ -23,6 +23,7 @@ from service.dashboard import (
     run,
     search,
     searches,
+    watches,
     workers,
 )
 from service.dashboard.page import ASSETS, STATIC
@@ -30,7 +31,7 @@ from service.dashboard.page import ASSETS, STATIC
 # new_search before search, whose path /searches/{search_id} matches /searches/new too.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
-    *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, offline),
+    *(catalogue, configuration, compare, explain, explorer, explorer_serving, machines, run, watches, offline),
 )
 """Modules with a router of pages."""
 

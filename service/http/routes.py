@@ -14,6 +14,7 @@ STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", *UPLOADS})
 COMPUTING = frozenset(
     {
         *("/v1/estimates", "/v1/recommendations", BATCH_PATH, "/v1/exports", "/v1/imports", "/v1/sizings", "/v1/plans"),
+        "/v1/lost-nodes",
         *("/searches/new/preview", "/searches/new/preview.json"),
         *(AGENTS_PATH, *UPLOADS),
     }

@@ -107,6 +107,8 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "gpu": "/gpus/h100-sxm-80gb",
         "clusters": "/clusters",
         "cluster": "/clusters/dgx-h100",
+        "watches": "/watches",
+        "watch": f"/watches/{_watch(http)}?lost_nodes=1",
         "workers": "/workers",
         "sample": "/searches/sample",
         "offline": "/offline",
@@ -144,6 +146,15 @@ def _search(store: Store, http: TestClient, query: dict[str, Any], *, ended: boo
     if ended:
         finish(store, lease)
     return search
+
+
+def _watch(http: TestClient) -> str:
+    """A job that became slower; its id."""
+    query = LLAMA | {"parallel": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+    watch: str = http.post("/v1/watches", json={"name": EVIL, "query": query}).json()["id"]
+    reports = [{"seq": n, "step_s": 30.0 + 0.01 * (n % 7) + 9.0 * (n > 100)} for n in range(1, 161)]
+    http.post(f"/v1/watches/{watch}/steps", json={"source": EVIL[:60], "host": EVIL, "reports": reports})
+    return watch
 
 
 def _calibration(store: Store, http: TestClient) -> str:

@@ -203,6 +203,7 @@ export function drawAll() {
 }
 
 drawAll();
+document.addEventListener("refreshed", drawAll);
 const declared = document.querySelectorAll("[data-figure]");
 if (declared.length) {
   const { figures } = await twin();
