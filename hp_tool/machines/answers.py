@@ -229,7 +229,8 @@ class Ranked:
     def first(self, top: int) -> Ranking[Any]:
         """The ranking of all rows so far, by what the query asks for."""
         rows = [self._whole(row) for row in sorted(self.rows, key=lambda row: _order(row, self.query))[:top]]
-        misses = sorted(self.misses, key=lambda row: _order(row, self.query))[:NEAREST] if not rows else []
+        misses = sorted(self.misses, key=lambda row: (_missed(row, self.query), *_order(row, self.query)))[:NEAREST]
+        misses = [] if rows else misses
         space = SpaceSummary(
             legal=sum(each.legal for each in self.spaces),
             feasible=sum(each.feasible for each in self.spaces),
@@ -309,6 +310,13 @@ def _order(row: Row, query: Query) -> tuple[float, ...]:
     if query.objective == "min_gpus":
         return (float(row.set[CLUSTER]["num_gpus"]), cost, days)
     return (days, cost) if by_days else (cost, days)
+
+
+def _missed(row: Row, query: Query) -> float:
+    """How many times a training's days or cost are the limit, whichever is more; 0 of serving."""
+    limits = query.constraints
+    both = ((_days(row), limits.max_days), (row.cost, limits.max_cost))
+    return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
 
 
 def priced(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:

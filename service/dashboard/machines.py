@@ -282,7 +282,7 @@ def _verdict(rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Que
     within += [formats.dollars(limits.max_cost)] if limits.max_cost is not None else []
     kept = f" within {' and '.join(within)}" if within else ""
     if not every:
-        yield f"No machine keeps{kept}." if kept else "No configuration is acceptable on any of these machines."
+        yield f"No machine does it{kept}." if kept else "No configuration is acceptable on any of these machines."
         return
     timed = [row for row in every if row.days is not None and row.cost is not None]
     if not timed:

@@ -103,8 +103,10 @@ def test_what_cannot_be_compared_says_why(shared_http: TestClient, change: dict[
 
 def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient) -> None:
     page = shared_http.get("/explorer/machines.json", params=RENT | {"constraints.max_cost": "5"}).json()
-    assert page["verdict"] == ["No machine keeps within 9 days and $5.00."] and page["rows"] == []
+    assert page["verdict"] == ["No machine does it within 9 days and $5.00."] and page["rows"] == []
     assert 0 < len(page["misses"]) <= 3 and page["misses"][0]["configuration"]["reasons"]
+    costs = [row["cost"] for row in page["misses"]]
+    assert costs == sorted(costs)
 
 
 def test_a_reader_without_scripts_compares_machines(browser: Browser, server: str) -> None:
