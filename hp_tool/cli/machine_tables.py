@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hp_tool.answers import RecommendAnswer
     from hp_tool.domain.query import Query
 
+MOST_NOTES = 12
+"""Reasons why machines have no row, in a table."""
 Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
@@ -47,9 +49,12 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     print_space(console, answer)
     print_nearest(console, answer.nearest_misses)
     print_rejections(console, answer)
-    for message in dict.fromkeys(each.message for each in answer.not_ranked):
+    messages = dict.fromkeys(each.message for each in answer.not_ranked)
+    for message in list(messages)[:MOST_NOTES]:
         names = ", ".join(each.cluster for each in answer.not_ranked if each.message == message)
-        console.print(f"not ranked: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"no row: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
+    if len(messages) > MOST_NOTES:
+        console.print(f"and {len(messages) - MOST_NOTES} more, which --json names")
 
 
 def _columns(rows: Rows) -> list[Column]:

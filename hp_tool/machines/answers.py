@@ -111,6 +111,12 @@ class Ranked:
     not_ranked: list[NotRanked] = field(default_factory=list)
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
     """Machines that cannot keep the limits at any throughput, by how far they are beyond them."""
+    failing: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines that cannot be asked about, perhaps with another number of devices: code and message."""
+    lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
+    """Machines on which nothing is acceptable, alike."""
+    with_rows: set[int] = field(default_factory=set)
+    """Machines that have a row, by identity."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
@@ -163,12 +169,7 @@ class Ranked:
                 raise
             self.errors.append(error)
             self.rejections[error.code] += 1
-            self._note(machine, code=error.code, message=error.message)
-
-    def _note(self, machine: Machine, *, code: str, message: str) -> None:
-        note = NotRanked(cluster=machine.name, code=code, message=message)
-        if note not in self.not_ranked:
-            self.not_ranked.append(note)
+            self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
         """The best row of one machine, or what comes nearest; None where nothing is legal, or none can keep the limits."""
@@ -181,24 +182,27 @@ class Ranked:
         return self._kept(first, query, machine)
 
     def end(self) -> None:
-        """Note the machines that no throughput lets keep the limits. Where nothing was ranked, rank those that are the least
-        beyond them, for the nearest misses.
+        """Note the machines without a row. Where nothing was ranked, rank those that are the least beyond the limits, for the
+        nearest misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
             for _, query, machine in beyond[:NEAREST]:
                 with self.noting(machine), bounds.over_again():
                     self._kept(self._first(query), query, machine)
-        ranked = {row.cluster for row in (*self.rows, *self.misses)}
-        for _, _, machine in beyond:
-            if machine.name not in ranked:
-                self._note(machine, code="target_missed", message=BEYOND)
+        lacking = [*self.lacking, *((machine, "target_missed", BEYOND) for _, _, machine in beyond)]
+        named = set(self.with_rows)
+        for machine, code, message in (*self.failing, *(lacking if self.rows else ())):
+            if id(machine) not in named:
+                named.add(id(machine))
+                self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
     def _kept(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
         """The first row of a machine's ranking, among `rows` or `misses`, with what it costs."""
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:
+            self.lacking.append((machine, "no_configuration", "no configuration is legal there"))
             return None
         alone = Configuration.of(row, query=query)
         estimate, calibrated = self.of_one(alone.query).estimate(with_fixes=False, calibrations=self.calibrations)
@@ -211,7 +215,13 @@ class Ranked:
             group=None,
         )
         whole = priced(whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date)
-        (self.rows if acceptable else self.misses).append(whole)
+        if acceptable:
+            self.rows.append(whole)
+            self.with_rows.add(id(machine))
+            return whole
+        self.misses.append(whole)
+        if reason := next(iter(whole.known.reasons), None):
+            self.lacking.append((machine, reason.code, reason.message))
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:

@@ -33,11 +33,11 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """What notes call it."""
+        """What notes call it: `8 x aws-p5.48xlarge`, without a number of GPUs where that is open."""
         cluster = self.cluster
-        return str(
-            next(filter(None, (cluster.name, cluster.node_type, getattr(cluster.gpu, "name", cluster.gpu))), "a machine")
-        )
+        gpu = getattr(cluster.gpu, "name", cluster.gpu)
+        name = cluster.name or cluster.node_type or gpu or "a machine"
+        return f"{cluster.num_gpus} x {name}" if cluster.num_gpus else str(name)
 
 
 def several(query: Query) -> bool:
