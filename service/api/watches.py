@@ -32,8 +32,14 @@ from service.settings import Settings
 router = versioned("/watches", tag="watches")
 losses = versioned("/lost-nodes", tag="watches")
 MOST_LOST = 10_000
-QUERY_EXAMPLE = {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"}
-EXAMPLE = {"name": "pretrain", "query": QUERY_EXAMPLE}
+EXAMPLE = {"name": "pretrain", "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"}}
+LOSS_EXAMPLE = {
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+    "training": {"sequence_length": 8192, "global_batch_size": 64},
+    "parallel": {"tensor_parallel_size": 2, "micro_batch_size": 1},
+}
 STEPS_EXAMPLE = {"source": "f00d", "rank": 0, "reports": [{"seq": 1, "step": 10, "step_s": 1.25}]}
 
 
@@ -132,7 +138,7 @@ def list_watches(
     return PageView.of(store.list_watches(owner=owner, limit=limit, **paging), _view)
 
 
-@losses.post("", response_model=AfterLoss, openapi_extra=openapi.body(Query, example=QUERY_EXAMPLE))
+@losses.post("", response_model=AfterLoss, openapi_extra=openapi.body(Query, example=LOSS_EXAMPLE))
 def lost_nodes(
     query: QueryBody,
     calibrations: CalibrationsDep,
