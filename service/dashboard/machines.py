@@ -3,23 +3,29 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from hp_tool import catalog
+from hp_tool import bounds, catalog
 from hp_tool.answers import RecommendAnswer, recommend_answer
 from hp_tool.catalog.prices import offers
+from hp_tool.domain.ports import Store
 from hp_tool.domain.prices import PRICED, NotRanked, Offer
 from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.errors import HpToolError, InputError
 from hp_tool.queries import schema
+from hp_tool.queries.registered import Find
 from hp_tool.queries.shown import Section, sections
 from hp_tool.render.words import machines_heading
+from hp_tool.training.calibrated import Calibrations
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
+from service.api.estimates import RECOMMENDATIONS
 from service.dashboard import formats
 from service.dashboard.figures import Figure, line, markers
 from service.dashboard.new_search_form import FRAMEWORKS, RecipeChoice, kind_of, recipe_choices, to_query
@@ -135,8 +141,13 @@ class MachinesPage(Page):
 
 
 @page_at(router, PATH, template="machines.html", section="Ask")
-def machines_context(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> MachinesPage:
+async def machines_context(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> MachinesPage:
     """A question over several machines, as shown on its page."""
+    return await to_thread.run_sync(partial(_page, request, store, find, calibrations), limiter=RECOMMENDATIONS)
+
+
+def _page(request: Request, store: Store, find: Find, calibrations: Calibrations | None) -> MachinesPage:
+    bounds.check()  # the reader may have left while this waited for its turn
     values = _values(read_form(request.url.query), several=request.query_params.getlist(MACHINES))
     kind = kind_of(values)
     listed = offers()
