@@ -106,7 +106,8 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(server: str, store: Sql
 
 def test_a_log_is_explained_and_looks_right_in_both_schemes(page: Page, server: str, tmp_path: Path) -> None:
     written = log(tmp_path / "train.log", "all", timers=LEVEL_1 | LEVEL_2, slow={2: 1.2})
-    page.goto(f"{server}/explain?query={json.dumps(QUERY)}")
+    page.goto(f"{server}/configurations?query={json.dumps(QUERY)}")
+    page.get_by_role("link", name="Explain a run of it").click()
     page.locator("input[type=file]").set_input_files(str(written))
     page.get_by_role("button", name="Explain").click()
     page.locator("#timers").wait_for()
