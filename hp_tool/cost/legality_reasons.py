@@ -227,7 +227,7 @@ def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation
 
 def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     framework, candidate = case.workload.framework, Candidates.alone(config)
-    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, framework=framework))
+    kind = next(kind for _, kind in case.model.kinds if mixer_broken(kind, candidate, workload=case.workload))
     t, c, v = config.tensor_parallel_size, config.context_parallel_size, config.virtual_pipeline_parallel_size
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
     if kind.is_recurrent and wrapped(framework) != "megatron-core":
@@ -236,7 +236,7 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
         rule = (
             f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by the tensor-parallel ranks, a "
             "rank's heads by the context-parallel ones, of whose number a rank's groups are a divisor or a multiple, and "
-            f"virtual_pipeline_parallel_size (here {v}) must be 1"
+            f"virtual_pipeline_parallel_size (here {v}) must be 1 unless training.framework_version is 0.17 or later"
         )
     else:
         rule = "choose a context_parallel_size of 1" + (

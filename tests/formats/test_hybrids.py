@@ -92,3 +92,18 @@ def test_letters_that_are_not_modelled_are_refused() -> None:
     for wrong in ("G" + NANO[1:], NANO + "/M"):
         with pytest.raises(ImportRefusedError, match="hybrid-layer-pattern"):
             read_query(script.replace(NANO, wrong), overrides={"cluster.gpu": "h200-sxm-141gb"})
+
+
+def test_an_interleaved_pipeline_of_states_runs_from_the_release_that_says_its_stages() -> None:
+    """Four segments on two stages (training/arguments.py of 0.17); Megatron Core 0.16 asserts one chunk a rank (mamba_block.py)."""
+    script = megatron_lm.command(setup_of(query(pipeline_parallel_size=2, expert_parallel_size=4, version="0.17.1")))
+    halves = "|".join((NANO[:26], NANO[26:]))
+    quarters = "|".join(NANO[at : at + 13] for at in range(0, 52, 13))
+    assert halves in script
+    interleaved = read_query(script.replace(halves, quarters), overrides={"cluster.gpu": "h200-sxm-141gb"})
+    assert interleaved["parallel"]["virtual_pipeline_parallel_size"] == 2
+    assert figures(interleaved)[0] < figures(read_query(script, overrides={"cluster.gpu": "h200-sxm-141gb"}))[0]
+    interleaved["training"]["framework_version"] = "0.16"
+    estimate = training.estimate(query=schema.parse_query(interleaved), with_fixes=False)
+    assert [reason.code for reason in estimate.reasons] == ["mixer_not_divisible"]
+    assert "framework_version" in estimate.reasons[0].message

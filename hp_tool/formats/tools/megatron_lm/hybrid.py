@@ -11,7 +11,7 @@ from typing import Any
 from hp_tool.domain.blocks import Block
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.pipeline_layout import chunk_layers
-from hp_tool.domain.releases import has_come
+from hp_tool.domain.releases import STAGES_IN_PATTERNS, has_come
 from hp_tool.errors import UnsupportedError
 from hp_tool.formats.reading import Setting
 from hp_tool.formats.setup import TrainingSetup, Values
@@ -24,11 +24,10 @@ FIELDS = frozenset(
     | {"moe_latent_size"}
 )
 """Fields of a model that these flags express beside `words.SAID`."""
-UNIFIED = {"container": (26, 6), "core": (0, 17)}
-"""Releases since which one pattern says stages and multi-token prediction too; the containers of 26.02 bring core 0.16."""
 RENAMED = {"container": (26, 6), "core": (0, 18)}
 """Releases since which the stack of these layers is called hybrid."""
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+"""Since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
 
@@ -51,7 +50,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
     """
     m, c = setup.model, setup.parallel
     letters, chunks = pattern(m), c.virtual_pipeline_parallel_size
-    unified = _release_has(setup, UNIFIED)
+    unified = _release_has(setup, STAGES_IN_PATTERNS)
     if not unified and (m.num_nextn_predict_layers or chunks > 1):
         what = "an interleaved pipeline" if chunks > 1 else "multi-token prediction"
         raise UnsupportedError(
