@@ -232,9 +232,9 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
     """Whether a framework cannot split the mixers of layers that are alike.
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over context-parallel ones, where a
-    group may be copied, and interleaves its layers since 0.17 (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py); it
-    splits a gated delta rule's heads and no sequence (ssm/gated_delta_net.py), nor one whose keys an indexer chooses
-    (transformer_config.py). Other frameworks run transformers' layers whole.
+    group may be copied, and interleaves its layers since 0.17 (ssm/mamba_mixer.py, mamba_context_parallel.py,
+    mamba_block.py); it splits a gated delta rule's heads and no sequence (ssm/gated_delta_net.py), nor one whose keys an
+    indexer chooses (transformer_config.py). Other frameworks run transformers' layers whole.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":

@@ -18,6 +18,7 @@ from tests.formats.cases import setup_of
 from tests.formats.test_megatron_arguments import RELEASES, parser
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+ENDS, STAIRS = "E(t*14|)*3t*10L", "Et*14|t*13|t*15|t*10L"
 
 
 def query(
@@ -45,6 +46,11 @@ def figures(mapping: dict[str, Any]) -> tuple[float, float]:
     [
         (query(expert_parallel_size=8), f"hybrid-override-pattern {NANO}"),
         (query(expert_parallel_size=4, pipeline_parallel_size=4), f"hybrid-override-pattern {NANO}"),
+        (query(pipeline_parallel_size=4, expert_parallel_size=4, pipeline_layout=ENDS), "decoder-last-pipeline-num-layers 10"),
+        (
+            query(pipeline_parallel_size=4, expert_parallel_size=4, pipeline_layout=ENDS, version="0.17.1"),
+            f"{NANO[28:42]}|{NANO[42:]}",
+        ),
         (query(expert_parallel_size=4, pipeline_parallel_size=4, version="0.17.1"), f"|{NANO[13:26]}|"),
         (
             query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32, version="0.18.2"),
@@ -73,6 +79,7 @@ def test_every_flag_is_one_of_the_release(release: str) -> None:
     [
         (query("nemotron-3-super-120b-a12b", gpus=256, tensor_parallel_size=8, expert_parallel_size=32), "framework_version"),
         (query(expert_parallel_size=4, pipeline_parallel_size=2, virtual_pipeline_parallel_size=2), "framework_version"),
+        (query(pipeline_parallel_size=4, expert_parallel_size=4, pipeline_layout=STAIRS), "framework_version from 0.17"),
         (query("qwen3.6-27b"), "none for a layer of qwen3.6-27b"),
     ],
 )
@@ -95,7 +102,7 @@ def test_letters_that_are_not_modelled_are_refused() -> None:
 
 
 def test_an_interleaved_pipeline_of_states_runs_from_the_release_that_says_its_stages() -> None:
-    """Four segments on two stages (training/arguments.py of 0.17); Megatron Core 0.16 asserts one chunk a rank (mamba_block.py)."""
+    """Four segments on two stages (training/arguments.py of 0.17); Megatron Core 0.16 asserts one chunk a rank."""
     script = megatron_lm.command(setup_of(query(pipeline_parallel_size=2, expert_parallel_size=4, version="0.17.1")))
     halves = "|".join((NANO[:26], NANO[26:]))
     quarters = "|".join(NANO[at : at + 13] for at in range(0, 52, 13))

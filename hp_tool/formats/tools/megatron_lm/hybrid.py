@@ -57,12 +57,9 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
             f"{words.TOOL} has no {what} of layers that differ; name a training.framework_version from 0.17 on",
             field="training.framework_version",
         )
-    if setup.strategy.pipeline_layout is not None:
-        raise UnsupportedError(
-            f"{words.TOOL} has no layout of layers that differ; leave parallel.pipeline_layout out",
-            field="parallel.pipeline_layout",
-        )
     sizes = chunk_layers(num_layers=m.num_hidden_layers, stages=c.pipeline_parallel_size, chunks=chunks)
+    if setup.strategy.pipeline_layout is not None:
+        sizes = [chunk.layers for chunk in setup.strategy.pipeline_layout.chunks]
     module = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
     if _release_has(setup, RENAMED):
         module = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
@@ -72,6 +69,7 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         words.WITH_LOSS: None,
         words.FIRST_STAGE: None,
         words.LAST_STAGE: None,
+        words.LAYOUT: None,
         "num-virtual-stages-per-pipeline-rank": None,
         "moe-latent-size": m.moe_latent_size,
     }
@@ -89,8 +87,8 @@ def hybrid_flags(setup: TrainingSetup) -> Values:
         return values | {"hybrid-layer-pattern": text}
     if len(set(sizes[1:-1])) > 1:
         raise UnsupportedError(
-            f"{words.TOOL} has no flag for stages of {sizes} layers that differ; choose another pipeline_parallel_size",
-            field="parallel.pipeline_parallel_size",
+            f"{words.TOOL} has no flag for stages of {sizes} layers; name a training.framework_version from 0.17 on",
+            field="training.framework_version",
         )
     if len(set(sizes)) > 1:
         values |= {words.FIRST_STAGE: sizes[0], words.LAST_STAGE: sizes[-1]}
